@@ -1,0 +1,164 @@
+//! The block-hash chain: one hash names a whole prefix of tokens.
+//!
+//! Not here: who holds which block (the router's prefix index, the worker's slot table).
+//! The idea: a block is `block_size_tokens` tokens; each block's hash covers the hash before it, so equal hashes mean
+//! equal prefixes. The chain starts from a root that binds everything else that changes the KV state.
+
+use std::fmt;
+
+use crate::ids::Token;
+
+/// Is the context string of the chain's root; a new version of the chain gets a new string.
+pub const ROOT_CONTEXT: &str = "warmpath 2026 block chain v1";
+
+/// Is the version of the hash chain that a worker declares; router and worker must agree.
+pub const HASH_VERSION: u16 = 1;
+
+/// Is the default number of tokens in a block.
+///
+/// Source: DESIGN decision, `docs/decisions/0003-block-hash.md`.
+pub const BLOCK_SIZE_TOKENS_DEFAULT: u32 = 32;
+
+/// Implements `Display`-like hexadecimal serde for a newtype: text in human-readable formats, raw bytes in others.
+macro_rules! hex_serde {
+    ($type:ty, $len:literal, $to:expr, $from:expr) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let bytes: [u8; $len] = $to(self);
+                if serializer.is_human_readable() {
+                    serializer.serialize_str(&$crate::block_hash::to_hex(&bytes))
+                } else {
+                    serde::Serialize::serialize(&bytes, serializer)
+                }
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let bytes: [u8; $len] = if deserializer.is_human_readable() {
+                    let text = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
+                    $crate::block_hash::from_hex(&text).ok_or_else(|| {
+                        serde::de::Error::custom(concat!("expected ", $len, " bytes in lower-case hexadecimal"))
+                    })?
+                } else {
+                    serde::Deserialize::deserialize(deserializer)?
+                };
+                Ok($from(bytes))
+            }
+        }
+    };
+}
+pub(crate) use hex_serde;
+
+/// Returns `bytes` as lower-case hexadecimal.
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Returns the bytes that `text` spells in hexadecimal, or `None` where it has another length or other characters.
+pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    if digits.len() != N * 2 {
+        return None;
+    }
+    let nibble = |digit: u8| char::from(digit).to_digit(16);
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::try_from(nibble(pair[0])? * 16 + nibble(pair[1])?).ok()?;
+    }
+    Some(bytes)
+}
+
+/// Is the full hash of a prefix that ends at a block border; what a worker's stores compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub [u8; 32]);
+
+impl BlockHash {
+    /// Returns the short form that travels in summaries: the first 8 bytes.
+    pub fn key(&self) -> BlockKey {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[..8]);
+        BlockKey(u64::from_le_bytes(bytes))
+    }
+}
+
+impl fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_hex(&self.0))
+    }
+}
+
+hex_serde!(BlockHash, 32, |hash: &BlockHash| hash.0, BlockHash);
+
+/// Is the first 8 bytes of a [`BlockHash`], little-endian; a collision can mis-route a request, never mis-answer it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey(pub u64);
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_hex(&self.0.to_le_bytes()))
+    }
+}
+
+hex_serde!(BlockKey, 8, |key: &BlockKey| key.0.to_le_bytes(), |bytes| BlockKey(u64::from_le_bytes(bytes)));
+
+/// Is what a chain starts from: everything besides the tokens that changes the KV state.
+#[derive(Debug, Clone, Copy)]
+pub struct ChainRoot<'a> {
+    /// Names the model's weights and metadata.
+    pub model_fingerprint: &'a [u8; 32],
+    /// Names the LoRA adapters and scales in use; empty for none.
+    pub lora: &'a [u8],
+    /// Keeps one tenant's prefixes apart from another's; empty for none.
+    pub cache_salt: &'a [u8],
+}
+
+impl ChainRoot<'_> {
+    /// Returns the hash that stands before block 0.
+    ///
+    /// Each variable part is preceded by its length as a little-endian u64, so that no two roots spell the same bytes.
+    pub fn hash(&self) -> BlockHash {
+        let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
+        hasher.update(self.model_fingerprint);
+        for part in [self.lora, self.cache_salt] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        BlockHash(*hasher.finalize().as_bytes())
+    }
+}
+
+/// Returns the hash of the block `tokens` behind the prefix that `parent` names.
+///
+/// Shape: `tokens` `[block_size_tokens]`. Cost: one blake3 of 32 + 4 x n bytes.
+/// Source: vLLM's prefix caching design (hash of parent hash and block tokens).
+pub fn block_hash(parent: &BlockHash, tokens: &[Token]) -> BlockHash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&parent.0);
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+    }
+    BlockHash(*hasher.finalize().as_bytes())
+}
+
+/// Returns the chained hash of every full block of `tokens`.
+///
+/// Shape: `tokens` `[n]` -> `[n / block_size_tokens]`; a partial last block has no hash.
+/// Panics: when `block_size_tokens` is 0.
+pub fn block_chain(root: &BlockHash, tokens: &[Token], block_size_tokens: u32) -> Vec<BlockHash> {
+    let mut parent = *root;
+    tokens
+        .chunks_exact(block_size_tokens as usize)
+        .map(|block| {
+            parent = block_hash(&parent, block);
+            parent
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,20 @@
+//! The HTTP headers that router, worker and client exchange; lower case, as `http` wants them.
+//!
+//! Not here: what they are worth; the worker treats every one of them as a hint.
+
+/// Names the request, from client to worker and back.
+pub const REQUEST_ID: &str = "x-request-id";
+/// Names the worker that answered.
+pub const WORKER: &str = "x-warmpath-worker";
+/// Names the slot: in a request the wanted one, in a response the one that ran.
+pub const SLOT: &str = "x-warmpath-slot";
+/// Is the number of prompt tokens that were reused.
+pub const CACHED_TOKENS: &str = "x-warmpath-cached-tokens";
+/// Is the number of prompt tokens that the router counted on, in whole blocks.
+pub const PREDICTED_CACHED_TOKENS: &str = "x-warmpath-predicted-cached-tokens";
+/// Is the reason for the router's choice.
+pub const ROUTE: &str = "x-warmpath-route";
+/// Names the deepest block, in hexadecimal, that the router counted on.
+pub const EXPECTED_BLOCK: &str = "x-warmpath-expected-block";
+/// Keeps a tenant's prefixes apart; as the body's `cache_salt`, which wins.
+pub const CACHE_SALT: &str = "x-warmpath-cache-salt";

@@ -1,0 +1,74 @@
+//! OpenAI wire types that router and worker both read: the fields that decide the prompt, and the error object.
+//!
+//! Not here: sampling fields and responses (the worker), and the rest of a body, which the router passes on unread.
+//! The idea: each reader deserializes only the fields it honours from the same bytes; unknown fields are ignored.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::ids::Token;
+
+/// Is the part of a chat completion request that decides its prompt and its routing.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct ChatPrompt {
+    /// Names the model; absent means the only one there is.
+    pub model: Option<String>,
+    /// Lists the conversation, each message as the template will see it.
+    pub messages: Vec<Map<String, Value>>,
+    /// Lists the tools that the template offers to the model.
+    pub tools: Option<Vec<Value>>,
+    /// Says whether and which tool the model must call.
+    pub tool_choice: Option<Value>,
+    /// Is passed to the chat template as variables of its own.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Says whether the prompt ends with the opening of the assistant's message; absent means yes.
+    pub add_generation_prompt: Option<bool>,
+    /// Keeps this request's prefixes apart from those with another salt.
+    pub cache_salt: Option<String>,
+}
+
+/// Is the part of a completion request that decides its prompts and its routing.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct CompletionPrompt {
+    /// Names the model; absent means the only one there is.
+    pub model: Option<String>,
+    /// Is one prompt or several.
+    pub prompt: PromptField,
+    /// Keeps this request's prefixes apart from those with another salt.
+    pub cache_salt: Option<String>,
+}
+
+/// Is the `prompt` of a completion request in its four shapes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "a string, an array of strings, an array of token ids or an array of such arrays")]
+pub enum PromptField {
+    /// One text.
+    Text(String),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// One prompt in tokens.
+    Tokens(Vec<Token>),
+    /// Several prompts in tokens.
+    TokenLists(Vec<Vec<Token>>),
+}
+
+/// Is the body of every error response: `{"error": {...}}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// Is the error.
+    pub error: ErrorObject,
+}
+
+/// Is OpenAI's error object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorObject {
+    /// Says what was wrong, for a person.
+    pub message: String,
+    /// Is the error's class: `invalid_request_error`, `rate_limit_error`, `server_error`, ...
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Names the field of the request that was wrong.
+    pub param: Option<String>,
+    /// Names the error for programs: `context_length_exceeded`, `model_not_found`, ...
+    pub code: Option<String>,
+}

@@ -1,0 +1,103 @@
+//! Round trips and hostile bytes of the summary protocol.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{Fingerprint, MemoryKind};
+
+fn model() -> ModelInfo {
+    ModelInfo {
+        names: vec!["tiny".into()],
+        fingerprint: Fingerprint([1; 32]),
+        kv_fingerprint: Fingerprint([2; 32]),
+        chat_template_fingerprint: Fingerprint([3; 32]),
+        hash_version: 1,
+        block_size_tokens: 32,
+        add_bos: false,
+        add_eos: false,
+        context_tokens: 2048,
+        n_slots: 4,
+        memory: MemoryKind::Full,
+        n_vocab: 1000,
+    }
+}
+
+fn run(n_keys: usize) -> Run {
+    Run {
+        keys: (0..n_keys as u64).map(|i| BlockKey(i.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect(),
+        tier: Tier::Resident,
+        state: RunState::Ready,
+        resume: Resume::EveryBlock,
+        slot: Some(SlotId(1)),
+    }
+}
+
+fn snapshot(runs: Vec<Run>) -> Snapshot {
+    let stamp = Stamp { worker_uid: WorkerUid(9), boot_epoch: 5, seq: 3 };
+    Snapshot { stamp, model: model(), runs, load: Load::default() }
+}
+
+#[test]
+fn splits_a_large_snapshot_into_frames_within_the_limit() {
+    let frames = snapshot(vec![run(150_000), run(10), run(70_000)]).into_frames();
+    let mut n_keys = 0;
+    for frame in &frames {
+        let bytes = frame.encode();
+        assert!(bytes.len() <= FRAME_BYTES_MAX);
+        assert_eq!(&Frame::decode(&bytes).expect("it decodes"), frame);
+        if let Body::Runs(runs) = &frame.body {
+            n_keys += runs.iter().map(|run| run.keys.len()).sum::<usize>();
+        }
+    }
+    assert_eq!(n_keys, 220_010);
+    assert!(matches!(frames[0].body, Body::Begin(_)));
+    assert!(matches!(frames[frames.len() - 1].body, Body::End(_)));
+}
+
+#[test]
+fn many_short_runs_stay_within_the_frame_limit() {
+    let frames = snapshot(vec![run(1); 200_000]).into_frames();
+    assert!(frames.iter().all(|frame| frame.encode().len() <= FRAME_BYTES_MAX));
+}
+
+#[test]
+fn refuses_other_versions_empty_long_and_trailing_bytes() {
+    let frames = snapshot(vec![]).into_frames();
+    let mut bytes = frames[0].encode();
+    assert!(matches!(Frame::decode(&[]), Err(DecodeError::Empty)));
+    assert!(matches!(Frame::decode(&bytes[..bytes.len() - 1]), Err(DecodeError::Malformed(_))));
+    bytes.push(0);
+    assert!(matches!(Frame::decode(&bytes), Err(DecodeError::Trailing { n_bytes: 1 })));
+    bytes[0] = 2;
+    assert!(matches!(Frame::decode(&bytes), Err(DecodeError::Version { version: 2 })));
+    assert!(matches!(Frame::decode(&vec![1; FRAME_BYTES_MAX + 1]), Err(DecodeError::TooLong { .. })));
+}
+
+#[test]
+fn is_readable_as_json() {
+    let snapshot = snapshot(vec![run(2)]);
+    let text = serde_json::to_string(&snapshot).expect("it serializes");
+    assert!(text.contains("\"worker_uid\":\"0000000000000009\""));
+    assert!(text.contains("\"tier\":\"resident\""));
+    assert_eq!(serde_json::from_str::<Snapshot>(&text).expect("it reads back"), snapshot);
+}
+
+proptest! {
+    #[test]
+    fn never_panics_on_hostile_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut framed = vec![PROTOCOL_VERSION];
+        framed.extend(bytes);
+        if let Ok(frame) = Frame::decode(&framed) {
+            prop_assert_eq!(Frame::decode(&frame.encode()).ok(), Some(frame));
+        }
+    }
+
+    #[test]
+    fn never_panics_on_a_flipped_or_cut_frame(at in 0usize..400, bit in 0u8..8, cut in 0usize..400) {
+        let mut bytes = snapshot(vec![run(20)]).into_frames()[1].encode();
+        let at = at % bytes.len();
+        bytes[at] ^= 1 << bit;
+        bytes.truncate(bytes.len() - cut % bytes.len());
+        let _ = Frame::decode(&bytes);
+    }
+}

@@ -1,0 +1,236 @@
+//! What goes into the engine thread and what comes out: submissions, events, updates for the summary.
+//!
+//! Not here: how a submission is run (`thread`), where events go (the HTTP side).
+
+use serde::Serialize;
+use tokio::sync::mpsc;
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_common::summary::{Change, Load};
+
+/// Asks the engine for one answer to one prompt.
+#[derive(Debug)]
+pub struct Submission {
+    /// Names the HTTP request; several submissions of one request share it.
+    pub request_id: RequestId,
+    /// Is the prompt. Shape: `[1..context_tokens)`, checked before it is submitted.
+    pub prompt: Vec<Token>,
+    /// Is the root of the prompt's block chain; sequences with different roots never share KV state.
+    pub chain_root: BlockHash,
+    /// Says how to choose and when to end.
+    pub generation: Generation,
+    /// Says whether KV state may be reused for this request and left behind by it.
+    pub cache_prompt: bool,
+    /// Names the slot that the sender would like; a hint that never lowers reuse.
+    pub wanted_slot: Option<SlotId>,
+    /// Takes the events; once its receiver is dropped the engine frees the slot within one step.
+    pub events: mpsc::UnboundedSender<Event>,
+}
+
+/// Says how tokens are chosen and when an answer ends.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Generation {
+    /// Is the most tokens to generate; absent means up to the end of the context.
+    pub max_tokens: Option<u32>,
+    /// Lists texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Says to go on past an end-of-generation token, which is then never chosen.
+    pub ignore_eos: bool,
+    /// Is the sampler chain's parameters.
+    pub sampling: Sampling,
+}
+
+/// Is the sampler chain's parameters, named and defaulted as llama-server's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sampling {
+    /// Is the random seed; absent means a fresh one.
+    pub seed: Option<u32>,
+    /// Flattens (above 1) or sharpens the distribution; 0 or less chooses the most likely token.
+    pub temperature: f32,
+    /// Is the dynamic temperature's range; 0 turns it off.
+    pub dynatemp_range: f32,
+    /// Is the dynamic temperature's exponent.
+    pub dynatemp_exponent: f32,
+    /// Keeps the k most likely tokens; 0 or less keeps all.
+    pub top_k: i32,
+    /// Keeps the most likely tokens whose probabilities add up to p; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least p times as likely as the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Is locally typical sampling's p; 1 turns it off.
+    pub typical_p: f32,
+    /// Drops logits more than n standard deviations below the largest; 0 or less turns it off.
+    pub top_n_sigma: f32,
+    /// Is the chance that XTC drops the top choices; 0 turns it off.
+    pub xtc_probability: f32,
+    /// Is XTC's threshold.
+    pub xtc_threshold: f32,
+    /// Is how many of the last tokens the penalties look at; -1 means the whole context, 0 none.
+    pub repeat_last_n: i32,
+    /// Penalises repeated tokens by division; 1 turns it off.
+    pub repeat_penalty: f32,
+    /// Penalises tokens that occurred.
+    pub presence_penalty: f32,
+    /// Penalises tokens by how often they occurred.
+    pub frequency_penalty: f32,
+    /// Is DRY's strength; 0 turns it off.
+    pub dry_multiplier: f32,
+    /// Is DRY's base.
+    pub dry_base: f32,
+    /// Is the length of a repetition that DRY still allows.
+    pub dry_allowed_length: i32,
+    /// Is how many of the last tokens DRY looks at; -1 means the whole context.
+    pub dry_penalty_last_n: i32,
+    /// Lists texts that break a repetition for DRY.
+    pub dry_sequence_breakers: Vec<String>,
+    /// Is 0 for no mirostat, 1 or 2 for its version.
+    pub mirostat: u8,
+    /// Is mirostat's target entropy.
+    pub mirostat_tau: f32,
+    /// Is mirostat's learning rate.
+    pub mirostat_eta: f32,
+    /// Adds to the logits of tokens.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// Is a GBNF grammar that the answer must follow.
+    pub grammar: Option<String>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            seed: None,
+            temperature: 0.8,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            repeat_last_n: 64,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: -1,
+            dry_sequence_breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
+            mirostat: 0,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            logit_bias: Vec::new(),
+            grammar: None,
+        }
+    }
+}
+
+/// Is what the engine says about one submission, in this order: `Started`, any `Text`, then `Finished` or `Failed`.
+#[derive(Debug)]
+pub enum Event {
+    /// A slot runs the prompt.
+    Started(Started),
+    /// More of the answer: whole UTF-8 characters, never part of a stop text.
+    Text {
+        /// Is the text; may be empty where a token completed no character.
+        text: String,
+        /// Lists the tokens that were generated since the event before.
+        tokens: Vec<Token>,
+    },
+    /// The answer is complete.
+    Finished(Finished),
+    /// The answer cannot be completed; nothing follows.
+    Failed(EngineError),
+}
+
+/// Says what a submission started from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Started {
+    /// Names the slot.
+    pub slot: SlotId,
+    /// Is the number of prompt tokens that were reused.
+    pub cached_tokens: u32,
+}
+
+/// Says how an answer ended and what it took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Is why it ended.
+    pub reason: FinishReason,
+    /// Is the stop text that ended it, if one did.
+    pub stopping_word: Option<String>,
+    /// Is the number of tokens generated, an end-of-generation token counted.
+    pub completion_tokens: u32,
+    /// Is the time from the slot's start to the first token. Units: milliseconds.
+    pub prompt_ms: f64,
+    /// Is the time from the first token to the last. Units: milliseconds.
+    pub predicted_ms: f64,
+}
+
+/// Is why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-generation token.
+    EndOfGeneration,
+    /// A stop text.
+    StopText,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// Is why the engine could not take or complete a submission.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// Every place in the admission queue is taken.
+    #[error("the worker's queue is full ({queue_max} requests wait)")]
+    QueueFull {
+        /// Is the number of places.
+        queue_max: usize,
+    },
+    /// The worker is shutting down.
+    #[error("the worker is shutting down")]
+    Draining,
+    /// llama.cpp could not build the sampler, as with a grammar that does not parse.
+    #[error("the sampler cannot be built: {reason}")]
+    Sampler {
+        /// Says what llama.cpp refused, fit for the client.
+        reason: String,
+    },
+    /// llama.cpp failed to decode a batch that held this sequence.
+    #[error("the model failed to decode: {reason}")]
+    Decode {
+        /// Says what llama.cpp returned.
+        reason: String,
+    },
+    /// The engine thread has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// Is what the engine tells the summary publisher after a step in which something changed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct EngineUpdate {
+    /// Lists what has changed, in order.
+    pub changes: Vec<Change>,
+    /// Is the load after the step.
+    pub load: Load,
+}
+
+/// Shows one slot, for `/slots`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlotView {
+    /// Names the slot.
+    pub id: SlotId,
+    /// Names the request that it runs; absent when idle.
+    pub request_id: Option<RequestId>,
+    /// Is the tokens whose KV state the slot holds, prompt and answer.
+    pub held_tokens: u32,
+    /// Is the tokens of the running prompt.
+    pub prompt_tokens: u32,
+    /// Is how many of those were reused.
+    pub cached_tokens: u32,
+    /// Is the tokens generated so far.
+    pub decoded_tokens: u32,
+}
