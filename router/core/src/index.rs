@@ -18,7 +18,7 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::summary::{Resume, Run, RunState, Tier};
 
 use self::holder::{Holder, Resumable};
-use self::shard::{Hashed, Inserted, Shard, hash};
+use self::shard::{Claim, Hashed, Inserted, Shard, hash};
 use crate::WorkerIdx;
 
 /// Is the most shards: a writer stops only the readers that need the same one.
@@ -270,7 +270,7 @@ impl IndexWriter {
             n_blocks[worker.0 as usize] -= 1;
             *n_shed += 1;
         };
-        match write(self.index.shard(at)).insert(at, holder, epoch, &mut dropped) {
+        match write(self.index.shard(at)).insert(Claim { at, holder, epoch }, &mut dropped) {
             Inserted::New => self.n_blocks[holder.worker().0 as usize] += 1,
             Inserted::Replaced => {}
             Inserted::Refused => self.n_shed += 1,

@@ -56,6 +56,14 @@ impl Entry {
     }
 }
 
+/// Is a worker's claim to a block, with the age that it starts from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    pub(super) at: Hashed,
+    pub(super) holder: Holder,
+    pub(super) epoch: u16,
+}
+
 /// Says what became of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inserted {
@@ -104,38 +112,34 @@ impl Shard {
         }
     }
 
-    /// Records a worker's claim to a block; `dropped` hears of every claim that had to go for it.
-    pub(super) fn insert(
-        &mut self,
-        at: Hashed,
-        holder: Holder,
-        epoch: u16,
-        dropped: &mut impl FnMut(WorkerIdx),
-    ) -> Inserted {
-        let spill_bytes_max = self.bytes_max - self.table.allocation_size();
-        if let Some(entry) = self.table.find_mut(at.hash, |entry| entry.key == at.key) {
-            if let Some(inserted) = self.spill.add(entry, holder, epoch, spill_bytes_max) {
-                return inserted;
+    /// Records a claim; `dropped` hears of every other that had to go for it.
+    pub(super) fn insert(&mut self, claim: Claim, dropped: &mut impl FnMut(WorkerIdx)) -> Inserted {
+        match self.add_to_entry(claim) {
+            Added::Done(inserted) => inserted,
+            Added::NoEntry if self.make_room(claim.epoch, dropped) => self.push(claim),
+            Added::NoEntry => Inserted::Refused,
+            Added::NoMemory => {
+                self.shed(claim.epoch, dropped);
+                match self.add_to_entry(claim) {
+                    Added::Done(inserted) => inserted,
+                    Added::NoEntry => self.push(claim),
+                    Added::NoMemory => Inserted::Refused,
+                }
             }
-            self.shed(epoch, dropped);
-            return self.insert_after_shedding(at, holder, epoch);
         }
-        if !self.make_room(epoch, dropped) {
-            return Inserted::Refused;
-        }
-        self.push(at, holder, epoch)
     }
 
-    fn insert_after_shedding(&mut self, at: Hashed, holder: Holder, epoch: u16) -> Inserted {
+    /// Adds a claim to its block's entry, if it has one.
+    fn add_to_entry(&mut self, claim: Claim) -> Added {
         let spill_bytes_max = self.bytes_max - self.table.allocation_size();
-        match self.table.find_mut(at.hash, |entry| entry.key == at.key) {
-            Some(entry) => self.spill.add(entry, holder, epoch, spill_bytes_max).unwrap_or(Inserted::Refused),
-            None => self.push(at, holder, epoch),
+        match self.table.find_mut(claim.at.hash, |entry| entry.key == claim.at.key) {
+            None => Added::NoEntry,
+            Some(entry) => self.spill.add(entry, claim, spill_bytes_max).map_or(Added::NoMemory, Added::Done),
         }
     }
 
     /// Adds an entry where `make_room` or `shed` has left a free bucket.
-    fn push(&mut self, at: Hashed, holder: Holder, epoch: u16) -> Inserted {
+    fn push(&mut self, Claim { at, holder, epoch }: Claim) -> Inserted {
         if self.table.capacity() == self.table.len() {
             return Inserted::Refused;
         }
@@ -238,6 +242,13 @@ fn capacity(buckets: usize) -> usize {
     buckets / 8 * 7
 }
 
+/// Says what became of an addition to an entry.
+enum Added {
+    Done(Inserted),
+    NoEntry,
+    NoMemory,
+}
+
 /// Says what became of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
@@ -279,7 +290,8 @@ impl Spill {
     }
 
     /// Adds or replaces a claim, or returns `None` where that needs more than `bytes_max` bytes.
-    fn add(&mut self, entry: &mut Entry, holder: Holder, epoch: u16, bytes_max: usize) -> Option<Inserted> {
+    fn add(&mut self, entry: &mut Entry, claim: Claim, bytes_max: usize) -> Option<Inserted> {
+        let Claim { holder, epoch, .. } = claim;
         match Body::from(entry.body()) {
             Body::One([old]) if old.worker() == holder.worker() => {
                 entry.set(holder.0, epoch);
