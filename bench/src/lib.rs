@@ -1,1 +1,10 @@
-//! Placeholder.
+//! What measures Warmpath and shows it: the model maker, the load generator, the index benchmark, the demo.
+//!
+//! Not here: anything that production runs.
+
+pub mod chat_load;
+pub mod client;
+pub mod demo;
+pub mod fleet;
+pub mod prompts;
+pub mod report;

@@ -1,0 +1,172 @@
+//! A streaming client of the chat endpoint that measures what a user feels and reads what was reused.
+//!
+//! Not here: which conversations to hold (`chat_load`, `demo`).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use eventsource_stream::Eventsource as _;
+use futures::StreamExt as _;
+use reqwest::header::HeaderMap;
+use serde::Serialize;
+use serde_json::{Value, json};
+use warmpath_common::headers;
+
+/// Is how long a whole answer may take before the client gives up.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Is one message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// Is `system`, `user` or `assistant`.
+    pub role: &'static str,
+    /// Is the text.
+    pub content: String,
+}
+
+impl Message {
+    /// Returns a message of `role`.
+    pub fn new(role: &'static str, content: impl Into<String>) -> Self {
+        Self { role, content: content.into() }
+    }
+}
+
+/// Is an answer and what it took.
+#[derive(Debug, Clone, Serialize)]
+pub struct Answer {
+    /// Is the answer's text.
+    #[serde(skip)]
+    pub text: String,
+    /// Names the worker, if the server says.
+    pub worker: Option<String>,
+    /// Names the slot, if the server says.
+    pub slot: Option<String>,
+    /// Is the reason for the route, if the server says.
+    pub route: Option<String>,
+    /// Is the number of prompt tokens the router counted on, if it says.
+    pub predicted_cached_tokens: Option<u64>,
+    /// Is the number of prompt tokens.
+    pub prompt_tokens: u64,
+    /// Is the number of prompt tokens that were reused.
+    pub cached_tokens: u64,
+    /// Is the number of tokens generated.
+    pub completion_tokens: u64,
+    /// Is the time from sending to the first piece of the answer. Units: milliseconds.
+    pub ttft_ms: f64,
+    /// Is the time for each token behind the first; absent for answers of one token. Units: milliseconds.
+    pub tpot_ms: Option<f64>,
+}
+
+/// Sends conversations to one server.
+#[derive(Debug, Clone)]
+pub struct ChatClient {
+    http: reqwest::Client,
+    url: String,
+    model: Option<String>,
+}
+
+impl ChatClient {
+    /// Returns a client of the server at `base_url` (`http://host:port`), for `model` or the only model there.
+    ///
+    /// Errors: when the HTTP client cannot be built.
+    pub fn new(base_url: &str, model: Option<String>) -> anyhow::Result<Self> {
+        let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).build()?;
+        Ok(Self { http, url: format!("{}/v1/chat/completions", base_url.trim_end_matches('/')), model })
+    }
+
+    /// Asks for the next message of a conversation, greedily, and measures.
+    ///
+    /// Errors: refused connections, error statuses (with the server's message), broken or incomplete streams.
+    pub async fn ask(&self, messages: &[Message], max_tokens: u32) -> anyhow::Result<Answer> {
+        let body = json!({
+            "model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0,
+            "stream": true, "stream_options": {"include_usage": true},
+        });
+        let sent = Instant::now();
+        let response = self.http.post(&self.url).json(&body).send().await.context("sending a chat request")?;
+        let status = response.status();
+        if !status.is_success() {
+            bail!("the server answered {status}: {}", response.text().await.unwrap_or_default());
+        }
+        let mut reading = Reading::new(response.headers());
+        let mut events = response.bytes_stream().eventsource();
+        while let Some(event) = events.next().await {
+            let event = event.context("reading the answer's stream")?;
+            if event.data == "[DONE]" {
+                return reading.finish(sent);
+            }
+            reading.take(&serde_json::from_str(&event.data).context("reading a chunk")?, sent)?;
+        }
+        bail!("the stream ended before the answer did")
+    }
+}
+
+/// Is an answer while it is read.
+struct Reading {
+    answer: Answer,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    saw_usage: bool,
+}
+
+impl Reading {
+    fn new(response: &HeaderMap) -> Self {
+        let header = |name: &str| response.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let answer = Answer {
+            text: String::new(),
+            worker: header(headers::WORKER),
+            slot: header(headers::SLOT),
+            route: header(headers::ROUTE),
+            predicted_cached_tokens: header(headers::PREDICTED_CACHED_TOKENS).and_then(|text| text.parse().ok()),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            ttft_ms: 0.0,
+            tpot_ms: None,
+        };
+        Self { answer, first: None, last: None, saw_usage: false }
+    }
+
+    fn take(&mut self, chunk: &Value, sent: Instant) -> anyhow::Result<()> {
+        if let Some(error) = chunk.get("error") {
+            bail!("the stream ended with an error: {error}");
+        }
+        if let Some(text) = chunk.pointer("/choices/0/delta/content").and_then(Value::as_str)
+            && !text.is_empty()
+        {
+            self.answer.text.push_str(text);
+            self.arrived(sent);
+        }
+        if chunk.pointer("/choices/0/finish_reason").is_some_and(Value::is_string) {
+            self.arrived(sent);
+        }
+        if let Some(usage) = chunk.get("usage").filter(|usage| usage.is_object()) {
+            let count = |pointer: &str| usage.pointer(pointer).and_then(Value::as_u64);
+            self.answer.prompt_tokens = count("/prompt_tokens").context("usage has no prompt_tokens")?;
+            self.answer.completion_tokens = count("/completion_tokens").context("usage has no completion_tokens")?;
+            self.answer.cached_tokens = count("/prompt_tokens_details/cached_tokens").unwrap_or(0);
+            self.saw_usage = true;
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, sent: Instant) {
+        let now = Instant::now();
+        if self.first.is_none() {
+            self.first = Some(now);
+            self.answer.ttft_ms = now.duration_since(sent).as_secs_f64() * 1e3;
+        }
+        self.last = Some(now);
+    }
+
+    fn finish(mut self, sent: Instant) -> anyhow::Result<Answer> {
+        if !self.saw_usage {
+            bail!("the stream ended without usage, {} ms after it was asked for", sent.elapsed().as_millis());
+        }
+        if let (Some(first), Some(last), 2..) = (self.first, self.last, self.answer.completion_tokens) {
+            let steps = (self.answer.completion_tokens - 1) as f64;
+            self.answer.tpot_ms = Some(last.duration_since(first).as_secs_f64() * 1e3 / steps);
+        }
+        Ok(self.answer)
+    }
+}

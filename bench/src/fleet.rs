@@ -1,0 +1,273 @@
+//! A local fleet: workers and routers as child processes on loopback, ended when their owner is dropped.
+//!
+//! Not here: what is sent to them.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::oneshot;
+
+/// Is how many lines of a child's log are kept for error messages.
+const LOG_LINES_MAX: usize = 200;
+/// Is how long a child may take to bind its address; loading a model comes after that.
+const BIND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Is the pause between two looks at `/readyz`.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// Is one child process that serves HTTP.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    child: Child,
+    address: SocketAddr,
+    admin: Option<SocketAddr>,
+    log: Log,
+}
+
+/// Is the tail of a child's log. The lock guards a few lines and is never held across an await.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<VecDeque<String>>>);
+
+impl Log {
+    fn push(&self, line: String) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == LOG_LINES_MAX {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    fn text(&self) -> String {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().map(|line| format!("  {line}\n")).collect()
+    }
+}
+
+impl Server {
+    /// Starts `program` and waits until it says where it listens; a router also says where its admin listener is.
+    ///
+    /// Errors: the program cannot be started, ends, or does not say so within a minute; its log is in the message.
+    pub async fn start(name: &str, program: &Path, args: &[String]) -> anyhow::Result<Self> {
+        let mut child = Command::new(program)
+            .args(args)
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
+        let stderr = child.stderr.take().context("the child has no stderr")?;
+        let log = Log::default();
+        let (bound, wait_bound) = oneshot::channel();
+        let (admin_bound, admin) = oneshot::channel();
+        tokio::spawn(read_log(BufReader::new(stderr), log.clone(), bound, admin_bound));
+        match tokio::time::timeout(BIND_TIMEOUT, wait_bound).await {
+            Ok(Ok(address)) => {
+                let wants_admin = args.iter().any(|arg| arg == "--admin-listen");
+                let admin = if wants_admin { tokio::time::timeout(BIND_TIMEOUT, admin).await?.ok() } else { None };
+                Ok(Self { name: name.to_owned(), child, address, admin, log })
+            }
+            _ => bail!("{name} did not start to listen; its log:\n{}", log.text()),
+        }
+    }
+
+    /// Returns `http://host:port`.
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Returns the address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns `http://host:port` of the admin listener.
+    ///
+    /// Errors: the program was started without `--admin-listen`.
+    pub fn admin_url(&self) -> anyhow::Result<String> {
+        let admin = self.admin.with_context(|| format!("{} has no admin listener", self.name))?;
+        Ok(format!("http://{admin}"))
+    }
+
+    /// Returns the process id, while the process runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Returns the last lines of the log.
+    pub fn log(&self) -> String {
+        self.log.text()
+    }
+
+    /// Waits until `/readyz` answers 200.
+    ///
+    /// Errors: the process ends first, or `timeout` passes; its log is in the message.
+    pub async fn ready(&mut self, timeout: Duration) -> anyhow::Result<()> {
+        let url = format!("{}/readyz", self.base_url());
+        let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended with {status}; its log:\n{}", self.name, self.log());
+            }
+            if http.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {
+                return Ok(());
+            }
+            if started.elapsed() > timeout {
+                bail!("{} was not ready after {timeout:?}; its log:\n{}", self.name, self.log());
+            }
+            tokio::time::sleep(READY_POLL).await;
+        }
+    }
+
+    /// Ends the process at once, as a crash would, and waits for its end.
+    pub async fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill().await.with_context(|| format!("killing {}", self.name))
+    }
+
+    /// Waits for the process to end by itself.
+    pub async fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        self.child.wait().await.with_context(|| format!("waiting for {}", self.name))
+    }
+}
+
+async fn read_log(
+    stderr: BufReader<tokio::process::ChildStderr>,
+    log: Log,
+    bound: oneshot::Sender<SocketAddr>,
+    admin_bound: oneshot::Sender<SocketAddr>,
+) {
+    let (mut bound, mut admin_bound) = (Some(bound), Some(admin_bound));
+    let mut lines = stderr.lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Some(address) = listening_address(&line) {
+            let waiting = if line.contains("admin") { &mut admin_bound } else { &mut bound };
+            if let Some(waiting) = waiting.take() {
+                let _ = waiting.send(address);
+            }
+        }
+        log.push(line);
+    }
+}
+
+/// Returns the address in a line that says `listening on http://ADDRESS`.
+fn listening_address(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once("listening on http://")?;
+    let end = rest.find(|c: char| c.is_whitespace() || c == '"').unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+/// Says what the workers of a fleet are.
+#[derive(Debug, Clone)]
+pub struct FleetSpec {
+    /// Is the folder that holds `warmpath-worker` and `warmpath-router`.
+    pub bin_dir: PathBuf,
+    /// Is the GGUF file that every worker serves.
+    pub model: PathBuf,
+    /// Is the number of workers.
+    pub n_workers: usize,
+    /// Is the further flags of every worker.
+    pub worker_args: Vec<String>,
+    /// Is the further flags of the router.
+    pub router_args: Vec<String>,
+}
+
+/// Is some workers and one router in front of them.
+#[derive(Debug)]
+pub struct Fleet {
+    /// Is what it was started from.
+    pub spec: FleetSpec,
+    /// Lists the workers.
+    pub workers: Vec<Server>,
+    /// Is the router.
+    pub router: Server,
+}
+
+/// Is how long a model may take to load here.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
+
+impl Fleet {
+    /// Starts workers and router and waits until all are ready.
+    ///
+    /// Errors: any of them fails to; those already started are ended.
+    pub async fn start(spec: FleetSpec) -> anyhow::Result<Self> {
+        let mut workers = Vec::new();
+        for worker_idx in 0..spec.n_workers {
+            workers.push(start_worker(&spec, worker_idx, "127.0.0.1:0").await?);
+        }
+        for worker in &mut workers {
+            worker.ready(LOAD_TIMEOUT).await?;
+        }
+        let mut router = start_router(&spec, &workers).await?;
+        router.ready(LOAD_TIMEOUT).await?;
+        Ok(Self { spec, workers, router })
+    }
+
+    /// Ends the router and starts another one in front of the same workers, with other flags.
+    ///
+    /// Errors: it does not start or does not get ready.
+    pub async fn restart_router(&mut self, router_args: Vec<String>) -> anyhow::Result<()> {
+        self.spec.router_args = router_args;
+        self.router.kill().await?;
+        self.router = start_router(&self.spec, &self.workers).await?;
+        self.router.ready(LOAD_TIMEOUT).await
+    }
+
+    /// Starts a worker again, at the address it had, and waits until it is ready.
+    ///
+    /// Errors: it does not start or does not get ready.
+    pub async fn restart_worker(&mut self, worker_idx: usize) -> anyhow::Result<()> {
+        let address = self.workers[worker_idx].address().to_string();
+        self.workers[worker_idx] = start_worker(&self.spec, worker_idx, &address).await?;
+        self.workers[worker_idx].ready(LOAD_TIMEOUT).await
+    }
+}
+
+async fn start_worker(spec: &FleetSpec, worker_idx: usize, listen: &str) -> anyhow::Result<Server> {
+    let name = format!("worker-{worker_idx}");
+    let mut args = vec!["--model".to_owned(), spec.model.display().to_string()];
+    args.extend(["--listen".to_owned(), listen.to_owned(), "--name".to_owned(), name.clone()]);
+    args.extend(spec.worker_args.iter().cloned());
+    Server::start(&name, &spec.bin_dir.join("warmpath-worker"), &args).await
+}
+
+async fn start_router(spec: &FleetSpec, workers: &[Server]) -> anyhow::Result<Server> {
+    let mut args = Vec::new();
+    for flag in ["--listen", "--admin-listen"] {
+        args.extend([flag.to_owned(), "127.0.0.1:0".to_owned()]);
+    }
+    for worker in workers {
+        args.extend(["--worker".to_owned(), worker.base_url()]);
+    }
+    args.extend(spec.router_args.iter().cloned());
+    Server::start("router", &spec.bin_dir.join("warmpath-router"), &args).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_address_in_text_and_json_logs() {
+        let address = "127.0.0.1:4711".parse().ok();
+        assert_eq!(listening_address("2026 INFO warmpath_worker: listening on http://127.0.0.1:4711"), address);
+        assert_eq!(listening_address("{\"message\":\"listening on http://127.0.0.1:4711\"}"), address);
+        assert_eq!(listening_address("listening on http://127.0.0.1:4711 name=a"), address);
+        assert_eq!(listening_address("listening to nobody"), None);
+    }
+
+    #[tokio::test]
+    async fn reports_the_log_of_a_program_that_ends() {
+        let args = ["-c".to_owned(), "echo no such model >&2; exit 1".to_owned()];
+        let error = Server::start("worker", Path::new("/bin/sh"), &args).await.expect_err("it never listens");
+        assert!(error.to_string().contains("no such model"), "{error}");
+    }
+}

@@ -1,0 +1,28 @@
+//! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
+
+use clap::{Parser, Subcommand};
+use warmpath_bench::{chat_load, demo};
+
+/// Makes models for tests, drives load, measures.
+#[derive(Debug, Parser)]
+#[command(name = "warmpath-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
+    Chat(chat_load::ChatArgs),
+    /// Starts a router and three workers, holds conversations through them and shows what was reused.
+    Demo(demo::DemoArgs),
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Chat(args) => chat_load::run(&args).await,
+        Command::Demo(args) => demo::run(&args).await,
+    }
+}

@@ -1,0 +1,91 @@
+//! What a series of answers comes to: hit ratio, TTFT and TPOT percentiles.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::client::Answer;
+
+/// Is the summary of a series of answers.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Is the number of answers.
+    pub n_answers: usize,
+    /// Is the prompt tokens of all answers.
+    pub prompt_tokens: u64,
+    /// Is the prompt tokens that were reused.
+    pub cached_tokens: u64,
+    /// Is the prefix hit ratio: cached prompt tokens / prompt tokens.
+    pub prefix_hit_ratio: f64,
+    /// Is the median TTFT. Units: milliseconds.
+    pub ttft_ms_p50: f64,
+    /// Is the 95th percentile of the TTFT. Units: milliseconds.
+    pub ttft_ms_p95: f64,
+    /// Is the 99th percentile of the TTFT. Units: milliseconds.
+    pub ttft_ms_p99: f64,
+    /// Is the median TPOT. Units: milliseconds.
+    pub tpot_ms_p50: f64,
+}
+
+impl Report {
+    /// Sums up `answers`; all figures of an empty series are 0.
+    pub fn of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Self {
+        // Three digits over a microsecond to an hour.
+        let histogram = || Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are valid");
+        let (mut ttft, mut tpot) = (histogram(), histogram());
+        let (mut n_answers, mut prompt_tokens, mut cached_tokens) = (0, 0, 0);
+        for answer in answers {
+            n_answers += 1;
+            prompt_tokens += answer.prompt_tokens;
+            cached_tokens += answer.cached_tokens;
+            ttft.saturating_record((answer.ttft_ms * 1e3) as u64);
+            if let Some(tpot_ms) = answer.tpot_ms {
+                tpot.saturating_record((tpot_ms * 1e3) as u64);
+            }
+        }
+        let quantile_ms = |histogram: &Histogram<u64>, q| histogram.value_at_quantile(q) as f64 / 1e3;
+        Self {
+            n_answers,
+            prompt_tokens,
+            cached_tokens,
+            prefix_hit_ratio: if prompt_tokens == 0 { 0.0 } else { cached_tokens as f64 / prompt_tokens as f64 },
+            ttft_ms_p50: quantile_ms(&ttft, 0.5),
+            ttft_ms_p95: quantile_ms(&ttft, 0.95),
+            ttft_ms_p99: quantile_ms(&ttft, 0.99),
+            tpot_ms_p50: quantile_ms(&tpot, 0.5),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
+        Answer {
+            text: String::new(),
+            worker: None,
+            slot: None,
+            route: None,
+            predicted_cached_tokens: None,
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens: 1,
+            ttft_ms,
+            tpot_ms: None,
+        }
+    }
+
+    #[test]
+    fn weighs_the_hit_ratio_by_tokens() {
+        let report = Report::of(&[answer(900, 0, 10.0), answer(100, 100, 1.0)]);
+        assert_eq!(report.prefix_hit_ratio, 0.1);
+        assert_eq!(report.n_answers, 2);
+        assert!((report.ttft_ms_p99 - 10.0).abs() < 0.1, "{}", report.ttft_ms_p99);
+    }
+
+    #[test]
+    fn is_all_zero_for_no_answers() {
+        let report = Report::of(&[]);
+        assert_eq!((report.n_answers, report.prefix_hit_ratio, report.ttft_ms_p50), (0, 0.0, 0.0));
+    }
+}
