@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The llama.cpp worker: engine thread, HTTP, summaries.
+
+pub mod engine;

@@ -192,10 +192,16 @@ pub enum EngineError {
     /// The worker is shutting down.
     #[error("the worker is shutting down")]
     Draining,
-    /// llama.cpp could not build the sampler, as with a grammar that does not parse.
-    #[error("the sampler cannot be built: {reason}")]
+    /// The prompt is empty, too long for a slot or holds a token that the vocabulary lacks.
+    #[error("the prompt cannot be run: {reason}")]
+    InvalidPrompt {
+        /// Says what is wrong, fit for the client.
+        reason: String,
+    },
+    /// The sampler cannot be built, as with a grammar that does not parse, or finds no token that it may choose.
+    #[error("the sampler refuses: {reason}")]
     Sampler {
-        /// Says what llama.cpp refused, fit for the client.
+        /// Says what was refused, fit for the client.
         reason: String,
     },
     /// llama.cpp failed to decode a batch that held this sequence.

@@ -1,0 +1,268 @@
+//! How the engine is set up, what it turned out to be, and why it could not start.
+//!
+//! Not here: command-line flags (`crate::config`), the loading itself (`llama`).
+
+use std::path::PathBuf;
+
+use warmpath_common::model::{Fingerprint, MemoryKind};
+
+/// Is the largest context that a slot gets when the size is not given.
+///
+/// Units: tokens. Source: a size that most chats fit into and that most machines can hold for a few slots.
+pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
+
+/// Is the most slots that one context of llama.cpp can have (`LLAMA_MAX_SEQ`).
+pub const SLOTS_MAX: u16 = 256;
+
+/// Says how to load the model and how large everything is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// Names the GGUF file.
+    pub model: PathBuf,
+    /// Is the number of slots; 1 to [`SLOTS_MAX`].
+    pub n_slots: u16,
+    /// Is the cells of all slots together; 0 means `n_slots` times the trained context, at most
+    /// [`SLOT_CONTEXT_TOKENS_DEFAULT_MAX`] each.
+    pub context_tokens_total: u32,
+    /// Is the threads that compute a step with one token per sequence; 0 means one per processor.
+    pub threads: u16,
+    /// Is the threads that compute a step with prompts in it; 0 means as `threads`.
+    pub threads_batch: u16,
+    /// Is the layers that go to the GPU; 0 means none.
+    pub n_gpu_layers: u32,
+    /// Is the most tokens of one step while nothing decodes.
+    pub batch_tokens: u32,
+    /// Is the most tokens of one micro-batch, and of one step while something decodes; above `n_slots`.
+    pub ubatch_tokens: u32,
+    /// Is the type of the keys in the KV cache.
+    pub cache_type_k: CacheType,
+    /// Is the type of the values in the KV cache; a quantized one needs flash attention.
+    pub cache_type_v: CacheType,
+    /// Says whether to use flash attention.
+    pub flash_attn: Switch,
+    /// Says whether the slots share one KV buffer.
+    pub kv_unified: Switch,
+    /// Is the most requests that wait for a slot.
+    pub queue_max: usize,
+    /// Is the tokens of a block in summaries.
+    pub block_size_tokens: u32,
+    /// Says whether KV state is kept for later requests at all.
+    pub prefix_cache: PrefixCache,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            model: PathBuf::new(),
+            n_slots: 4,
+            context_tokens_total: 0,
+            threads: 0,
+            threads_batch: 0,
+            n_gpu_layers: 0,
+            batch_tokens: 2048,
+            ubatch_tokens: 512,
+            cache_type_k: CacheType::F16,
+            cache_type_v: CacheType::F16,
+            flash_attn: Switch::Auto,
+            kv_unified: Switch::Auto,
+            queue_max: 256,
+            block_size_tokens: warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT,
+            prefix_cache: PrefixCache::Enabled,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Returns whether flash attention is used: `Auto` is on where there is a GPU or the values are quantized.
+    ///
+    /// Source: DESIGN section 1: on a CPU a short suffix behind a cached prefix is several times slower with it.
+    pub fn flash_attn_settled(&self) -> bool {
+        self.flash_attn.settle(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
+    }
+
+    /// Returns whether the KV buffer is unified: `Auto` is on where there is a GPU.
+    ///
+    /// Source: DESIGN section 1: on a CPU every step pays for the idle sequences in a unified buffer.
+    pub fn kv_unified_settled(&self) -> bool {
+        self.kv_unified.settle(self.n_gpu_layers > 0)
+    }
+
+    /// Checks what can be known before the model is loaded.
+    ///
+    /// Errors: [`StartError::Config`] for a size that is zero, too large or at odds with another.
+    pub fn validate(&self) -> Result<(), StartError> {
+        let refuse = |reason: &str| Err(StartError::Config { reason: reason.to_owned() });
+        if self.n_slots == 0 || self.n_slots > SLOTS_MAX {
+            return refuse(&format!("the number of slots must be 1 to {SLOTS_MAX}, not {}", self.n_slots));
+        }
+        if self.block_size_tokens == 0 {
+            return refuse("the block size must be at least 1 token");
+        }
+        if self.ubatch_tokens <= u32::from(self.n_slots) {
+            return refuse("the micro-batch must hold more tokens than there are slots");
+        }
+        if self.batch_tokens < self.ubatch_tokens {
+            return refuse("the batch must hold at least one micro-batch");
+        }
+        if self.cache_type_v.is_quantized() && !self.flash_attn_settled() {
+            return refuse("a quantized V cache needs flash attention, which is turned off");
+        }
+        Ok(())
+    }
+}
+
+/// Says yes, no, or what measurements say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Switch {
+    /// What is best for the machine.
+    #[default]
+    Auto,
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+impl Switch {
+    fn settle(self, auto: bool) -> bool {
+        match self {
+            Self::Auto => auto,
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+/// Says whether KV state outlives its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PrefixCache {
+    /// Slots keep what they computed.
+    #[default]
+    Enabled,
+    /// Every request computes everything and leaves nothing behind.
+    Disabled,
+}
+
+/// Is the number type of keys or values in the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are ggml's")]
+pub enum CacheType {
+    F32,
+    F16,
+    Bf16,
+    Q8_0,
+    Q5_1,
+    Q5_0,
+    Iq4Nl,
+    Q4_1,
+    Q4_0,
+}
+
+impl CacheType {
+    /// Returns whether the type stores blocks of quantized values.
+    pub fn is_quantized(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+}
+
+/// Is what the loaded model and context turned out to be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineFacts {
+    /// Is the longest sequence, prompt and answer together, that one slot can run; a prompt must be shorter.
+    pub context_tokens: u32,
+    /// Is the number of slots.
+    pub n_slots: u16,
+    /// Says how far a slot can be rewound, as a probe at start-up found it.
+    pub memory: MemoryKind,
+    /// Is the size of the vocabulary.
+    pub n_vocab: u32,
+    /// Is the context that the model was trained on.
+    pub n_ctx_train: u32,
+    /// Names the layout of the KV state.
+    pub kv_fingerprint: Fingerprint,
+    /// Says whether flash attention is used.
+    pub flash_attn: bool,
+    /// Says whether the slots share one KV buffer.
+    pub kv_unified: bool,
+    /// Is the tokens of a block in summaries.
+    pub block_size_tokens: u32,
+    /// Is the most tokens of one micro-batch, as llama.cpp settled it.
+    pub ubatch_tokens: u32,
+    /// Is the model in words: architecture, name and size label as far as the file says.
+    pub description: String,
+    /// Is the number of the model's parameters.
+    pub n_params: u64,
+    /// Is the size of the model's tensors.
+    pub model_bytes: u64,
+}
+
+/// Is why the engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration contradicts itself or a limit.
+    #[error("the engine's configuration is wrong: {reason}")]
+    Config {
+        /// Says what to change.
+        reason: String,
+    },
+    /// The model file cannot be used.
+    #[error("cannot load the model {}: {reason}", path.display())]
+    Model {
+        /// Names the file.
+        path: PathBuf,
+        /// Says why.
+        reason: String,
+    },
+    /// The file holds a model that cannot answer.
+    #[error("the model {} cannot be served: {reason}", path.display())]
+    Unsupported {
+        /// Names the file.
+        path: PathBuf,
+        /// Says why.
+        reason: String,
+    },
+    /// llama.cpp could not make the context, as when memory runs out.
+    #[error("cannot make a context of {n_slots} slots and {context_tokens_total} tokens: {reason}")]
+    Context {
+        /// Is the number of slots asked for.
+        n_slots: u16,
+        /// Is the cells asked for.
+        context_tokens_total: u32,
+        /// Says why.
+        reason: String,
+    },
+    /// The engine thread could not be started or ended while it loaded.
+    #[error("the engine thread ended while it started: {reason}")]
+    Thread {
+        /// Says why.
+        reason: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(config: &EngineConfig, expected: Option<&str>) {
+        let refusal = config.validate().err().map(|error| error.to_string());
+        match expected {
+            None => assert_eq!(refusal, None),
+            Some(words) => assert!(refusal.as_deref().is_some_and(|text| text.contains(words)), "{refusal:?}"),
+        }
+    }
+
+    #[test]
+    fn refuses_sizes_that_contradict_each_other() {
+        let base = EngineConfig::default();
+        check(&base, None);
+        check(&EngineConfig { n_slots: 0, ..base.clone() }, Some("slots"));
+        check(&EngineConfig { n_slots: 257, ..base.clone() }, Some("slots"));
+        check(&EngineConfig { block_size_tokens: 0, ..base.clone() }, Some("block size"));
+        check(&EngineConfig { n_slots: 8, ubatch_tokens: 8, ..base.clone() }, Some("micro-batch"));
+        check(&EngineConfig { batch_tokens: 256, ..base.clone() }, Some("batch"));
+        let quantized = EngineConfig { cache_type_v: CacheType::Q8_0, ..base };
+        check(&quantized, None);
+        assert!(quantized.flash_attn_settled());
+        check(&EngineConfig { flash_attn: Switch::Off, ..quantized }, Some("flash attention"));
+    }
+}

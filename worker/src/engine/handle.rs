@@ -1,0 +1,172 @@
+//! The engine as everyone else sees it: submit, look, drain.
+//!
+//! Not here: what happens to a submission (`thread`).
+//! The idea: what costs time but needs no turn on the engine thread, such as parsing a grammar or hashing a prompt, is
+//! done by the caller here. The number of submissions in the engine is bounded by places, one per slot and per queue
+//! position; a place is freed when its submission leaves, however it leaves.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use llama_cpp_2::model::LlamaModel;
+use tokio::sync::watch;
+use warmpath_common::block_hash::{BlockHash, block_chain};
+
+use super::config::EngineFacts;
+use super::counters::{CounterValues, Counters};
+use super::messages::{EngineError, SlotView, Submission};
+use super::sampler::TokenSampler;
+
+/// Reaches the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+/// Is what the handles and the thread share.
+pub(super) struct Shared {
+    pub facts: EngineFacts,
+    pub queue_max: usize,
+    pub model: Arc<LlamaModel>,
+    pub commands: SyncSender<Command>,
+    pub places: Arc<Places>,
+    pub view: Arc<View>,
+    pub stopped: watch::Receiver<()>,
+    /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
+    pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Is what the thread shows to others.
+#[derive(Default)]
+pub(super) struct View {
+    pub counters: Counters,
+    pub slots: ArcSwap<Vec<SlotView>>,
+    pub draining: AtomicBool,
+}
+
+/// Asks the engine thread for something.
+pub(super) enum Command {
+    Submit(Box<Admission>),
+    Drain { deadline: Instant },
+}
+
+/// Is a submission with everything that the caller could prepare.
+pub(super) struct Admission {
+    pub submission: Submission,
+    pub sampler: TokenSampler,
+    /// Is the prompt's block chain, whole blocks only.
+    pub chain: Vec<BlockHash>,
+    pub place: Place,
+}
+
+/// Counts the submissions in the engine against their limit.
+pub(super) struct Places {
+    n_taken: AtomicUsize,
+    n_max: usize,
+}
+
+impl Places {
+    pub(super) fn new(n_max: usize) -> Self {
+        Self { n_taken: AtomicUsize::new(0), n_max }
+    }
+
+    fn take(self: &Arc<Self>) -> Option<Place> {
+        let one_more = |n| (n < self.n_max).then_some(n + 1);
+        self.n_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(Place(Arc::clone(self)))
+    }
+}
+
+/// Is one submission's place in the engine, free again once it is dropped.
+pub(super) struct Place(Arc<Places>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.n_taken.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl EngineHandle {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Hands a submission to the engine; its events tell the rest.
+    ///
+    /// Cost: it never waits for the engine, but builds the sampler: microseconds, milliseconds with a grammar, and a
+    /// walk over the whole vocabulary with DRY.
+    /// Errors: `InvalidPrompt`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
+    pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
+        let shared = &self.shared;
+        if shared.view.draining.load(Ordering::Acquire) {
+            return Err(EngineError::Draining);
+        }
+        self.check_prompt(&submission.prompt)?;
+        let full = || EngineError::QueueFull { queue_max: shared.queue_max };
+        let place = shared.places.take().ok_or_else(full)?;
+        let sampler = TokenSampler::build(&shared.model, &submission, shared.facts.context_tokens)?;
+        let chain = block_chain(&submission.chain_root, &submission.prompt, shared.facts.block_size_tokens);
+        let admission = Box::new(Admission { submission, sampler, chain, place });
+        shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
+            TrySendError::Full(_) => full(),
+            TrySendError::Disconnected(_) => EngineError::Stopped,
+        })
+    }
+
+    /// Returns what the model and the context turned out to be.
+    pub fn facts(&self) -> &EngineFacts {
+        &self.shared.facts
+    }
+
+    /// Returns the slots as they were after the last step.
+    pub fn slots(&self) -> Arc<Vec<SlotView>> {
+        self.shared.view.slots.load_full()
+    }
+
+    /// Returns the counters as they were after the last step.
+    pub fn counters(&self) -> CounterValues {
+        self.shared.view.counters.values()
+    }
+
+    /// Stops admission, lets running answers finish until `within` has passed, and returns once the thread has ended.
+    ///
+    /// Submissions that wait for a slot fail with `Draining` at once, those that still run at the deadline then.
+    pub async fn drain(&self, within: Duration) {
+        self.shared.view.draining.store(true, Ordering::Release);
+        let drain = Command::Drain { deadline: Instant::now() + within };
+        let commands = self.shared.commands.clone();
+        // The queue has room for every place and one drain more; a thread that has ended has nothing left to drain.
+        let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
+        self.stopped().await;
+        let thread = self.shared.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+
+    /// Returns once the engine thread has ended, for whatever reason.
+    pub async fn stopped(&self) {
+        let mut stopped = self.shared.stopped.clone();
+        // The thread never sends; its end closes the channel.
+        while stopped.changed().await.is_ok() {}
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), EngineError> {
+        let facts = &self.shared.facts;
+        let refuse = |reason| Err(EngineError::InvalidPrompt { reason });
+        if prompt.is_empty() {
+            return refuse("it has no tokens".to_owned());
+        }
+        if prompt.len() >= facts.context_tokens as usize {
+            return refuse(format!("it has {} tokens, a slot has room for {}", prompt.len(), facts.context_tokens));
+        }
+        match prompt.iter().find(|token| **token >= facts.n_vocab) {
+            Some(token) => refuse(format!("token {token} is not in the vocabulary of {}", facts.n_vocab)),
+            None => Ok(()),
+        }
+    }
+}

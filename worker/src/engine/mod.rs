@@ -1,0 +1,41 @@
+//! The engine: one OS thread that owns the model and the context and answers submissions.
+//!
+//! Not here: HTTP, prompts as text, the summary stream.
+//! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
+//! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
+
+mod config;
+mod counters;
+mod handle;
+mod messages;
+mod sampler;
+mod thread;
+
+pub use config::{
+    CacheType, EngineConfig, EngineFacts, PrefixCache, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, StartError, Switch,
+};
+pub use counters::CounterValues;
+pub use handle::EngineHandle;
+pub use messages::{
+    EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, Sampling, SlotView, Started, Submission,
+};
+
+use tokio::sync::mpsc;
+
+/// Starts engines.
+pub struct Engine;
+
+impl Engine {
+    /// Loads the model and starts the engine thread; blocks until it is ready for submissions.
+    ///
+    /// `progress` is told the loaded share, 0 to 1, and stops the loading by returning `false`. `updates` gets what
+    /// changed after every step in which something did; once its receiver is dropped nothing more is sent.
+    /// Errors: every [`StartError`].
+    pub fn start(
+        config: EngineConfig,
+        progress: impl FnMut(f32) -> bool + Send + 'static,
+        updates: mpsc::UnboundedSender<EngineUpdate>,
+    ) -> Result<EngineHandle, StartError> {
+        thread::start(&config, Box::new(progress), &updates)
+    }
+}

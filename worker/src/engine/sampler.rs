@@ -1,0 +1,270 @@
+//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and the grammar beside them.
+//!
+//! Not here: what ends an answer (`sequence`), token to text.
+//! The idea: the chain chooses first and the grammar, which is slow on a whole vocabulary, only judges the choice; if it
+//! refuses, the choice is made again behind the grammar. Nothing a client sends may end the process: llama.cpp throws
+//! or aborts on some input, so every parameter is checked here first and the grammar is never fed a token it refuses.
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::sampling::LlamaSampler;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token::data::LlamaTokenData;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+use llama_cpp_2::token::logit_bias::LlamaLogitBias;
+use warmpath_common::ids::Token;
+
+use super::messages::{EngineError, Generation, Sampling, Submission};
+
+/// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
+const GRAMMAR_BYTES_MAX: usize = 128 << 10;
+
+/// Is the most groups in a grammar, nested or not; llama.cpp's parser recurses once per level.
+const GRAMMAR_GROUPS_MAX: usize = 8192;
+
+/// Is the stack on which a grammar is parsed: 8 kB for each level that [`GRAMMAR_GROUPS_MAX`] allows, 512 bytes for each
+/// rule that [`GRAMMAR_BYTES_MAX`] can name in llama.cpp's recursive check for left recursion.
+const GRAMMAR_STACK_BYTES: usize = 64 << 20;
+
+/// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
+const DRY_BREAKERS_MAX: usize = 16;
+
+/// Is the most tokens with a bias; the chain searches the list once per candidate.
+const LOGIT_BIASES_MAX: usize = 1024;
+
+/// Is the seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
+const SEED_RANDOM: u32 = u32::MAX;
+
+/// Is the `m` of mirostat's first version, as llama.cpp sets it.
+const MIROSTAT_M: i32 = 100;
+
+/// Chooses the tokens of one answer.
+pub(super) struct TokenSampler {
+    chain: LlamaSampler,
+    grammar: Option<LlamaSampler>,
+    candidates: LlamaTokenDataArray,
+}
+
+impl TokenSampler {
+    /// Builds the sampler of a submission, its penalties knowing the prompt.
+    ///
+    /// Errors: `Sampler` for a parameter out of range or a grammar that does not parse.
+    pub(super) fn build(
+        model: &LlamaModel,
+        submission: &Submission,
+        context_tokens: u32,
+    ) -> Result<Self, EngineError> {
+        let generation = &submission.generation;
+        let windows = Windows::of(&generation.sampling, context_tokens);
+        check(&generation.sampling, model.n_vocab())?;
+        let grammar = grammar(model, generation.sampling.grammar.as_deref())?;
+        let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
+        let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
+        let prompt = &submission.prompt;
+        for token in &prompt[prompt.len() - n_seen.min(prompt.len())..] {
+            chain.try_accept(to_llama(*token)).map_err(|error| refuse(error.to_string()))?;
+        }
+        Ok(Self { chain, grammar, candidates: LlamaTokenDataArray::new(Vec::new(), false) })
+    }
+
+    /// Chooses the next token by the logits of the last one and remembers the choice.
+    ///
+    /// Errors: `Sampler` where nothing may be chosen: the grammar or the biases exclude every token.
+    pub(super) fn choose(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
+        let mut token = self.apply(logits, Behind::Nothing)?;
+        if !self.grammar_allows(token) {
+            token = self.apply(logits, Behind::Grammar)?;
+            if !self.grammar_allows(token) {
+                return Err(refuse("the grammar leaves no token to choose".to_owned()));
+            }
+        }
+        let accepted = self.grammar.iter_mut().chain([&mut self.chain]).try_for_each(|link| link.try_accept(token));
+        accepted.map_err(|error| refuse(error.to_string()))?;
+        Ok(token.0.unsigned_abs())
+    }
+
+    fn apply(&mut self, logits: &[f32], behind: Behind) -> Result<LlamaToken, EngineError> {
+        let candidates = &mut self.candidates;
+        candidates.data.clear();
+        candidates.data.extend((0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0)));
+        candidates.sorted = false;
+        candidates.selected = None;
+        if let (Behind::Grammar, Some(grammar)) = (behind, &mut self.grammar) {
+            candidates.apply_sampler(grammar);
+        }
+        candidates.apply_sampler(&mut self.chain);
+        let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
+        let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
+        possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
+    }
+
+    /// Returns whether the grammar would accept `token`; accepting one that it refuses ends the process.
+    fn grammar_allows(&mut self, token: LlamaToken) -> bool {
+        let Some(grammar) = &mut self.grammar else { return true };
+        let mut single = LlamaTokenDataArray::new(vec![LlamaTokenData::new(token, 1.0, 0.0)], false);
+        single.apply_sampler(grammar);
+        single.data.first().is_some_and(|only| only.logit() > f32::NEG_INFINITY)
+    }
+}
+
+/// Says whether the grammar comes before the chain.
+#[derive(Clone, Copy)]
+enum Behind {
+    Nothing,
+    Grammar,
+}
+
+/// Is how many of the last tokens the penalties and DRY look at.
+#[derive(Clone, Copy)]
+struct Windows {
+    penalties: i32,
+    dry: i32,
+}
+
+impl Windows {
+    fn of(sampling: &Sampling, context_tokens: u32) -> Self {
+        let whole = i32::try_from(context_tokens).unwrap_or(i32::MAX);
+        let clamp = |n: i32| if n < 0 { whole } else { n.min(whole) };
+        let dry_in_use = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0;
+        let penalties_in_use = sampling.repeat_penalty != 1.0
+            || sampling.presence_penalty != 0.0
+            || sampling.frequency_penalty != 0.0;
+        Self {
+            penalties: if penalties_in_use { clamp(sampling.repeat_last_n) } else { 0 },
+            dry: if dry_in_use { clamp(sampling.dry_penalty_last_n) } else { 0 },
+        }
+    }
+}
+
+/// Lists the chain's samplers. Source: the default order of llama.cpp's `common_params_sampling`.
+fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<LlamaSampler> {
+    let sampling = &generation.sampling;
+    let seed = sampling.seed.unwrap_or(SEED_RANDOM);
+    let n_vocab = model.n_vocab();
+    let mut links = vec![LlamaSampler::logit_bias(n_vocab, &biases(model, generation))];
+    match sampling.mirostat {
+        1 => links.extend([
+            LlamaSampler::temp(sampling.temperature),
+            LlamaSampler::mirostat(n_vocab, seed, sampling.mirostat_tau, sampling.mirostat_eta, MIROSTAT_M),
+        ]),
+        2 => links.extend([
+            LlamaSampler::temp(sampling.temperature),
+            LlamaSampler::mirostat_v2(seed, sampling.mirostat_tau, sampling.mirostat_eta),
+        ]),
+        _ => links.extend([
+            LlamaSampler::penalties(
+                n_vocab,
+                windows.penalties,
+                sampling.repeat_penalty,
+                sampling.frequency_penalty,
+                sampling.presence_penalty,
+            ),
+            LlamaSampler::dry(
+                model,
+                sampling.dry_multiplier,
+                sampling.dry_base,
+                sampling.dry_allowed_length,
+                windows.dry,
+                &sampling.dry_sequence_breakers,
+            ),
+            LlamaSampler::top_n_sigma(sampling.top_n_sigma),
+            LlamaSampler::top_k(sampling.top_k),
+            LlamaSampler::typical(sampling.typical_p, 0),
+            LlamaSampler::top_p(sampling.top_p, 0),
+            LlamaSampler::min_p(sampling.min_p, 0),
+            LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, 0, seed),
+            LlamaSampler::temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent),
+            LlamaSampler::dist(seed),
+        ]),
+    }
+    links
+}
+
+/// Lists the client's biases, the tokens that the model itself never says and, where asked, the ends of generation.
+fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
+    let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
+    let vocab = model.vocab();
+    let wished = generation.sampling.logit_bias.iter().map(|(token, bias)| LlamaLogitBias::new(to_llama(*token), *bias));
+    let mut biases: Vec<_> = wished.collect();
+    biases.extend(vocab.suppress_tokens().iter().copied().map(never));
+    if generation.ignore_eos {
+        biases.extend(vocab.tokens().filter(|token| vocab.is_eog(*token)).map(never));
+    }
+    biases
+}
+
+fn check(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
+    let numbers = [
+        ("temperature", sampling.temperature),
+        ("dynatemp_range", sampling.dynatemp_range),
+        ("dynatemp_exponent", sampling.dynatemp_exponent),
+        ("top_p", sampling.top_p),
+        ("min_p", sampling.min_p),
+        ("typical_p", sampling.typical_p),
+        ("top_n_sigma", sampling.top_n_sigma),
+        ("xtc_probability", sampling.xtc_probability),
+        ("xtc_threshold", sampling.xtc_threshold),
+        ("repeat_penalty", sampling.repeat_penalty),
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("dry_multiplier", sampling.dry_multiplier),
+        ("dry_base", sampling.dry_base),
+        ("mirostat_tau", sampling.mirostat_tau),
+        ("mirostat_eta", sampling.mirostat_eta),
+    ];
+    if let Some((name, _)) = numbers.iter().find(|(_, value)| !value.is_finite()) {
+        return Err(refuse(format!("{name} must be a finite number")));
+    }
+    if sampling.repeat_penalty <= 0.0 || !sampling.repeat_penalty.recip().is_finite() {
+        return Err(refuse("repeat_penalty must be greater than 0".to_owned()));
+    }
+    if sampling.mirostat > 2 {
+        return Err(refuse("mirostat must be 0, 1 or 2".to_owned()));
+    }
+    check_lists(sampling, n_vocab)
+}
+
+fn check_lists(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
+    let breakers = &sampling.dry_sequence_breakers;
+    if breakers.len() > DRY_BREAKERS_MAX || breakers.iter().any(|text| text.contains('\0')) {
+        return Err(refuse(format!("dry_sequence_breakers must be at most {DRY_BREAKERS_MAX} texts without NUL")));
+    }
+    if sampling.logit_bias.len() > LOGIT_BIASES_MAX {
+        return Err(refuse(format!("logit_bias must name at most {LOGIT_BIASES_MAX} tokens")));
+    }
+    for (token, bias) in &sampling.logit_bias {
+        if i64::from(*token) >= i64::from(n_vocab) {
+            return Err(refuse(format!("logit_bias names token {token}, the vocabulary has {n_vocab}")));
+        }
+        // Minus infinity excludes the token; plus infinity would make the softmax undefined.
+        if bias.is_nan() || *bias == f32::INFINITY {
+            return Err(refuse(format!("logit_bias of token {token} must be a finite number")));
+        }
+    }
+    Ok(())
+}
+
+fn grammar(model: &LlamaModel, text: Option<&str>) -> Result<Option<LlamaSampler>, EngineError> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    if text.len() > GRAMMAR_BYTES_MAX {
+        return Err(refuse(format!("the grammar has {} bytes, at most {GRAMMAR_BYTES_MAX} are read", text.len())));
+    }
+    if text.matches('(').count() > GRAMMAR_GROUPS_MAX {
+        return Err(refuse(format!("the grammar has more than {GRAMMAR_GROUPS_MAX} groups")));
+    }
+    let parsed = std::thread::scope(|scope| {
+        let parser = std::thread::Builder::new().name("grammar".to_owned()).stack_size(GRAMMAR_STACK_BYTES);
+        let parse = parser.spawn_scoped(scope, || LlamaSampler::grammar(model, text, "root"));
+        parse.map_err(|error| refuse(format!("no thread to parse the grammar: {error}")))?.join().map_err(|_| {
+            refuse("the grammar's parser failed".to_owned())
+        })
+    })?;
+    parsed.map(Some).map_err(|error| refuse(format!("the grammar does not parse ({error})")))
+}
+
+fn to_llama(token: Token) -> LlamaToken {
+    LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary, whose size is an i32"))
+}
+
+fn refuse(reason: String) -> EngineError {
+    EngineError::Sampler { reason }
+}
