@@ -1,0 +1,57 @@
+# Everything a developer runs. Each target works from a fresh clone on a machine with Rust; `make help` lists them.
+
+CARGO ?= cargo
+MODEL ?= target/models/bench.gguf
+BIN := target/release
+STAGE := scripts/stage.sh
+# Names the flag that leaves the demo's fleet up: make demo KEEP=1
+DEMO_FLAGS := $(if $(KEEP),--keep)
+CARGO_DENY_VERSION := 0.20.2
+
+.PHONY: help setup build demo test fixtures venv lint fmt bench doc
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what llama.cpp and the tests need and is missing (Debian and Ubuntu only)
+	@$(STAGE) setup scripts/setup.sh
+
+build: setup ## Build everything, llama.cpp too (minutes, once)
+	@$(STAGE) build $(CARGO) build --release --workspace
+
+demo: build $(MODEL) ## Show the fleet at work: KEEP=1 leaves it up, MODEL=path.gguf serves your model
+	@$(STAGE) demo $(BIN)/warmpath-bench demo --model $(MODEL) $(DEMO_FLAGS)
+
+target/models/bench.gguf: | build
+	@mkdir -p $(@D)
+	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
+
+test: build fixtures venv ## Run every test
+	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
+
+fixtures: setup ## Fetch the chat templates and vocabularies that the tests compare with
+	@$(STAGE) fixtures tests/fixtures/fetch.sh
+
+venv: setup ## Make the Python environment of the tests
+	@$(STAGE) venv scripts/python-venv.sh
+
+lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, code and docs; warnings are errors
+	@$(STAGE) fmt $(CARGO) fmt --all --check
+	@$(STAGE) shellcheck scripts/shellcheck.sh
+	@$(STAGE) deny target/tools/bin/cargo-deny check licenses bans sources
+	@$(STAGE) clippy $(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	@$(STAGE) doc env RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps
+
+target/tools/bin/cargo-deny:
+	@$(STAGE) cargo-deny $(CARGO) install --quiet --locked --root target/tools \
+		--target-dir target/tools/build cargo-deny --version $(CARGO_DENY_VERSION)
+	@rm -rf target/tools/build
+
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+bench: build $(MODEL) ## Measure the index and a fleet under load
+	@$(STAGE) index $(BIN)/warmpath-bench index
+
+doc: setup ## Build the API documentation
+	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Installs what the build needs beside Rust: a C++ compiler, CMake, libclang (for bindgen) and Python's venv.
+# Says nothing where all of it is there; only Debian's and Ubuntu's apt-get is known here.
+set -eu
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+missing=''
+need() { missing="$missing $1"; }
+
+have cargo || {
+    echo "setup: cargo is missing; install Rust first: https://rustup.rs" >&2
+    exit 1
+}
+have c++ || need g++
+have make || need make
+have cmake || need cmake
+have pkg-config || need pkg-config
+have clang || need clang
+# bindgen loads libclang.so by itself; ask for it where neither the linker nor LLVM's folders know one.
+if [ -z "${LIBCLANG_PATH:-}" ] && ! ldconfig -p 2>/dev/null | grep -q 'libclang-\?[0-9.]*\.so' &&
+    ! ls /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1; then
+    need libclang-dev
+fi
+if ! have python3; then
+    need python3
+    need python3-venv
+elif ! python3 -c 'import venv, ensurepip' >/dev/null 2>&1; then
+    need python3-venv
+fi
+
+[ -n "$missing" ] || exit 0
+if ! have apt-get; then
+    echo "setup: please install:$missing (names of Debian packages)" >&2
+    exit 1
+fi
+
+as_root=''
+if [ "$(id -u)" -ne 0 ]; then
+    have sudo || {
+        echo "setup: please run as root: apt-get install$missing" >&2
+        exit 1
+    }
+    as_root='sudo'
+fi
+echo "setup: installing$missing" >&2
+$as_root apt-get update -qq
+# shellcheck disable=SC2086 # the list of names is split on purpose
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
