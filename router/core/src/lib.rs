@@ -4,7 +4,18 @@
 //! The idea: inputs are values (`now`, decoded frames, a random source), outputs are values that say what to do, so that
 //! the same code decides in production and in the simulation.
 
+pub mod agreement;
+pub mod breaker;
+pub mod choose;
+pub mod cost;
+pub mod dispatch;
+pub mod fleet;
+pub mod follower;
 pub mod index;
+pub mod retry;
+
+#[cfg(test)]
+mod testing;
 
 /// Names one worker of the fleet as long as the router runs; assigned in the order of configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,0 +1,223 @@
+//! Agreement: whether router and worker, and the workers that serve one model name, hash the same prompt alike.
+//!
+//! Not here: what the router does with a worker that disagrees (it excludes it and says so).
+//! The idea: a worker that hashes differently would silently miss for ever. So a difference is an exclusion with a
+//! reason. Where workers of one name differ among each other, the larger group is right, then the one configured first.
+
+use std::collections::HashMap;
+
+use warmpath_common::block_hash::HASH_VERSION;
+use warmpath_common::model::ModelInfo;
+
+/// Is the largest block that a worker may declare. Units: tokens.
+pub const BLOCK_SIZE_TOKENS_MAX: u32 = 4096;
+/// Is the most names that a worker may declare.
+pub const NAMES_MAX: usize = 64;
+/// Is the longest name that a worker may declare. Units: bytes.
+pub const NAME_BYTES_MAX: usize = 512;
+
+/// Says what keeps router and worker from agreeing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Disagreement {
+    /// The worker hashes by another version of the chain.
+    #[error("the worker hashes blocks by version {worker}, this router by version {HASH_VERSION}")]
+    HashVersion {
+        /// Is the worker's version.
+        worker: u16,
+    },
+    /// The worker declares something that cannot be.
+    #[error("the worker declares {field} = {value}, which cannot be")]
+    Nonsense {
+        /// Names the field.
+        field: &'static str,
+        /// Is its value.
+        value: String,
+    },
+    /// The worker serves a name that other workers serve differently.
+    #[error("the worker serves `{name}` with {field} = {worker}, most of the fleet with {fleet}")]
+    Model {
+        /// Is the name that is served differently.
+        name: String,
+        /// Names the first field that differs.
+        field: &'static str,
+        /// Is the worker's value.
+        worker: String,
+        /// Is the other workers' value.
+        fleet: String,
+    },
+    /// The vocabulary that the worker serves is not the one that it declares.
+    #[error("the worker declares {field} = {worker}, the vocabulary that it serves says {vocabulary}")]
+    Vocabulary {
+        /// Names the field.
+        field: &'static str,
+        /// Is the declared value.
+        worker: String,
+        /// Is the vocabulary's value.
+        vocabulary: String,
+    },
+}
+
+impl Disagreement {
+    /// Returns a short name for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::HashVersion { .. } => "hash_version",
+            Self::Nonsense { .. } => "nonsense",
+            Self::Model { .. } => "model",
+            Self::Vocabulary { .. } => "vocabulary",
+        }
+    }
+}
+
+/// Returns what is wrong with one worker's declaration by itself.
+pub fn check_alone(model: &ModelInfo) -> Option<Disagreement> {
+    let nonsense =
+        |field, value: &dyn std::fmt::Display| Some(Disagreement::Nonsense { field, value: value.to_string() });
+    if model.hash_version != HASH_VERSION {
+        return Some(Disagreement::HashVersion { worker: model.hash_version });
+    }
+    if !(1..=BLOCK_SIZE_TOKENS_MAX).contains(&model.block_size_tokens) {
+        return nonsense("block_size_tokens", &model.block_size_tokens);
+    }
+    if model.names.is_empty() || model.names.len() > NAMES_MAX {
+        return nonsense("the number of names", &model.names.len());
+    }
+    if let Some(name) = model.names.iter().find(|name| name.is_empty() || name.len() > NAME_BYTES_MAX) {
+        return nonsense("the length of a name", &name.len());
+    }
+    for (field, value) in
+        [("n_slots", u32::from(model.n_slots)), ("context_tokens", model.context_tokens), ("n_vocab", model.n_vocab)]
+    {
+        if value == 0 {
+            return nonsense(field, &value);
+        }
+    }
+    None
+}
+
+/// Returns, for each worker that declares a model, what keeps it out of the fleet.
+///
+/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected, which has no say.
+pub fn settle(models: &[Option<&ModelInfo>]) -> Vec<Option<Disagreement>> {
+    let mut verdicts: Vec<_> = models.iter().map(|model| model.and_then(check_alone)).collect();
+    let voters: Vec<(usize, &ModelInfo)> = models
+        .iter()
+        .enumerate()
+        .filter_map(|(idx, model)| model.filter(|_| verdicts[idx].is_none()).map(|model| (idx, model)))
+        .collect();
+    let mut by_name: HashMap<&str, Vec<&ModelInfo>> = HashMap::new();
+    for (_, model) in &voters {
+        model.names.iter().for_each(|name| by_name.entry(name).or_default().push(model));
+    }
+    for (idx, model) in voters {
+        verdicts[idx] = model.names.iter().find_map(|name| {
+            let right = majority(&by_name[name.as_str()]);
+            difference(model, right).map(|(field, worker, fleet)| Disagreement::Model {
+                name: name.clone(),
+                field,
+                worker,
+                fleet,
+            })
+        });
+    }
+    verdicts
+}
+
+/// Returns the declaration that most agree with; of equals, the first.
+fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
+    let mut groups: Vec<(&ModelInfo, usize)> = Vec::new();
+    for model in models {
+        match groups.iter_mut().find(|(first, _)| difference(first, model).is_none()) {
+            Some((_, n)) => *n += 1,
+            None => groups.push((model, 1)),
+        }
+    }
+    // `max_by_key` would take the last of equals.
+    let most = groups.iter().map(|(_, n)| *n).max().unwrap_or(0);
+    groups.iter().find(|(_, n)| *n == most).map_or(models[0], |(model, _)| model)
+}
+
+/// Returns the first field in which prompts would be hashed differently, with both values.
+fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, String)> {
+    let fields: [(&'static str, fn(&ModelInfo) -> String); 6] = [
+        ("fingerprint", |model| model.fingerprint.to_string()),
+        ("chat_template_fingerprint", |model| model.chat_template_fingerprint.to_string()),
+        ("block_size_tokens", |model| model.block_size_tokens.to_string()),
+        ("add_bos", |model| model.add_bos.to_string()),
+        ("add_eos", |model| model.add_eos.to_string()),
+        ("n_vocab", |model| model.n_vocab.to_string()),
+    ];
+    let same = a.fingerprint == b.fingerprint
+        && a.chat_template_fingerprint == b.chat_template_fingerprint
+        && a.block_size_tokens == b.block_size_tokens
+        && (a.add_bos, a.add_eos, a.n_vocab) == (b.add_bos, b.add_eos, b.n_vocab);
+    if same {
+        return None;
+    }
+    fields.iter().map(|(field, of)| (*field, of(a), of(b))).find(|(_, a, b)| a != b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::model;
+
+    fn verdicts(models: &[ModelInfo]) -> Vec<Option<&'static str>> {
+        let models: Vec<_> = models.iter().map(Some).collect();
+        let field = |verdict| match verdict {
+            Disagreement::HashVersion { .. } => "hash_version",
+            Disagreement::Nonsense { field, .. }
+            | Disagreement::Model { field, .. }
+            | Disagreement::Vocabulary { field, .. } => field,
+        };
+        settle(&models).into_iter().map(|verdict| verdict.map(field)).collect()
+    }
+
+    #[test]
+    fn workers_of_one_model_agree() {
+        assert_eq!(verdicts(&[model(), model()]), [None, None]);
+    }
+
+    #[test]
+    fn the_smaller_group_is_out_and_the_difference_is_named() {
+        let other = ModelInfo { block_size_tokens: 64, ..model() };
+        assert_eq!(verdicts(&[other.clone(), model(), model()]), [Some("block_size_tokens"), None, None]);
+        assert_eq!(verdicts(&[other, model()]), [None, Some("block_size_tokens")], "of equals the first is right");
+    }
+
+    #[test]
+    fn other_names_are_other_models() {
+        let other = ModelInfo { names: vec!["other".into()], block_size_tokens: 64, ..model() };
+        assert_eq!(verdicts(&[other, model()]), [None, None]);
+    }
+
+    #[test]
+    fn one_shared_alias_is_enough_to_disagree() {
+        let other = ModelInfo { names: vec!["other".into(), "m".into()], add_bos: !model().add_bos, ..model() };
+        assert_eq!(verdicts(&[model(), other]), [None, Some("add_bos")]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_out_and_has_no_say() {
+        let versioned = ModelInfo { hash_version: HASH_VERSION + 1, ..model() };
+        let blockless = ModelInfo { block_size_tokens: 0, ..model() };
+        let nameless = ModelInfo { names: Vec::new(), ..model() };
+        let slotless = ModelInfo { n_slots: 0, ..model() };
+        let expected = [
+            Some("hash_version"),
+            Some("hash_version"),
+            Some("block_size_tokens"),
+            Some("the number of names"),
+            Some("n_slots"),
+            None,
+        ];
+        assert_eq!(verdicts(&[versioned.clone(), versioned, blockless, nameless, slotless, model()]), expected);
+    }
+
+    #[test]
+    fn the_reason_says_what_differs() {
+        let other = ModelInfo { n_vocab: 9, ..model() };
+        let verdict = settle(&[Some(&model()), Some(&other)]).remove(1).expect("they differ");
+        assert_eq!(verdict.to_string(), "the worker serves `m` with n_vocab = 9, most of the fleet with 1000");
+    }
+}

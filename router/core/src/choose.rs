@@ -1,0 +1,278 @@
+//! The choice: candidates in, one of them out, with the reason.
+//!
+//! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
+//! The idea: the smallest cost wins. Costs rest on measured rates, which are noisy, so costs that are nearly equal are
+//! equal; of equals the worker with the most free cells wins, because new state displaces least there, then the one with
+//! the fewest requests, then the first in the order of configuration. The same inputs always give the same choice.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::str::FromStr;
+
+use rand::{Rng, RngExt};
+use warmpath_common::block_hash::BlockKey;
+
+use crate::WorkerIdx;
+use crate::cost::{Cost, Speeds, Standing, Work};
+use crate::fleet::WorkerView;
+use crate::index::Match;
+use warmpath_common::summary::Tier;
+
+/// Is how much dearer than the cheapest a worker may be and still count as equal.
+///
+/// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
+const NEARLY_EQUAL: f64 = 1.05;
+
+/// Says by what a worker is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Policy {
+    /// By the cost: the predicted time to first token and what it takes from others.
+    #[default]
+    PredictedTtft,
+    /// By the longest cached prefix, then by load.
+    Prefix,
+    /// By the least work ahead.
+    LeastLoaded,
+    /// In turn.
+    RoundRobin,
+    /// At random.
+    Random,
+    /// By the conversation: the same one always goes to the same worker, as long as that is there.
+    ConsistentHash,
+}
+
+impl Policy {
+    /// Lists every policy.
+    pub const ALL: [Self; 6] =
+        [Self::PredictedTtft, Self::Prefix, Self::LeastLoaded, Self::RoundRobin, Self::Random, Self::ConsistentHash];
+
+    /// Returns the policy's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PredictedTtft => "predicted-ttft",
+            Self::Prefix => "prefix",
+            Self::LeastLoaded => "least-loaded",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::ConsistentHash => "consistent-hash",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| format!("no policy is called `{name}`; there is {}", known()))
+    }
+}
+
+/// Says why a worker was chosen; its text is the value of `x-warmpath-route`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// There was no other.
+    Only,
+    /// It holds the longest prefix of the prompt.
+    Prefix,
+    /// It is the soonest ready, although another holds more, or because the prompt is not known.
+    Load,
+    /// No worker holds any of the prompt.
+    Cold,
+    /// The policy in force does not look at prefixes and load together.
+    Policy(Policy),
+    /// Another worker was tried first and failed.
+    Retry,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Only => f.write_str("only"),
+            Self::Prefix => f.write_str("prefix"),
+            Self::Load => f.write_str("load"),
+            Self::Cold => f.write_str("cold"),
+            Self::Policy(policy) => write!(f, "policy:{policy}"),
+            Self::Retry => f.write_str("retry"),
+        }
+    }
+}
+
+/// Is what is known of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub enum PromptView<'a> {
+    /// It was tokenized and hashed.
+    Known {
+        /// Is its length. Units: tokens.
+        n_tokens: u32,
+        /// Lists the keys of its full blocks.
+        keys: &'a [BlockKey],
+        /// Is what the workers hold of it.
+        matches: &'a [Match],
+    },
+    /// It could not be tokenized here.
+    Estimated {
+        /// Is its guessed length. Units: tokens.
+        n_tokens: u32,
+    },
+}
+
+impl PromptView<'_> {
+    /// Returns the prompt's length. Units: tokens.
+    pub fn n_tokens(&self) -> u32 {
+        match *self {
+            Self::Known { n_tokens, .. } | Self::Estimated { n_tokens } => n_tokens,
+        }
+    }
+}
+
+/// Is a worker that could take the request, with what it would cost there.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// Is the worker.
+    pub worker: &'a WorkerView,
+    /// Is what it holds of the prompt.
+    pub found: Option<Match>,
+    /// Is how many blocks of it would be reused.
+    pub cached_blocks: u32,
+    /// Is what is asked of it.
+    pub work: Work,
+    /// Is what that would cost.
+    pub cost: Cost,
+    /// Is the prompt tokens before it. Units: tokens.
+    tokens_ahead: f64,
+    n_requests: u64,
+}
+
+impl<'a> Candidate<'a> {
+    /// Returns what the request would cost at `worker`.
+    ///
+    /// At least one prompt token is always computed, for its logits: a prompt that is cached to its end counts as cached
+    /// up to the block before.
+    pub fn weigh(worker: &'a WorkerView, prompt: PromptView<'_>, standing: Standing<'_>) -> Self {
+        let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
+        let n_tokens = prompt.n_tokens();
+        let found = match prompt {
+            PromptView::Known { matches, .. } => matches.iter().copied().find(|found| found.worker == worker.idx),
+            PromptView::Estimated { .. } => None,
+        };
+        let blocks_max = n_tokens.saturating_sub(1) / block_size_tokens.max(1);
+        let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
+        let tier = found.map_or(Tier::Resident, |found| found.tier);
+        let work = Work { prompt_tokens: n_tokens, cached_tokens: cached_blocks * block_size_tokens, tier };
+        Self {
+            worker,
+            found,
+            cached_blocks,
+            work,
+            cost: Cost::of(work, standing),
+            tokens_ahead: standing.prefill_tokens_ahead(),
+            n_requests: standing.n_requests(),
+        }
+    }
+
+    /// Orders by how little new state displaces there, then by requests, then by configuration.
+    fn tie_break(&self) -> (Reverse<u64>, u64, WorkerIdx) {
+        (Reverse(self.worker.load.free_cells), self.n_requests, self.worker.idx)
+    }
+}
+
+/// Is what policies look at that look at neither cost nor load.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    /// Is the worker that was chosen last.
+    pub last: Option<WorkerIdx>,
+    /// Names the conversation.
+    pub affinity: u64,
+}
+
+/// Returns the candidate that gets the request, and why.
+///
+/// Shape: `candidates` `[n]` -> one of them; `None` where there are none.
+pub fn choose<'c, 'a>(
+    policy: Policy,
+    candidates: &'c [Candidate<'a>],
+    turn: Turn,
+    rng: &mut impl Rng,
+) -> Option<&'c Candidate<'a>> {
+    match policy {
+        Policy::PredictedTtft => {
+            let best_ms = candidates.iter().map(|candidate| candidate.cost.total_ms()).reduce(f64::min)?;
+            let limit_ms = best_ms * NEARLY_EQUAL;
+            candidates.iter().filter(|c| c.cost.total_ms() <= limit_ms).min_by_key(|c| c.tie_break())
+        }
+        Policy::Prefix => {
+            let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
+            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest))
+        }
+        Policy::LeastLoaded => least_loaded(candidates.iter()),
+        Policy::RoundRobin => {
+            let next = candidates.iter().filter(|c| Some(c.worker.idx) > turn.last).min_by_key(|c| c.worker.idx);
+            next.or_else(|| candidates.iter().min_by_key(|c| c.worker.idx))
+        }
+        Policy::Random if candidates.is_empty() => None,
+        Policy::Random => candidates.get(rng.random_range(0..candidates.len())),
+        Policy::ConsistentHash => candidates.iter().max_by_key(|c| rendezvous(turn.affinity, &c.worker.name)),
+    }
+}
+
+fn least_loaded<'c, 'a: 'c>(candidates: impl Iterator<Item = &'c Candidate<'a>>) -> Option<&'c Candidate<'a>> {
+    candidates.min_by(|a, b| {
+        a.tokens_ahead
+            .total_cmp(&b.tokens_ahead)
+            .then(a.n_requests.cmp(&b.n_requests))
+            .then_with(|| a.tie_break().cmp(&b.tie_break()))
+    })
+}
+
+/// Returns the weight of a worker for a conversation: the largest wins, so a worker's loss moves only its own.
+///
+/// Source: Thaler and Ravishankar, "A name-based mapping scheme for rendezvous" (1996); FNV-1a, then the finalizer of
+/// splitmix64.
+fn rendezvous(affinity: u64, name: &str) -> u64 {
+    let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64 ^ affinity, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let mixed = (fnv ^ fnv >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// Returns why `chosen` was chosen among `candidates`.
+pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'_>, prompt: PromptView<'_>) -> Reason {
+    if candidates.len() == 1 {
+        return Reason::Only;
+    }
+    if !matches!(policy, Policy::PredictedTtft | Policy::Prefix) {
+        return Reason::Policy(policy);
+    }
+    let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max().unwrap_or(0);
+    match prompt {
+        PromptView::Estimated { .. } => Reason::Load,
+        PromptView::Known { .. } if longest == 0 => Reason::Cold,
+        PromptView::Known { .. } if chosen.cached_blocks == longest => Reason::Prefix,
+        PromptView::Known { .. } => Reason::Load,
+    }
+}
+
+/// Returns the standing of `worker` for [`Candidate::weigh`].
+pub(crate) fn standing(worker: &WorkerView, unreported: crate::cost::Unreported, assumed: Speeds) -> Standing<'_> {
+    Standing {
+        load: &worker.load,
+        unreported,
+        n_slots: worker.model.as_ref().map_or(1, |model| model.n_slots),
+        speeds: Speeds::measured_or(&worker.load.rates, assumed),
+    }
+}
+
+#[cfg(test)]
+mod tests;

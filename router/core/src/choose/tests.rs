@@ -1,0 +1,160 @@
+//! Tests of the choice: each policy by a table of situations, ties, reasons.
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::{Load, RunState};
+
+use super::*;
+use crate::cost::{SPEEDS_DEFAULT, Unreported};
+use crate::testing::{idle, worker};
+
+/// Is one worker of a situation: the blocks it holds of a prompt of 1,000 tokens, and its load.
+struct Held(u32, Load);
+
+fn queued(tokens: u64) -> Load {
+    Load { queued_prefill_tokens: tokens, n_queued: u32::from(tokens > 0), ..idle() }
+}
+
+fn free(cells: u64) -> Load {
+    Load { free_cells: cells, ..idle() }
+}
+
+const N_TOKENS: u32 = 1000;
+
+fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
+    let workers: Vec<_> = held
+        .iter()
+        .enumerate()
+        .map(|(idx, Held(_, load))| WorkerView { load: load.clone(), ..worker(idx as u32) })
+        .collect();
+    let matches: Vec<_> = held
+        .iter()
+        .enumerate()
+        .filter(|(_, held)| held.0 > 0)
+        .map(|(idx, held)| Match {
+            worker: WorkerIdx(idx as u32),
+            blocks: held.0,
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            slot: Some(SlotId(0)),
+        })
+        .collect();
+    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
+    let candidates: Vec<_> = workers
+        .iter()
+        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .collect();
+    let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
+    (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
+}
+
+const TURN: Turn = Turn { last: None, affinity: 0 };
+
+fn check(held: &[Held], expected: (u32, Reason)) {
+    assert_eq!(decide(Policy::PredictedTtft, held, TURN), expected);
+}
+
+#[test]
+fn the_predicted_ttft_weighs_prefix_against_queue() {
+    check(&[Held(0, idle()), Held(30, idle())], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(30, queued(5_000))], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(30, queued(20_000))], (0, Reason::Load));
+    check(&[Held(10, queued(20_000)), Held(9, idle())], (1, Reason::Load));
+    check(&[Held(0, queued(5_000)), Held(0, idle())], (1, Reason::Cold));
+    check(&[Held(30, queued(50_000))], (0, Reason::Only));
+}
+
+#[test]
+fn of_equals_the_emptiest_wins_then_the_first() {
+    check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, Reason::Cold));
+    check(&[Held(8, free(10)), Held(8, free(30))], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(0, idle())], (0, Reason::Cold));
+}
+
+#[test]
+fn rates_that_differ_by_noise_are_equal() {
+    let rate = |rate, cells| {
+        let mut load = free(cells);
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
+    };
+    check(&[Held(0, rate(1030.0, 10)), Held(0, rate(1000.0, 20))], (1, Reason::Cold));
+    check(&[Held(0, rate(2000.0, 10)), Held(0, rate(1000.0, 20))], (0, Reason::Cold));
+}
+
+#[test]
+fn each_policy_looks_at_what_it_is_named_for() {
+    let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
+    assert_eq!(decide(Policy::Prefix, &held, TURN), (1, Reason::Prefix));
+    assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, Reason::Policy(Policy::LeastLoaded)));
+    let after = |last| Turn { last: Some(WorkerIdx(last)), affinity: 0 };
+    assert_eq!(decide(Policy::RoundRobin, &held, TURN).0, 0);
+    assert_eq!(decide(Policy::RoundRobin, &held, after(0)).0, 1);
+    assert_eq!(decide(Policy::RoundRobin, &held, after(2)).0, 0);
+    assert_eq!(decide(Policy::Random, &held, TURN).1.to_string(), "policy:random");
+}
+
+#[test]
+fn a_conversation_keeps_its_worker_when_another_leaves() {
+    let workers: Vec<_> = (0..10).map(worker).collect();
+    let prompt = PromptView::Estimated { n_tokens: 10 };
+    let all: Vec<_> = workers
+        .iter()
+        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .collect();
+    let mut counts = [0; 10];
+    for affinity in 0..1000 {
+        let turn = Turn { last: None, affinity };
+        let rng = &mut SmallRng::seed_from_u64(1);
+        let of = |candidates: &[Candidate<'_>], rng: &mut SmallRng| {
+            choose(Policy::ConsistentHash, candidates, turn, rng).expect("there are candidates").worker.idx
+        };
+        let home = of(&all, rng);
+        counts[home.0 as usize] += 1;
+        let without_9: Vec<_> = all[..9].to_vec();
+        if home.0 != 9 {
+            assert_eq!(of(&without_9, rng), home);
+        }
+    }
+    assert!(counts.iter().all(|&n| n > 50), "conversations spread: {counts:?}");
+}
+
+#[test]
+fn a_fully_cached_prompt_still_computes_its_last_block() {
+    let worker = worker(0);
+    for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
+        let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
+        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
+        assert_eq!(Candidate::weigh(&worker, prompt, standing).cached_blocks, expected, "{n_tokens} tokens");
+    }
+}
+
+#[test]
+fn policies_are_parsed_by_their_names() {
+    for policy in Policy::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let error = "fastest".parse::<Policy>().expect_err("there is no such policy");
+    assert!(error.contains("predicted-ttft"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn the_choice_is_nearly_the_cheapest_and_the_same_each_time(
+        held in proptest::collection::vec((0u32..31, 0u64..100_000, 0u64..1000), 1..20)
+    ) {
+        let held = || -> Vec<Held> {
+            held.iter().map(|&(n, ahead, cells)| Held(n, Load { free_cells: cells, ..queued(ahead) })).collect()
+        };
+        let cost = |Held(blocks, load): &Held| {
+            10.0 * f64::from(N_TOKENS - blocks * 32) + load.queued_prefill_tokens as f64
+        };
+        let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
+        let best = held().iter().map(cost).fold(f64::INFINITY, f64::min);
+        prop_assert!(cost(&held()[idx as usize]) <= best * NEARLY_EQUAL + 1e-6);
+        prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TURN).0, idx);
+    }
+}

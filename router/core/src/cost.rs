@@ -1,0 +1,249 @@
+//! What a request would cost at a worker, in milliseconds.
+//!
+//! Not here: who is asked and how ties break (`choose`).
+//!
+//! The cost is a sum of five times. The first three are what the request itself feels until its first token:
+//!
+//! - **wait**: the prompt tokens that stand before it at the worker, at the worker's prefill rate; and, where every slot
+//!   is taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead.
+//! - **restore**: bringing the reused blocks from where they lie.
+//! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
+//!
+//! The other two are what others feel:
+//!
+//! - **pressure**: a multiple of prefill. Uncached work delays everyone who comes behind it and takes the cache of someone
+//!   who would have come back. Without this charge prefixes are spread thin (DESIGN section 5: 27 % of blocks hit instead
+//!   of 34 %).
+//! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
+
+use warmpath_common::summary::{Load, Rates, Tier};
+
+/// Is the charge for uncached work beyond its own delay, as a multiple of it.
+///
+/// Source: DESIGN section 5, simulation on the Mooncake conversation trace: with the queue weighted 0.1 against prefill,
+/// which is a pressure of 9, 33.6 % of blocks hit at p99 8.1 s; with 0, 27.4 %.
+pub const PRESSURE: f64 = 9.0;
+
+/// Is the time to bring one token's KV state from RAM. Units: milliseconds.
+///
+/// Source: DESIGN section 1: 2,048 tokens in 2-3 ms.
+pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
+
+/// Is the time to bring one token's KV state from disk. Units: milliseconds.
+///
+/// Source: DESIGN section 1: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
+pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
+
+/// Is how fast a worker is taken to be of which nothing is known, nor of any other.
+///
+/// Source: DESIGN section 1: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
+pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
+
+/// Is how fast a worker is, every part known or assumed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speeds {
+    /// Units: prompt tokens per millisecond, all sequences together.
+    pub prefill_tokens_per_ms: f64,
+    /// Units: milliseconds of a step that decodes only.
+    pub decode_step_ms: f64,
+    /// Units: answer tokens of a request.
+    pub answer_tokens: f64,
+}
+
+impl Speeds {
+    /// Returns what a worker has measured, and where it has not yet, what is assumed.
+    pub fn measured_or(rates: &Rates, assumed: Speeds) -> Self {
+        Self {
+            prefill_tokens_per_ms: rates
+                .prefill_tokens_per_s
+                .map_or(assumed.prefill_tokens_per_ms, |rate| f64::from(rate) / 1000.0),
+            decode_step_ms: rates.decode_step_ms.map_or(assumed.decode_step_ms, f64::from),
+            answer_tokens: rates.answer_tokens.map_or(assumed.answer_tokens, f64::from),
+        }
+    }
+
+    /// Returns what to assume of a worker that has measured nothing: the best that any of `fleet` has measured.
+    ///
+    /// Hope, so that a worker that has just joined a fast fleet is tried, and measures.
+    pub fn assumed<'a>(fleet: impl Iterator<Item = &'a Rates>) -> Self {
+        let mut best = [None::<f32>; 3];
+        for rates in fleet {
+            best[0] = rates.prefill_tokens_per_s.into_iter().chain(best[0]).reduce(f32::max);
+            best[1] = rates.decode_step_ms.into_iter().chain(best[1]).reduce(f32::min);
+            best[2] = rates.answer_tokens.into_iter().chain(best[2]).reduce(f32::min);
+        }
+        let best = Rates { prefill_tokens_per_s: best[0], decode_step_ms: best[1], answer_tokens: best[2] };
+        Self::measured_or(&best, SPEEDS_DEFAULT)
+    }
+}
+
+/// Is what the router has sent to a worker and the worker has not yet counted in its load.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unreported {
+    /// Is the number of requests.
+    pub n_requests: u32,
+    /// Is their uncached prompt tokens.
+    pub prefill_tokens: u64,
+}
+
+/// Is how busy and how fast a worker is.
+#[derive(Debug, Clone, Copy)]
+pub struct Standing<'a> {
+    /// Is what it reported.
+    pub load: &'a Load,
+    /// Is what it has not reported yet.
+    pub unreported: Unreported,
+    /// Is the number of its slots.
+    pub n_slots: u16,
+    /// Is how fast it is.
+    pub speeds: Speeds,
+}
+
+/// Is what a request would ask of a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Work {
+    /// Is the prompt's length. Units: tokens.
+    pub prompt_tokens: u32,
+    /// Is how much of it the worker is expected to reuse. Units: tokens.
+    pub cached_tokens: u32,
+    /// Says where the reused part lies.
+    pub tier: Tier,
+}
+
+/// Is what a request would cost at a worker, in its parts. Units: milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Is the time before its prefill begins.
+    pub wait_ms: f64,
+    /// Is the time to bring the reused blocks.
+    pub restore_ms: f64,
+    /// Is the time to compute the rest of the prompt.
+    pub prefill_ms: f64,
+    /// Is the charge for what that takes from others.
+    pub pressure_ms: f64,
+    /// Is what the streams lose that it joins.
+    pub slowdown_ms: f64,
+}
+
+impl Cost {
+    /// Returns the cost of `work` at a worker that stands so.
+    pub fn of(work: Work, standing: Standing<'_>) -> Self {
+        let Standing { load, speeds, .. } = standing;
+        let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
+        let prefill_ms = uncached / speeds.prefill_tokens_per_ms;
+        let restore_ms_per_token = match work.tier {
+            Tier::Resident => 0.0,
+            Tier::Ram => RESTORE_RAM_MS_PER_TOKEN,
+            Tier::Disk => RESTORE_DISK_MS_PER_TOKEN,
+        };
+        Self {
+            wait_ms: standing.prefill_wait_ms() + standing.slot_wait_ms(),
+            restore_ms: f64::from(work.cached_tokens) * restore_ms_per_token,
+            prefill_ms,
+            pressure_ms: PRESSURE * prefill_ms,
+            slowdown_ms: f64::from(load.n_decoding) * speeds.decode_step_ms,
+        }
+    }
+
+    /// Returns the sum.
+    pub fn total_ms(&self) -> f64 {
+        self.wait_ms + self.restore_ms + self.prefill_ms + self.pressure_ms + self.slowdown_ms
+    }
+}
+
+impl Standing<'_> {
+    /// Returns the prompt tokens that stand before a new request. Sums of remote numbers, hence floating.
+    pub fn prefill_tokens_ahead(&self) -> f64 {
+        self.load.queued_prefill_tokens as f64
+            + self.load.running_prefill_tokens as f64
+            + self.unreported.prefill_tokens as f64
+    }
+
+    /// Returns the requests that run, wait or are on their way.
+    pub fn n_requests(&self) -> u64 {
+        self.load.busy_slots.len() as u64 + u64::from(self.load.n_queued) + u64::from(self.unreported.n_requests)
+    }
+
+    fn prefill_wait_ms(&self) -> f64 {
+        self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms
+    }
+
+    /// Slots become free one by one, `n_slots` of them in the time of an answer.
+    fn slot_wait_ms(&self) -> f64 {
+        let n_slots = u64::from(self.n_slots.max(1));
+        let n_before_a_slot = (self.n_requests() + 1).saturating_sub(n_slots) as f64;
+        n_before_a_slot * self.speeds.answer_tokens * self.speeds.decode_step_ms / n_slots as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::idle;
+    use warmpath_common::ids::SlotId;
+
+    const SPEEDS: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 10.0, answer_tokens: 100.0 };
+
+    fn cost(work: Work, load: &Load, unreported: Unreported) -> Cost {
+        Cost::of(work, Standing { load, unreported, n_slots: 4, speeds: SPEEDS })
+    }
+
+    const COLD: Work = Work { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
+
+    #[test]
+    fn an_idle_worker_costs_its_prefill_and_the_pressure() {
+        let expected = Cost { prefill_ms: 1000.0, pressure_ms: 9000.0, ..Cost::default() };
+        assert_eq!(cost(COLD, &idle(), Unreported::default()), expected);
+        assert_eq!(expected.total_ms(), 10_000.0);
+    }
+
+    #[test]
+    fn what_is_cached_is_not_computed_but_restored() {
+        let work = |tier| Work { cached_tokens: 800, tier, ..COLD };
+        let of = |tier| cost(work(tier), &idle(), Unreported::default());
+        assert_eq!(of(Tier::Resident).prefill_ms, 200.0);
+        assert_eq!(of(Tier::Resident).restore_ms, 0.0);
+        assert!(of(Tier::Ram).restore_ms > 0.0);
+        assert!(of(Tier::Disk).restore_ms > of(Tier::Ram).restore_ms);
+        assert!(of(Tier::Disk).total_ms() < of(Tier::Resident).total_ms() + 200.0, "disk still beats computing");
+    }
+
+    #[test]
+    fn what_was_sent_but_not_reported_waits_as_what_is_queued() {
+        let queued = Load { queued_prefill_tokens: 300, n_queued: 1, ..idle() };
+        let unreported = Unreported { n_requests: 1, prefill_tokens: 300 };
+        assert_eq!(cost(COLD, &queued, Unreported::default()), cost(COLD, &idle(), unreported));
+        assert_eq!(cost(COLD, &idle(), unreported).wait_ms, 300.0);
+    }
+
+    #[test]
+    fn without_a_free_slot_it_waits_for_one() {
+        let busy = |n: u16| Load { busy_slots: (0..n).map(SlotId).collect(), n_decoding: u32::from(n), ..idle() };
+        assert_eq!(cost(COLD, &busy(3), Unreported::default()).wait_ms, 0.0);
+        assert_eq!(cost(COLD, &busy(4), Unreported::default()).wait_ms, 250.0, "a quarter of an answer of 1 s");
+        let one_ahead = Load { n_queued: 1, ..busy(4) };
+        assert_eq!(cost(COLD, &one_ahead, Unreported::default()).wait_ms, 500.0);
+        assert_eq!(cost(COLD, &busy(4), Unreported::default()).slowdown_ms, 40.0);
+    }
+
+    #[test]
+    fn numbers_beyond_reason_do_not_overflow() {
+        let load =
+            Load { queued_prefill_tokens: u64::MAX, running_prefill_tokens: u64::MAX, n_queued: u32::MAX, ..idle() };
+        let unreported = Unreported { n_requests: u32::MAX, prefill_tokens: u64::MAX };
+        assert!(cost(COLD, &load, unreported).total_ms().is_finite());
+    }
+
+    #[test]
+    fn the_unmeasured_is_taken_for_as_fast_as_the_best() {
+        let rates = |rate| Rates { prefill_tokens_per_s: rate, decode_step_ms: None, answer_tokens: Some(10.0) };
+        let fleet = [rates(Some(500.0)), rates(None), rates(Some(4000.0))];
+        let assumed = Speeds::assumed(fleet.iter());
+        assert_eq!(
+            Speeds::measured_or(&Rates::default(), assumed),
+            Speeds { prefill_tokens_per_ms: 4.0, decode_step_ms: 30.0, answer_tokens: 10.0 }
+        );
+        assert_eq!(Speeds::measured_or(&fleet[0], assumed).prefill_tokens_per_ms, 0.5);
+        assert_eq!(Speeds::assumed([].iter()), SPEEDS_DEFAULT);
+    }
+}

@@ -1,0 +1,319 @@
+//! The books of one router: what it has sent where, what has not been reported yet, who has failed.
+//!
+//! Not here: the fleet's own reports (`fleet`), the comparison of candidates (`choose`).
+//! The idea: reports are some milliseconds old, and in these milliseconds a burst would all go to one worker. So what is
+//! sent is added to its worker at once, and withdrawn when the worker says that it has counted it, when the answer ends,
+//! or by age, should neither be heard.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::model::ModelInfo;
+
+use crate::WorkerIdx;
+use crate::breaker::{Breaker, BreakerOptions, BreakerState};
+use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, choose, reason, standing};
+use crate::cost::{Cost, Speeds, Unreported};
+use crate::fleet::{FleetView, Unavailable, WorkerView};
+use crate::retry::Failure;
+
+/// Bounds and directs a router's choices.
+#[derive(Debug, Clone, Copy)]
+pub struct DispatchOptions {
+    /// Says by what workers are chosen.
+    pub policy: Policy,
+    /// Bounds the breaker of each worker.
+    pub breaker: BreakerOptions,
+    /// Is how long a request may stay unreported before its load is withdrawn.
+    pub unreported_age_max: Duration,
+    /// Is how long a worker gets nothing after it refused a request because its queue was full.
+    pub full_pause: Duration,
+}
+
+impl Default for DispatchOptions {
+    /// Returns the default policy, and times of the order in which a live worker would have reported.
+    ///
+    /// Source: DESIGN section 3: load is pushed at most every 10 ms and at least every second.
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            breaker: BreakerOptions::default(),
+            unreported_age_max: Duration::from_secs(5),
+            full_pause: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Is what a request asks of the fleet.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// Names the request.
+    pub request_id: &'a RequestId,
+    /// Is the name under which the request asks for the model; a worker must know it, for it gets the same body.
+    pub model_name: Option<&'a str>,
+    /// Is the model that the name means.
+    pub model: &'a ModelInfo,
+    /// Is what is known of the prompt.
+    pub prompt: PromptView<'a>,
+    /// Names the conversation, for [`Policy::ConsistentHash`].
+    pub affinity: u64,
+    /// Lists the workers at which this request has failed.
+    pub tried: &'a [WorkerIdx],
+    /// Is the time.
+    pub now: Instant,
+}
+
+/// Says where a request goes and what is expected of it there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decision {
+    /// Names the worker.
+    pub worker: WorkerIdx,
+    /// Names the slot that holds the matched prefix; a hint.
+    pub slot: Option<SlotId>,
+    /// Names the deepest block that is counted on.
+    pub expected_block: Option<BlockKey>,
+    /// Is how much of the prompt is expected to be reused, whole blocks. Units: tokens.
+    pub cached_tokens: u32,
+    /// Says why.
+    pub reason: Reason,
+    /// Is the cost that decided.
+    pub cost: Cost,
+}
+
+/// Is the receipt for a request that was sent; it must come back by [`Dispatch::ended`], once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ticket {
+    number: u64,
+    worker: WorkerIdx,
+}
+
+/// Says why nobody gets the request: how many workers are unavailable for which reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoWorker {
+    /// Counts the workers by reason.
+    pub reasons: BTreeMap<Unavailable, usize>,
+}
+
+impl NoWorker {
+    /// Returns whether only the load stands against it: every worker that could serve is full.
+    pub fn is_overload(&self) -> bool {
+        self.reasons.contains_key(&Unavailable::Full)
+            && self.reasons.keys().all(|why| !matches!(why, Unavailable::BreakerOpen | Unavailable::Stale))
+    }
+}
+
+impl fmt::Display for NoWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.reasons.is_empty() {
+            return f.write_str("no worker serves the model");
+        }
+        let reasons: Vec<_> = self.reasons.iter().map(|(why, n)| format!("{n} {}", why.label())).collect();
+        write!(f, "no worker can take the request: {}", reasons.join(", "))
+    }
+}
+
+impl std::error::Error for NoWorker {}
+
+#[derive(Default)]
+struct Account {
+    unreported: Unreported,
+    n_in_flight: u32,
+    breaker: Breaker,
+    full_until: Option<Instant>,
+}
+
+struct Sent {
+    worker: WorkerIdx,
+    request_id: RequestId,
+    prefill_tokens: u64,
+    at: Instant,
+}
+
+/// Keeps the books.
+pub struct Dispatch {
+    options: DispatchOptions,
+    accounts: Vec<Account>,
+    /// Lists what is unreported, by ticket, that is by age.
+    sent: BTreeMap<u64, Sent>,
+    /// Finds a ticket by what the worker will report.
+    by_request: HashMap<(WorkerIdx, RequestId), u64>,
+    next_ticket: u64,
+    last: Option<WorkerIdx>,
+}
+
+impl Dispatch {
+    /// Returns empty books.
+    pub fn new(options: DispatchOptions) -> Self {
+        Self {
+            options,
+            accounts: Vec::new(),
+            sent: BTreeMap::new(),
+            by_request: HashMap::new(),
+            next_ticket: 0,
+            last: None,
+        }
+    }
+
+    /// Chooses a worker and books the request on it.
+    ///
+    /// Errors: [`NoWorker`], with the reasons, where no worker can take it.
+    pub fn choose(
+        &mut self,
+        fleet: &FleetView,
+        ask: &Ask<'_>,
+        rng: &mut impl Rng,
+    ) -> Result<(Decision, Ticket), NoWorker> {
+        self.expire(ask.now);
+        self.accounts.resize_with(fleet.workers.len().max(self.accounts.len()), Account::default);
+        let candidates = self.candidates(fleet, ask)?;
+        let turn = Turn { last: self.last, affinity: ask.affinity };
+        let Some(chosen) = choose(self.options.policy, &candidates, turn, rng) else {
+            return Err(NoWorker { reasons: BTreeMap::new() });
+        };
+        let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
+        let decision = Decision {
+            worker: chosen.worker.idx,
+            slot: chosen.found.filter(|_| chosen.cached_blocks > 0).and_then(|found| found.slot),
+            expected_block: expected_block(ask.prompt, chosen.cached_blocks),
+            cached_tokens: chosen.work.cached_tokens,
+            reason: if ask.tried.is_empty() { why } else { Reason::Retry },
+            cost: chosen.cost,
+        };
+        let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
+        let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
+        Ok((decision, self.book(sent)))
+    }
+
+    /// Returns the workers that can take the request.
+    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
+        let serves = |worker: &&'a WorkerView| match ask.model_name {
+            Some(name) => worker.serves(name),
+            None => worker.model.as_ref().is_none_or(|model| model.fingerprint == ask.model.fingerprint),
+        };
+        let serving: Vec<&WorkerView> = fleet.workers.iter().map(|worker| &**worker).filter(serves).collect();
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let mut reasons = BTreeMap::new();
+        let mut candidates = Vec::with_capacity(serving.len());
+        for worker in serving {
+            let account = &self.accounts[worker.idx.0 as usize];
+            match self.unavailable(worker, account, ask) {
+                Some(why) => *reasons.entry(why).or_insert(0) += 1,
+                None => {
+                    let standing = standing(worker, account.unreported, assumed);
+                    candidates.push(Candidate::weigh(worker, ask.prompt, standing));
+                }
+            }
+        }
+        if candidates.is_empty() { Err(NoWorker { reasons }) } else { Ok(candidates) }
+    }
+
+    fn unavailable(&self, worker: &WorkerView, account: &Account, ask: &Ask<'_>) -> Option<Unavailable> {
+        let full = account.full_until.is_some_and(|until| ask.now < until);
+        worker
+            .unavailable(ask.now)
+            .or_else(|| full.then_some(Unavailable::Full))
+            .or_else(|| (account.breaker.state(ask.now) == BreakerState::Open).then_some(Unavailable::BreakerOpen))
+            .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
+    }
+
+    fn book(&mut self, sent: Sent) -> Ticket {
+        let worker = sent.worker;
+        let number = self.next_ticket;
+        self.next_ticket += 1;
+        self.last = Some(worker);
+        let account = &mut self.accounts[worker.0 as usize];
+        account.breaker.sent(self.options.breaker, sent.at);
+        account.n_in_flight += 1;
+        account.unreported.n_requests += 1;
+        account.unreported.prefill_tokens += sent.prefill_tokens;
+        self.by_request.insert((worker, sent.request_id.clone()), number);
+        self.sent.insert(number, sent);
+        Ticket { number, worker }
+    }
+
+    /// Records that a worker has counted a request in the load that it reports.
+    pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId) {
+        if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
+            self.withdraw(number);
+        }
+    }
+
+    /// Records that a request has left its worker, however it ended.
+    pub fn ended(&mut self, ticket: Ticket) {
+        self.withdraw(ticket.number);
+        self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
+    }
+
+    /// Records that a worker has answered a request.
+    pub fn succeeded(&mut self, worker: WorkerIdx) {
+        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
+            account.breaker.succeeded();
+            account.full_until = None;
+        }
+    }
+
+    /// Records that a worker has failed a request.
+    pub fn failed(&mut self, worker: WorkerIdx, failure: Failure, now: Instant) {
+        let Some(account) = self.accounts.get_mut(worker.0 as usize) else { return };
+        if failure.is_illness() {
+            account.breaker.failed(self.options.breaker, now);
+        } else {
+            account.full_until = Some(now + self.options.full_pause);
+        }
+    }
+
+    /// Records that a worker's summary stream has begun anew: it lives, whatever was before.
+    pub fn reconnected(&mut self, worker: WorkerIdx) {
+        self.succeeded(worker);
+    }
+
+    /// Returns the number of requests that are at a worker by this router.
+    pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
+        self.accounts.get(worker.0 as usize).map_or(0, |account| account.n_in_flight)
+    }
+
+    /// Returns what a worker has been sent and has not reported.
+    pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
+        self.accounts.get(worker.0 as usize).map_or_else(Unreported::default, |account| account.unreported)
+    }
+
+    /// Returns the state of a worker's breaker.
+    pub fn breaker(&self, worker: WorkerIdx, now: Instant) -> BreakerState {
+        self.accounts.get(worker.0 as usize).map_or(BreakerState::Closed, |account| account.breaker.state(now))
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some((&number, sent)) = self.sent.first_key_value() {
+            if now.saturating_duration_since(sent.at) < self.options.unreported_age_max {
+                return;
+            }
+            self.withdraw(number);
+        }
+    }
+
+    fn withdraw(&mut self, number: u64) {
+        let Some(sent) = self.sent.remove(&number) else { return };
+        let unreported = &mut self.accounts[sent.worker.0 as usize].unreported;
+        unreported.n_requests -= 1;
+        unreported.prefill_tokens -= sent.prefill_tokens;
+        // A later request of the same name keeps its own entry.
+        let key = (sent.worker, sent.request_id);
+        if self.by_request.get(&key) == Some(&number) {
+            self.by_request.remove(&key);
+        }
+    }
+}
+
+fn expected_block(prompt: PromptView<'_>, cached_blocks: u32) -> Option<BlockKey> {
+    match prompt {
+        PromptView::Known { keys, .. } => keys.get((cached_blocks as usize).checked_sub(1)?).copied(),
+        PromptView::Estimated { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! Tests of the books: what is booked is withdrawn once, bursts spread, the unavailable get nothing.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use warmpath_common::summary::{RunState, Tier};
+
+use super::*;
+use crate::fleet::Link;
+use crate::index::Match;
+use crate::testing::{model, worker};
+
+fn fleet(n: u32) -> FleetView {
+    FleetView { workers: (0..n).map(|idx| Arc::new(worker(idx))).collect() }
+}
+
+fn id(text: &str) -> RequestId {
+    RequestId::new(text).expect("a request id")
+}
+
+struct World {
+    dispatch: Dispatch,
+    fleet: FleetView,
+    now: Instant,
+}
+
+impl World {
+    fn new(n_workers: u32) -> Self {
+        Self { dispatch: Dispatch::new(DispatchOptions::default()), fleet: fleet(n_workers), now: Instant::now() }
+    }
+
+    fn send(&mut self, request_id: &str, tried: &[WorkerIdx]) -> Result<(Decision, Ticket), NoWorker> {
+        self.send_prompt(request_id, PromptView::Estimated { n_tokens: 100 }, tried)
+    }
+
+    fn send_prompt(
+        &mut self,
+        request_id: &str,
+        prompt: PromptView<'_>,
+        tried: &[WorkerIdx],
+    ) -> Result<(Decision, Ticket), NoWorker> {
+        let request_id = id(request_id);
+        let model = model();
+        let ask = Ask {
+            request_id: &request_id,
+            model_name: Some("m"),
+            model: &model,
+            prompt,
+            affinity: 0,
+            tried,
+            now: self.now,
+        };
+        self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))
+    }
+
+    fn change(&mut self, idx: usize, change: impl FnOnce(&mut WorkerView)) {
+        change(Arc::make_mut(&mut self.fleet.workers[idx]));
+    }
+
+    fn refusal(&mut self) -> NoWorker {
+        self.send("refused", &[]).expect_err("nobody can take it")
+    }
+}
+
+#[test]
+fn a_burst_spreads_before_any_worker_has_reported() {
+    let mut world = World::new(3);
+    let mut counts = [0; 3];
+    for n in 0..9 {
+        let (decision, _ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
+        counts[decision.worker.0 as usize] += 1;
+    }
+    assert_eq!(counts, [3, 3, 3]);
+}
+
+#[test]
+fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
+    let mut world = World::new(1);
+    let one = Unreported { n_requests: 1, prefill_tokens: 100 };
+    let (_, ticket) = world.send("a", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one);
+    world.dispatch.accepted(WorkerIdx(0), &id("a"));
+    world.dispatch.accepted(WorkerIdx(0), &id("a"));
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 1);
+    world.dispatch.ended(ticket);
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+
+    let (_, ticket) = world.send("b", &[]).expect("sent");
+    world.dispatch.ended(ticket);
+    world.dispatch.accepted(WorkerIdx(0), &id("b"));
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
+
+    let (_, _ticket) = world.send("c", &[]).expect("sent");
+    world.now += DispatchOptions::default().unreported_age_max;
+    let (_, _ticket) = world.send("d", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one, "c has expired, d is new");
+}
+
+#[test]
+fn two_requests_of_one_name_are_two() {
+    let mut world = World::new(1);
+    let (_, first) = world.send("a", &[]).expect("sent");
+    let (_, second) = world.send("a", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 2);
+    world.dispatch.ended(first);
+    world.dispatch.accepted(WorkerIdx(0), &id("a"));
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 0);
+    world.dispatch.ended(second);
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+}
+
+#[test]
+fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
+    let mut world = World::new(2);
+    let keys: Vec<_> = (0..4).map(BlockKey).collect();
+    let slot = Some(SlotId(2));
+    let found = Match { worker: WorkerIdx(1), blocks: 4, tier: Tier::Resident, state: RunState::Ready, slot };
+    let matches = [found];
+    let prompt = |n_tokens| PromptView::Known { n_tokens, keys: &keys, matches: &matches };
+    let (decision, _ticket) = world.send_prompt("a", prompt(140), &[]).expect("sent");
+    assert_eq!(decision.worker, WorkerIdx(1));
+    assert_eq!((decision.slot, decision.expected_block), (slot, Some(BlockKey(3))));
+    assert_eq!((decision.cached_tokens, decision.reason), (128, Reason::Prefix));
+    assert_eq!(world.dispatch.unreported(WorkerIdx(1)).prefill_tokens, 12);
+    let (decision, _ticket) = world.send_prompt("b", prompt(128), &[]).expect("sent");
+    assert_eq!((decision.cached_tokens, decision.expected_block), (96, Some(BlockKey(2))), "one token is computed");
+    let (decision, _ticket) = world.send_prompt("c", prompt(128), &[WorkerIdx(1)]).expect("sent");
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), Reason::Retry));
+    assert_eq!((decision.slot, decision.expected_block, decision.cached_tokens), (None, None, 0));
+}
+
+#[test]
+fn who_is_unavailable_gets_nothing_and_the_refusal_says_why() {
+    let mut world = World::new(5);
+    let now = world.now;
+    world.change(0, |worker| worker.link = Link::Connecting);
+    world.change(1, |worker| worker.link = Link::Down { since: now });
+    world.change(2, |worker| worker.link = Link::Down { since: now });
+    world.change(3, |worker| worker.load.draining = true);
+    let (decision, _ticket) = world.send("a", &[]).expect("one is left");
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(4), Reason::Only));
+    let refused = world.send("b", &[WorkerIdx(4)]).expect_err("it has failed there");
+    let text = "no worker can take the request: 1 connecting, 2 down, 1 draining, 1 tried";
+    assert_eq!(refused.to_string(), text);
+    assert!(!refused.is_overload());
+}
+
+#[test]
+fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
+    let mut world = World::new(1);
+    for n in 0..3 {
+        let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("the breaker is closed");
+        world.dispatch.failed(decision.worker, Failure::Connect, world.now);
+        world.dispatch.ended(ticket);
+    }
+    assert_eq!(world.refusal().to_string(), "no worker can take the request: 1 failing");
+    world.now += Duration::from_secs(1);
+    world.send("probe", &[]).expect("a probe passes");
+    world.refusal();
+    world.dispatch.reconnected(WorkerIdx(0));
+    world.send("b", &[]).expect("a worker that is back gets requests");
+}
+
+#[test]
+fn a_full_worker_gets_a_pause() {
+    let mut world = World::new(1);
+    let (decision, ticket) = world.send("a", &[]).expect("sent");
+    world.dispatch.failed(decision.worker, Failure::Full, world.now);
+    world.dispatch.ended(ticket);
+    assert!(world.refusal().is_overload());
+    world.now += DispatchOptions::default().full_pause;
+    world.send("b", &[]).expect("the pause is over");
+}
+
+#[test]
+fn a_name_that_one_worker_serves_goes_there_only() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.model = Some(Arc::new(ModelInfo { names: vec!["other".into()], ..model() })));
+    for n in 0..4 {
+        assert_eq!(world.send(&format!("r{n}"), &[]).expect("sent").0.worker, WorkerIdx(1));
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Send(u8),
+    Accept(u8, u32),
+    End(usize),
+    Wait(u64),
+}
+
+proptest! {
+    #[test]
+    fn the_books_are_balanced_when_everything_has_ended(
+        ops in proptest::collection::vec(
+            prop_oneof![
+                3 => (0u8..6).prop_map(Op::Send),
+                2 => (0u8..6, 0u32..3).prop_map(|(id, worker)| Op::Accept(id, worker)),
+                2 => (0usize..8).prop_map(Op::End),
+                1 => (0u64..3000).prop_map(Op::Wait),
+            ],
+            0..80,
+        )
+    ) {
+        let mut world = World::new(3);
+        let mut open = Vec::new();
+        for op in ops {
+            match op {
+                Op::Send(request) => open.push(world.send(&request.to_string(), &[]).expect("workers are there").1),
+                Op::Accept(request, worker) => world.dispatch.accepted(WorkerIdx(worker), &id(&request.to_string())),
+                Op::End(nth) if !open.is_empty() => world.dispatch.ended(open.swap_remove(nth % open.len())),
+                Op::End(_) => {}
+                Op::Wait(ms) => world.now += Duration::from_millis(ms),
+            }
+            let in_flight: u32 = (0..3).map(|idx| world.dispatch.n_in_flight(WorkerIdx(idx))).sum();
+            prop_assert_eq!(in_flight as usize, open.len());
+            let unreported: u32 = (0..3).map(|idx| world.dispatch.unreported(WorkerIdx(idx)).n_requests).sum();
+            prop_assert_eq!(unreported as usize, world.dispatch.sent.len());
+            prop_assert!(unreported <= in_flight);
+            prop_assert!(world.dispatch.by_request.len() <= world.dispatch.sent.len());
+        }
+        open.into_iter().for_each(|ticket| world.dispatch.ended(ticket));
+        for idx in (0..3).map(WorkerIdx) {
+            prop_assert_eq!(world.dispatch.unreported(idx), Unreported::default());
+        }
+    }
+}

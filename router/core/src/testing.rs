@@ -1,0 +1,48 @@
+//! Values that the tests of several modules start from.
+
+use std::sync::Arc;
+
+use warmpath_common::ids::WorkerUid;
+use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::summary::{Load, Rates};
+
+use crate::WorkerIdx;
+use crate::fleet::{Link, WorkerView};
+
+/// Returns a declaration in which nothing is wrong.
+pub(crate) fn model() -> ModelInfo {
+    ModelInfo {
+        names: vec!["m".into()],
+        fingerprint: Fingerprint([1; 32]),
+        kv_fingerprint: Fingerprint([2; 32]),
+        chat_template_fingerprint: Fingerprint([3; 32]),
+        hash_version: warmpath_common::block_hash::HASH_VERSION,
+        block_size_tokens: 32,
+        add_bos: true,
+        add_eos: false,
+        context_tokens: 8192,
+        n_slots: 4,
+        memory: MemoryKind::Full,
+        n_vocab: 1000,
+    }
+}
+
+/// Returns the load of an idle worker that computes 1,000 tokens a second.
+pub(crate) fn idle() -> Load {
+    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(100.0) };
+    Load { free_cells: 32_768, rates, ..Load::default() }
+}
+
+/// Returns an idle worker that is connected.
+pub(crate) fn worker(idx: u32) -> WorkerView {
+    WorkerView {
+        idx: WorkerIdx(idx),
+        name: format!("http://worker-{idx}"),
+        uid: Some(WorkerUid(u64::from(idx))),
+        model: Some(Arc::new(model())),
+        load: idle(),
+        link: Link::Live,
+        excluded: None,
+        n_blocks: 0,
+    }
+}
