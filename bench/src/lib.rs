@@ -6,5 +6,6 @@ pub mod chat_load;
 pub mod client;
 pub mod demo;
 pub mod fleet;
+pub mod model;
 pub mod prompts;
 pub mod report;

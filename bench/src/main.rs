@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo};
+use warmpath_bench::{chat_load, demo, model};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -13,6 +13,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Writes a GGUF model with made weights.
+    Model(model::ModelArgs),
     /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
     Chat(chat_load::ChatArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
@@ -22,6 +24,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Model(args) => model::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }

@@ -1,1 +1,21 @@
-//! Placeholder.
+//! GGUF files through ggml's own reader and writer: check one before loading it, name it, cut its vocabulary out, make one.
+//!
+//! Not here: running a model (the worker), what a made model's weights are (`warmpath-bench`).
+//! The idea: llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and
+//! without touching tensor data; everything else (names, vocabulary) comes from the same header.
+
+mod check;
+mod context;
+mod error;
+mod fingerprint;
+mod vocabulary;
+mod writer;
+
+pub use check::{Header, TensorInfo, check};
+pub use error::GgufError;
+pub use fingerprint::fingerprint;
+pub use vocabulary::vocabulary;
+pub use writer::{TensorSink, TensorType, Value, Writer};
+
+#[cfg(test)]
+mod tests;

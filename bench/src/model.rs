@@ -1,0 +1,43 @@
+//! GGUF models made by code: small files for tests, a larger one for benchmarks.
+//!
+//! Not here: reading and checking GGUF files (`warmpath-gguf`). The idea: a made model computes a hash of its whole context
+//! bit by bit (`hash_net`), so that its greedy answer depends on every token and yet survives numeric noise.
+
+pub mod cache;
+pub mod hash_net;
+pub mod preset;
+pub mod stability;
+pub mod tokenizer;
+pub mod vocabulary;
+mod weights;
+mod write;
+
+use std::path::PathBuf;
+
+pub use hash_net::Oracle;
+pub use preset::Preset;
+pub use write::write_model;
+
+/// Is what `warmpath-bench model` is told.
+#[derive(Debug, clap::Args)]
+pub struct ModelArgs {
+    /// Is the kind of model.
+    #[arg(long, value_enum)]
+    pub preset: Preset,
+    /// Is the file to write.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Is a GGUF file whose tokenizer is taken instead of our own.
+    #[arg(long)]
+    pub vocab: Option<PathBuf>,
+    /// Names one of the models of this kind.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// Runs `warmpath-bench model`.
+///
+/// Errors: as [`write_model`].
+pub fn run(args: &ModelArgs) -> anyhow::Result<()> {
+    write_model(args.preset, args.seed, args.vocab.as_deref(), &args.out)
+}

@@ -1,0 +1,145 @@
+//! What a made model computes, as a digital function: a hash of its context decides the next token.
+//!
+//! Not here: the weights that make llama.cpp compute it (`weights`). The idea: every token has a random code of
+//! [`N_BITS`] bits. Layer by layer, each position xors its state with the permuted states some tokens back; the strides
+//! grow so that after the last layer the state is a hash of the whole window. Eight bits of it choose one of 256 answer
+//! tokens, six of those the end of the answer. The states are bits, and each layer rounds them to bits again, so numeric
+//! noise is removed where it arises; but one other token anywhere in the window gives another state.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
+use warmpath_common::ids::Token;
+
+use crate::model::preset::{Preset, Spec};
+use crate::model::tokenizer::Tokenizer;
+
+/// Is the number of bits of a state.
+pub const N_BITS: usize = 32;
+/// Is the number of bits that choose the answer token.
+pub const N_ANSWER_BITS: usize = 8;
+/// Is the number of answer tokens.
+pub const N_ANSWERS: usize = 1 << N_ANSWER_BITS;
+/// Is the number of bits that end the answer when all are set: one state in 64.
+pub const N_END_BITS: usize = 6;
+
+/// Is a permutation of the bits: bit `j` goes to `self.0[j]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Permutation(pub [usize; N_BITS]);
+
+impl Permutation {
+    fn random(rng: &mut ChaCha8Rng) -> Self {
+        let mut places: [usize; N_BITS] = std::array::from_fn(|i| i);
+        for i in (1..N_BITS).rev() {
+            places.swap(i, below(rng, i + 1));
+        }
+        Self(places)
+    }
+
+    fn apply(&self, state: u32) -> u32 {
+        self.0.iter().enumerate().fold(0, |out, (from, &to)| out | (((state >> from) & 1) << to))
+    }
+}
+
+/// Is one layer: the states at these distances are permuted and xored in.
+#[derive(Debug, Clone)]
+pub(crate) struct Layer {
+    /// Lists distances and permutations.
+    pub taps: Vec<(usize, Permutation)>,
+}
+
+/// Is the function of one seed.
+#[derive(Debug, Clone)]
+pub struct HashNet {
+    seed: u64,
+    pub(crate) layers: Vec<Layer>,
+}
+
+impl HashNet {
+    /// Returns the function that `seed` names for models of this shape.
+    pub(crate) fn new(spec: &Spec, seed: u64) -> Self {
+        let mut rng = rng(seed, 1);
+        let layers = spec
+            .layers
+            .iter()
+            .map(|layer| Layer {
+                taps: (1..=layer.n_offsets).map(|i| (i * layer.stride, Permutation::random(&mut rng))).collect(),
+            })
+            .collect();
+        Self { seed, layers }
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Returns the code of `token`.
+    pub fn code(&self, token: Token) -> u32 {
+        // Source: splitmix64's finalizer, a full avalanche of 64 bits.
+        let mut z = self.seed.wrapping_add((u64::from(token) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z >> 32) as u32
+    }
+
+    /// Returns the state behind the last of `tokens`.
+    ///
+    /// Cost: O(n x layers); for tests.
+    pub fn state(&self, tokens: &[Token]) -> u32 {
+        let mut states: Vec<u32> = tokens.iter().map(|&token| self.code(token)).collect();
+        for layer in &self.layers {
+            // A position without a token so far back fetches its own state instead.
+            let fetch = |t: usize, (distance, permutation): &(usize, Permutation)| {
+                permutation.apply(states[t.checked_sub(*distance).unwrap_or(t)])
+            };
+            states = (0..states.len())
+                .map(|t| layer.taps.iter().fold(states[t], |state, tap| state ^ fetch(t, tap)))
+                .collect();
+        }
+        states.last().copied().unwrap_or(0)
+    }
+}
+
+/// Returns the generator for one purpose of one seed.
+pub(crate) fn rng(seed: u64, purpose: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(purpose);
+    rng
+}
+
+/// Returns a number below `n`, which is small against 2^64: the bias is not worth a loop.
+pub(crate) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
+    usize::try_from(rng.next_u64() % n as u64).expect("below a usize")
+}
+
+/// Says what a made model answers, without running it.
+#[derive(Debug)]
+pub struct Oracle {
+    net: HashNet,
+    answers: Vec<Token>,
+    end: Option<Token>,
+}
+
+impl Oracle {
+    /// Returns what the model of `preset` and `seed`, with our own vocabulary, computes.
+    ///
+    /// Errors: none with our own vocabulary, which has words enough.
+    pub fn new(preset: Preset, seed: u64) -> anyhow::Result<Self> {
+        let tokenizer = Tokenizer::own(seed)?;
+        Ok(Self { net: HashNet::new(&preset.spec(), seed), answers: tokenizer.answers, end: tokenizer.end })
+    }
+
+    /// Returns the greedy answer of `n` tokens to `prompt`, going on behind the token that ends an answer.
+    pub fn answer(&self, prompt: &[Token], n: usize) -> Vec<Token> {
+        let mut tokens = prompt.to_vec();
+        for _ in 0..n {
+            let state = self.net.state(&tokens);
+            let end_bits = (1 << N_END_BITS) - 1;
+            let token = match self.end {
+                Some(end) if state & end_bits == end_bits => end,
+                _ => self.answers[state as usize % N_ANSWERS],
+            };
+            tokens.push(token);
+        }
+        tokens.split_off(prompt.len())
+    }
+}

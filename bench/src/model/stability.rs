@@ -1,0 +1,206 @@
+//! Measures whether a model's greedy choice survives numeric noise and depends on the whole prompt.
+//!
+//! Not here: any judgement of the model's answers. The idea: one answer is computed in a plain setting, then the same
+//! tokens are forced through other settings (flash attention, other batch splits, scattered cells, a copied prefix) and the
+//! logits are compared step by step with the margin between the best two.
+
+use std::num::NonZeroU32;
+
+use anyhow::Context as _;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::llama_backend::LlamaBackend;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::Token;
+
+/// Is the context of every measurement. Units: tokens.
+const CONTEXT_TOKENS: u32 = 8192;
+
+/// Is one way of computing the same thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// Names the setting in reports.
+    pub name: &'static str,
+    /// Says whether flash attention is used.
+    pub flash_attn: bool,
+    /// Is the size of a micro-batch. Units: tokens.
+    pub ubatch_tokens: u32,
+    /// Says where the prompt's cells lie.
+    pub cells: Cells,
+}
+
+/// Says where the prompt's cells lie in the KV buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cells {
+    /// One after another from the buffer's start.
+    InOrder,
+    /// Between those of another sequence, which is computed in turns with it.
+    Scattered,
+    /// Half of them shared with another sequence, which computed them and went on differently.
+    Shared,
+}
+
+/// Is the plain setting that others are compared with.
+pub const PLAIN: Setting =
+    Setting { name: "flash attention off, one batch", flash_attn: false, ubatch_tokens: 512, cells: Cells::InOrder };
+
+/// Lists the settings that should not change an answer of a model with attention.
+pub const OTHERS: [Setting; 6] = [
+    Setting { name: "flash attention on", flash_attn: true, ..PLAIN },
+    Setting { name: "batches of 7", ubatch_tokens: 7, ..PLAIN },
+    Setting { name: "flash attention on, batches of 33", flash_attn: true, ubatch_tokens: 33, ..PLAIN },
+    Setting { name: "scattered cells", cells: Cells::Scattered, ..PLAIN },
+    Setting { name: "scattered cells, flash attention on", flash_attn: true, cells: Cells::Scattered, ..PLAIN },
+    Setting { name: "shared prefix, flash attention on", flash_attn: true, cells: Cells::Shared, ..PLAIN },
+];
+
+/// Is one answer: tokens and, for each, the logits it was chosen from.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Lists the chosen tokens.
+    pub tokens: Vec<Token>,
+    /// Lists the logits of each step. Shape: `[n_tokens][n_vocab]`.
+    pub logits: Vec<Vec<f32>>,
+}
+
+impl Answer {
+    /// Returns the difference between the best two logits of each step.
+    pub fn margins(&self) -> Vec<f32> {
+        self.logits.iter().map(|logits| margin(logits)).collect()
+    }
+}
+
+fn margin(logits: &[f32]) -> f32 {
+    let (best, second) = logits.iter().fold((f32::MIN, f32::MIN), |(best, second), &logit| match logit {
+        logit if logit > best => (logit, best),
+        logit => (best, second.max(logit)),
+    });
+    best - second
+}
+
+/// Returns the most likely token; the first among equals.
+pub fn best(logits: &[f32]) -> Token {
+    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
+    best.and_then(|token| Token::try_from(token).ok()).unwrap_or(0)
+}
+
+/// Asks one model.
+#[derive(Debug)]
+pub struct Prober<'a> {
+    /// Is llama.cpp.
+    pub backend: &'a LlamaBackend,
+    /// Is the model.
+    pub model: &'a LlamaModel,
+}
+
+impl Prober<'_> {
+    /// Returns the greedy answer of `n` tokens to `prompt`.
+    ///
+    /// Errors: where llama.cpp cannot make a context or decode.
+    pub fn answer(&self, setting: Setting, prompt: &[Token], n: usize) -> anyhow::Result<Answer> {
+        self.run(setting, prompt, n, &[])
+    }
+
+    /// Returns the answer whose tokens are forced to be `tokens`, with the logits that the model gave for each.
+    ///
+    /// Errors: as [`Self::answer`].
+    pub fn forced(&self, setting: Setting, prompt: &[Token], tokens: &[Token]) -> anyhow::Result<Answer> {
+        self.run(setting, prompt, tokens.len(), tokens)
+    }
+
+    fn run(&self, setting: Setting, prompt: &[Token], n: usize, forced: &[Token]) -> anyhow::Result<Answer> {
+        let mut context = self.context(setting)?;
+        let mut logits = prefill(&mut context, setting, prompt)?;
+        let mut answer = Answer { tokens: Vec::new(), logits: Vec::new() };
+        for step in 0..n {
+            let token = forced.get(step).copied().unwrap_or_else(|| best(&logits));
+            answer.tokens.push(token);
+            answer.logits.push(logits);
+            logits = decode(&mut context, &[token], prompt.len() + step, 0)?;
+        }
+        Ok(answer)
+    }
+
+    fn context(&self, setting: Setting) -> anyhow::Result<LlamaContext<'_>> {
+        let params = LlamaContextParams::default()
+            .with_n_ctx(NonZeroU32::new(CONTEXT_TOKENS))
+            .with_n_batch(CONTEXT_TOKENS)
+            .with_n_ubatch(setting.ubatch_tokens)
+            .with_n_seq_max(2)
+            .with_kv_unified(true)
+            .with_swa_full(true)
+            .with_n_threads(2)
+            .with_n_threads_batch(2)
+            .with_flash_attention_policy(i32::from(setting.flash_attn));
+        self.model.new_context(self.backend, params).context("cannot make a context")
+    }
+}
+
+/// Computes the prompt as sequence 0 and returns the logits behind it.
+fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -> anyhow::Result<Vec<f32>> {
+    match setting.cells {
+        Cells::InOrder => decode(context, prompt, 0, 0),
+        Cells::Scattered => {
+            let mut logits = Vec::new();
+            for (i, part) in prompt.chunks(37).enumerate() {
+                decode(context, part, i * 37, 1)?;
+                logits = decode(context, part, i * 37, 0)?;
+            }
+            Ok(logits)
+        }
+        Cells::Shared => {
+            let shared = prompt.len() / 2;
+            decode(context, prompt, 0, 1)?;
+            context.kv_cache_seq_cp(1, 0, None, Some(u32::try_from(shared)?))?;
+            decode(context, &prompt[shared..], shared, 0)
+        }
+    }
+}
+
+/// Computes `tokens` from position `start` on and returns the logits behind them.
+fn decode(context: &mut LlamaContext<'_>, tokens: &[Token], start: usize, sequence: i32) -> anyhow::Result<Vec<f32>> {
+    let mut batch = LlamaBatch::new(tokens.len(), 1);
+    for (i, &token) in tokens.iter().enumerate() {
+        let position = i32::try_from(start + i)?;
+        batch.add(LlamaToken(i32::try_from(token)?), position, &[sequence], i + 1 == tokens.len())?;
+    }
+    context.decode(&mut batch)?;
+    Ok(context.get_logits_ith(i32::try_from(tokens.len())? - 1).to_vec())
+}
+
+/// Is what a setting changed against the plain one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Noise {
+    /// Names the setting.
+    pub setting: &'static str,
+    /// Is the number of steps compared.
+    pub n_steps: usize,
+    /// Is in how many of them another token would have been chosen.
+    pub n_changed: usize,
+    /// Is the largest difference of a logit among the best ten of a step.
+    pub noise_max: f32,
+    /// Is the smallest margin between the best two logits.
+    pub margin_min: f32,
+    /// Is in how many steps the margin was larger than twice the step's noise.
+    pub n_safe: usize,
+}
+
+/// Compares `other`, forced through another setting, with the plain answer.
+pub fn compare(setting: &'static str, plain: &[Answer], other: &[Answer]) -> Noise {
+    let mut noise =
+        Noise { setting, n_steps: 0, n_changed: 0, noise_max: 0.0, margin_min: f32::MAX, n_safe: 0 };
+    let steps = |answers: &[Answer]| answers.iter().flat_map(|answer| answer.logits.clone()).collect::<Vec<_>>();
+    for (plain, other) in steps(plain).iter().zip(&steps(other)) {
+        let mut order: Vec<usize> = (0..plain.len()).collect();
+        order.sort_by(|&a, &b| plain[b].total_cmp(&plain[a]));
+        let step_noise = order.iter().take(10).map(|&i| (plain[i] - other[i]).abs()).fold(0.0, f32::max);
+        noise.n_steps += 1;
+        noise.n_changed += usize::from(best(plain) != best(other));
+        noise.noise_max = noise.noise_max.max(step_noise);
+        noise.margin_min = noise.margin_min.min(margin(plain));
+        noise.n_safe += usize::from(margin(plain) > 2.0 * step_noise);
+    }
+    noise
+}

@@ -1,0 +1,29 @@
+//! Cuts a model's metadata out of its file: a GGUF without tensors, enough to render and tokenize.
+//!
+//! Not here: serving it (the worker) and tokenizing with it (`warmpath-prompt`).
+
+use std::path::Path;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::check::check;
+use crate::context::Context;
+use crate::error::GgufError;
+
+/// Lists the keys that say that a file is one of several; a vocabulary stands alone.
+const SPLIT_KEYS: [&std::ffi::CStr; 3] = [c"split.no", c"split.count", c"split.tensors.count"];
+
+/// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
+///
+/// Errors: as [`check`], which runs first. Memory: in proportion to the header.
+pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
+    let header = check(path)?;
+    let copy = Context::empty();
+    // SAFETY: both contexts are valid; `check` has refused the keys that ggml aborts on.
+    unsafe { sys::gguf_set_kv(copy.raw(), header.context.raw()) };
+    for key in SPLIT_KEYS {
+        // SAFETY: the context is valid, the key is a static text; a missing key is no error.
+        unsafe { sys::gguf_remove_key(copy.raw(), key.as_ptr()) };
+    }
+    Ok(copy.bytes())
+}
