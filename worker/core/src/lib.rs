@@ -1,1 +1,11 @@
-//! Placeholder.
+//! What a worker keeps and what it runs next, pure: the slots' tokens, where a request starts, what goes into a batch.
+//!
+//! Not here: llama.cpp, threads, clocks, IO. The shell reads the world, calls this and does what it says.
+//! The idea: every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
+
+pub mod batch_plan;
+pub mod holdings;
+pub mod output;
+pub mod rates;
+pub mod slot_plan;
+pub mod slot_table;

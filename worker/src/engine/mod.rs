@@ -4,11 +4,16 @@
 //! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
 //! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
 
+mod backend;
 mod config;
 mod counters;
 mod handle;
+mod llama;
 mod messages;
+mod report;
 mod sampler;
+mod sequence;
+mod step;
 mod thread;
 
 pub use config::{
@@ -36,6 +41,6 @@ impl Engine {
         progress: impl FnMut(f32) -> bool + Send + 'static,
         updates: mpsc::UnboundedSender<EngineUpdate>,
     ) -> Result<EngineHandle, StartError> {
-        thread::start(&config, Box::new(progress), &updates)
+        thread::start(config, Box::new(progress), updates)
     }
 }

@@ -48,11 +48,7 @@ impl TokenSampler {
     /// Builds the sampler of a submission, its penalties knowing the prompt.
     ///
     /// Errors: `Sampler` for a parameter out of range or a grammar that does not parse.
-    pub(super) fn build(
-        model: &LlamaModel,
-        submission: &Submission,
-        context_tokens: u32,
-    ) -> Result<Self, EngineError> {
+    pub(super) fn build(model: &LlamaModel, submission: &Submission, context_tokens: u32) -> Result<Self, EngineError> {
         let generation = &submission.generation;
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
@@ -125,9 +121,8 @@ impl Windows {
         let whole = i32::try_from(context_tokens).unwrap_or(i32::MAX);
         let clamp = |n: i32| if n < 0 { whole } else { n.min(whole) };
         let dry_in_use = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0;
-        let penalties_in_use = sampling.repeat_penalty != 1.0
-            || sampling.presence_penalty != 0.0
-            || sampling.frequency_penalty != 0.0;
+        let penalties_in_use =
+            sampling.repeat_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
         Self {
             penalties: if penalties_in_use { clamp(sampling.repeat_last_n) } else { 0 },
             dry: if dry_in_use { clamp(sampling.dry_penalty_last_n) } else { 0 },
@@ -183,7 +178,8 @@ fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<L
 fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
     let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
     let vocab = model.vocab();
-    let wished = generation.sampling.logit_bias.iter().map(|(token, bias)| LlamaLogitBias::new(to_llama(*token), *bias));
+    let wished =
+        generation.sampling.logit_bias.iter().map(|(token, bias)| LlamaLogitBias::new(to_llama(*token), *bias));
     let mut biases: Vec<_> = wished.collect();
     biases.extend(vocab.suppress_tokens().iter().copied().map(never));
     if generation.ignore_eos {
@@ -254,9 +250,10 @@ fn grammar(model: &LlamaModel, text: Option<&str>) -> Result<Option<LlamaSampler
     let parsed = std::thread::scope(|scope| {
         let parser = std::thread::Builder::new().name("grammar".to_owned()).stack_size(GRAMMAR_STACK_BYTES);
         let parse = parser.spawn_scoped(scope, || LlamaSampler::grammar(model, text, "root"));
-        parse.map_err(|error| refuse(format!("no thread to parse the grammar: {error}")))?.join().map_err(|_| {
-            refuse("the grammar's parser failed".to_owned())
-        })
+        parse
+            .map_err(|error| refuse(format!("no thread to parse the grammar: {error}")))?
+            .join()
+            .map_err(|_| refuse("the grammar's parser failed".to_owned()))
     })?;
     parsed.map(Some).map_err(|error| refuse(format!("the grammar does not parse ({error})")))
 }

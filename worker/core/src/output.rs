@@ -1,0 +1,110 @@
+//! Turns the bytes of an answer's tokens into text: whole characters only, and never part of a stop text.
+//!
+//! Not here: tokens, their vocabulary, why an answer ends otherwise.
+//! The idea: bytes wait until they complete a character; characters wait while they could still become a stop text. The
+//! answer ends at the first place where some stop text is complete; of several that end there the longest counts. That
+//! depends on the text alone, not on how tokens cut it.
+
+/// Is the text of one answer on its way out.
+#[derive(Debug, Clone, Default)]
+pub struct Output {
+    stops: Vec<String>,
+    /// Is the bytes of a character that is not complete.
+    bytes: Vec<u8>,
+    /// Is the text that may turn out to belong to a stop text.
+    held: String,
+    stopped: Option<usize>,
+}
+
+impl Output {
+    /// Returns the output of an answer that ends before the first of `stops`; empty ones are ignored.
+    pub fn new(stops: Vec<String>) -> Self {
+        Self { stops, ..Self::default() }
+    }
+
+    /// Takes the bytes of a token and returns the text that is now certain; nothing once a stop text is complete.
+    pub fn push(&mut self, piece: &[u8]) -> String {
+        if self.stopped.is_some() {
+            return String::new();
+        }
+        self.bytes.extend_from_slice(piece);
+        let text = take_characters(&mut self.bytes);
+        self.advance(&text)
+    }
+
+    /// Returns the text that was still held back at the end of the answer, an incomplete character as U+FFFD.
+    pub fn finish(&mut self) -> String {
+        if self.stopped.is_some() {
+            return String::new();
+        }
+        let rest = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
+        let mut text = self.advance(&rest);
+        if self.stopped.is_none() {
+            text.push_str(&std::mem::take(&mut self.held));
+        }
+        text
+    }
+
+    /// Returns the stop text that ended the answer, if one did.
+    pub fn stop_text(&self) -> Option<&str> {
+        self.stopped.map(|idx| self.stops[idx].as_str())
+    }
+
+    fn advance(&mut self, text: &str) -> String {
+        let n_old = self.held.len();
+        self.held.push_str(text);
+        if let Some((start, idx)) = self.first_stop(n_old) {
+            self.stopped = Some(idx);
+            self.held.truncate(start);
+            return std::mem::take(&mut self.held);
+        }
+        let n_certain = self.held.len() - self.longest_partial_stop();
+        let held = self.held.split_off(n_certain);
+        std::mem::replace(&mut self.held, held)
+    }
+
+    /// Returns where the first stop text to end behind the first `n_old` bytes starts, and which it is.
+    fn first_stop(&self, n_old: usize) -> Option<(usize, usize)> {
+        let found = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
+            let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
+            let start = from + self.held[from..].find(stop.as_str())?;
+            Some((start + stop.len(), start, idx))
+        });
+        found.min().map(|(_, start, idx)| (start, idx))
+    }
+
+    /// Returns the length of the longest end of the held text with which a stop text starts.
+    fn longest_partial_stop(&self) -> usize {
+        let longest = |stop: &String| {
+            let most = stop.len().saturating_sub(1).min(self.held.len());
+            (1..=most).rev().find(|n| self.held.as_bytes().ends_with(&stop.as_bytes()[..*n]))
+        };
+        self.stops.iter().filter_map(longest).max().unwrap_or(0)
+    }
+}
+
+/// Takes the complete characters from the front of `bytes`, each invalid sequence as U+FFFD.
+fn take_characters(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    let mut n_taken = 0;
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        n_taken += chunk.valid().len();
+        let is_last = n_taken + chunk.invalid().len() == bytes.len();
+        if chunk.invalid().is_empty() || (is_last && is_incomplete(chunk.invalid())) {
+            break;
+        }
+        text.push(char::REPLACEMENT_CHARACTER);
+        n_taken += chunk.invalid().len();
+    }
+    bytes.drain(..n_taken);
+    text
+}
+
+/// Returns whether more bytes could make a character of these.
+fn is_incomplete(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests;

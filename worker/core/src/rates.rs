@@ -1,0 +1,118 @@
+//! What the worker has measured of itself, as moving averages.
+//!
+//! Not here: the clock (durations are passed in), counters for metrics.
+//! The idea: every sum decays with the busy time that passes, so an average follows the last seconds of work, weighs
+//! long steps as much as they lasted, and stands still while nothing runs.
+
+use std::time::Duration;
+
+use warmpath_common::summary::Rates;
+
+/// Is the busy time after which a measurement counts half.
+///
+/// Source: long enough for several batches of a large model on a slow machine, short enough to follow a change of load.
+const HALF_LIFE: Duration = Duration::from_secs(20);
+
+/// Is the fewest prompt tokens of a step whose speed says something about prompts.
+///
+/// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
+const PREFILL_TOKENS_MIN: u32 = 16;
+
+/// Is the weight of the newest finished answer in the average length.
+const ANSWER_WEIGHT: f32 = 0.1;
+
+/// Is the moving averages of one worker.
+#[derive(Debug, Clone, Default)]
+pub struct Averages {
+    prefill_tokens: f64,
+    prefill_s: f64,
+    decode_steps: f64,
+    decode_s: f64,
+    answer_tokens: Option<f32>,
+}
+
+impl Averages {
+    /// Counts a step that computed so many prompt tokens and answer tokens in so much time.
+    pub fn step(&mut self, n_prefill: u32, n_decode: u32, took: Duration) {
+        let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        if n_prefill == 0 && n_decode > 0 {
+            self.decode_steps = self.decode_steps * decay + 1.0;
+            self.decode_s = self.decode_s * decay + took.as_secs_f64();
+        } else if n_prefill >= PREFILL_TOKENS_MIN {
+            let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
+            // A step beside decoding that took no longer than decoding alone measures nothing.
+            if alone > 0.0 {
+                self.prefill_tokens = self.prefill_tokens * decay + f64::from(n_prefill);
+                self.prefill_s = self.prefill_s * decay + alone;
+            }
+        }
+    }
+
+    /// Counts a finished answer.
+    pub fn answer(&mut self, n_tokens: u32) {
+        let n = n_tokens as f32;
+        self.answer_tokens = Some(self.answer_tokens.map_or(n, |average| average + ANSWER_WEIGHT * (n - average)));
+    }
+
+    /// Returns the averages, absent until measured.
+    pub fn rates(&self) -> Rates {
+        Rates {
+            prefill_tokens_per_s: (self.prefill_s > 0.0).then(|| (self.prefill_tokens / self.prefill_s) as f32),
+            decode_step_ms: self.decode_step_s().map(|s| (s * 1e3) as f32),
+            answer_tokens: self.answer_tokens,
+        }
+    }
+
+    fn decode_step_s(&self) -> Option<f64> {
+        (self.decode_steps > 0.0).then(|| self.decode_s / self.decode_steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn says_nothing_before_anything_was_measured() {
+        assert_eq!(Averages::default().rates(), Rates::default());
+        let mut averages = Averages::default();
+        averages.step(PREFILL_TOKENS_MIN - 1, 0, SECOND);
+        averages.step(0, 0, SECOND);
+        averages.step(100, 1, Duration::ZERO);
+        assert_eq!(averages.rates(), Rates::default());
+    }
+
+    #[test]
+    fn measures_prompts_and_decoding_apart() {
+        let mut averages = Averages::default();
+        averages.step(0, 2, SECOND / 10);
+        averages.step(1000, 0, SECOND);
+        averages.step(1000, 2, SECOND + SECOND / 10);
+        let rates = averages.rates();
+        assert!((rates.prefill_tokens_per_s.unwrap() - 1000.0).abs() < 1.0, "{rates:?}");
+        assert!((rates.decode_step_ms.unwrap() - 100.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn follows_a_change_within_a_few_half_lives_of_work() {
+        let mut averages = Averages::default();
+        for speed in [100, 1000] {
+            for _ in 0..120 {
+                averages.step(speed, 0, SECOND);
+            }
+        }
+        let rate = averages.rates().prefill_tokens_per_s.unwrap();
+        assert!((950.0..=1000.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn averages_the_length_of_answers() {
+        let mut averages = Averages::default();
+        averages.answer(100);
+        assert_eq!(averages.rates().answer_tokens, Some(100.0));
+        averages.answer(200);
+        assert_eq!(averages.rates().answer_tokens, Some(110.0));
+    }
+}

@@ -1,0 +1,237 @@
+//! llama.cpp as the engine uses it: load, context, KV operations, one batch at a time.
+//!
+//! Not here: which tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
+
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use llama_cpp_2::DecodeError;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::model::{Fingerprint, MemoryKind};
+
+use super::config::{CacheType, EngineConfig, EngineFacts, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, StartError};
+
+/// Is told the loaded share of a model and says whether to go on.
+pub(super) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
+
+/// Loads the model.
+///
+/// Errors: `Model` where the file is missing or llama.cpp refuses it, `Unsupported` where it cannot answer prompts.
+pub(super) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaModel, StartError> {
+    let path = &config.model;
+    let fail = |reason: String| StartError::Model { path: path.clone(), reason };
+    std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+    let params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers).with_progress_callback(progress);
+    let model = LlamaModel::load_from_file(super::backend::backend(), path, &params)
+        .map_err(|error| fail(format!("llama.cpp refuses it ({error}); its log says why")))?;
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    if architecture.starts_with("t5") {
+        let reason = format!("the architecture {architecture} has an encoder, and only decoders are served");
+        return Err(StartError::Unsupported { path: path.clone(), reason });
+    }
+    Ok(model)
+}
+
+/// Makes the context of `model`.
+///
+/// Errors: `Context` where llama.cpp refuses, as when memory runs out.
+pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
+    let per_slot = model.n_ctx_train().clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
+    let n_ctx = match config.context_tokens_total {
+        0 => per_slot.saturating_mul(u32::from(config.n_slots)),
+        given => given,
+    };
+    let threads = match config.threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
+        given => i32::from(given),
+    };
+    let threads_batch = if config.threads_batch == 0 { threads } else { i32::from(config.threads_batch) };
+    let flash_attn = match config.flash_attn_settled() {
+        true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    };
+    let params = LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(n_ctx))
+        .with_n_seq_max(u32::from(config.n_slots))
+        .with_n_batch(config.batch_tokens)
+        .with_n_ubatch(config.ubatch_tokens)
+        .with_n_threads(threads)
+        .with_n_threads_batch(threads_batch)
+        .with_type_k(kv_type(config.cache_type_k))
+        .with_type_v(kv_type(config.cache_type_v))
+        .with_flash_attention_policy(flash_attn)
+        .with_kv_unified(config.kv_unified_settled())
+        // The whole of a sliding window's past stays in the buffer, so that a sequence can be cut back to any token.
+        .with_swa_full(true)
+        .with_offload_kqv(config.n_gpu_layers > 0)
+        .with_op_offload(config.n_gpu_layers > 0)
+        .with_no_perf(true);
+    model.new_context(super::backend::backend(), params).map_err(|error| StartError::Context {
+        n_slots: config.n_slots,
+        context_tokens_total: n_ctx,
+        reason: error.to_string(),
+    })
+}
+
+/// Runs batches on one context; sequence ids are slot ids.
+pub(super) struct Llama<'m> {
+    context: LlamaContext<'m>,
+    batch: LlamaBatch<'static>,
+}
+
+impl<'m> Llama<'m> {
+    pub(super) fn new(context: LlamaContext<'m>) -> Self {
+        let batch = LlamaBatch::new(context.n_batch() as usize, 1);
+        Self { context, batch }
+    }
+
+    /// Returns how far sequences can be rewound, trying it with two tokens; this also warms the model up.
+    ///
+    /// Errors: says why where the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
+    pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
+        let slot = SlotId(0);
+        for position in 0..2 {
+            self.push(slot, (position, 0), position == 1);
+        }
+        let decoded = self.decode();
+        self.reset_batch();
+        decoded.map_err(|error| format!("its first decode failed ({error})"))?;
+        if self.last_position(slot) != Some(1) {
+            return Err("it keeps no KV cache or recurrent state, so it cannot continue a text".to_owned());
+        }
+        let rewinds = self.rewind(slot, 1);
+        self.context.clear_kv_cache();
+        Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
+            (_, true, _) => MemoryKind::Hybrid,
+            (false, ..) | (_, _, true) => MemoryKind::Recurrent,
+            (true, ..) if slides(model) => MemoryKind::Sliding,
+            (true, ..) => MemoryKind::Full,
+        })
+    }
+
+    /// Returns the most tokens of a batch and of a micro-batch.
+    pub(super) fn batch_limits(&self) -> (u32, u32) {
+        (self.context.n_batch(), self.context.n_ubatch())
+    }
+
+    /// Cuts a slot's sequence back to its first `n_keep` tokens and returns whether they are all there.
+    ///
+    /// After `false` the state of the sequence is undefined; [`Self::clear`] it.
+    pub(super) fn rewind(&mut self, slot: SlotId, n_keep: u32) -> bool {
+        let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_keep), None);
+        // In a unified buffer a sliding window's oldest cells may have been given to others.
+        cut.is_ok_and(|cut| cut) && self.context.kv_cache_seq_pos_min(i32::from(slot.0)) == 0
+    }
+
+    /// Forgets a slot's sequence; this cannot fail.
+    pub(super) fn clear(&mut self, slot: SlotId) {
+        let cleared = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), None, None);
+        debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+    }
+
+    /// Returns the last position of a slot's sequence, for checks; `None` where it has no state.
+    pub(super) fn last_position(&self, slot: SlotId) -> Option<u32> {
+        u32::try_from(self.context.kv_cache_seq_pos_max(i32::from(slot.0))).ok()
+    }
+
+    /// Puts a token into the batch and returns its index there.
+    pub(super) fn push(&mut self, slot: SlotId, (position, token): (u32, Token), wants_logits: bool) -> i32 {
+        let idx = self.batch.n_tokens();
+        let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
+        let position = i32::try_from(position).expect("a position is below the context's size, an i32");
+        let added = self.batch.add(token, position, &[i32::from(slot.0)], wants_logits);
+        added.expect("the batch plan keeps to the batch's size");
+        idx
+    }
+
+    /// Empties the batch.
+    pub(super) fn reset_batch(&mut self) {
+        self.batch.clear();
+    }
+
+    /// Computes the batch; it stays in place until [`Self::reset_batch`].
+    pub(super) fn decode(&mut self) -> Result<(), DecodeError> {
+        self.context.decode(&mut self.batch)
+    }
+
+    /// Returns the logits of the batch's token at `idx`, which must have asked for them.
+    pub(super) fn logits(&self, idx: i32) -> &[f32] {
+        self.context.get_logits_ith(idx)
+    }
+
+    /// Returns what the loaded model and context turned out to be.
+    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, memory: MemoryKind) -> EngineFacts {
+        let per_slot = self.context.n_ctx() / u32::from(config.n_slots);
+        let n_ctx_train = model.n_ctx_train();
+        EngineFacts {
+            // In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
+            context_tokens: if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) },
+            n_slots: config.n_slots,
+            memory,
+            n_vocab: model.n_vocab().unsigned_abs(),
+            n_ctx_train,
+            kv_fingerprint: kv_fingerprint(model, config),
+            flash_attn: config.flash_attn_settled(),
+            kv_unified: config.kv_unified_settled(),
+            block_size_tokens: config.block_size_tokens,
+            ubatch_tokens: self.context.n_ubatch(),
+            description: description(model, &config.model),
+            n_params: model.n_params(),
+            model_bytes: model.size(),
+        }
+    }
+}
+
+/// Names everything besides the model file that decides what the KV state's bytes mean.
+fn kv_fingerprint(model: &LlamaModel, config: &EngineConfig) -> Fingerprint {
+    let mut rope: Vec<String> = (0..model.meta_count())
+        .filter_map(|idx| model.meta_key_by_index(idx).ok())
+        .filter(|key| key.contains(".rope."))
+        .map(|key| format!("{key}={}", model.meta_val_str(&key).unwrap_or_default()))
+        .collect();
+    rope.sort();
+    let layout = format!(
+        "k={:?} v={:?} flash_attn={} layers={} heads_kv={} {}",
+        config.cache_type_k,
+        config.cache_type_v,
+        config.flash_attn_settled(),
+        model.n_layer(),
+        model.n_head_kv(),
+        rope.join(" ")
+    );
+    Fingerprint(blake3::derive_key("warmpath 2026 kv layout v1", layout.as_bytes()))
+}
+
+fn slides(model: &LlamaModel) -> bool {
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    let window = model.meta_val_str(&format!("{architecture}.attention.sliding_window"));
+    window.is_ok_and(|window| window != "0")
+}
+
+fn description(model: &LlamaModel, path: &Path) -> String {
+    let meta = |key| model.meta_val_str(key).ok().filter(|value: &String| !value.is_empty());
+    let file = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = meta("general.name").unwrap_or_else(file);
+    let parts = [meta("general.architecture"), meta("general.size_label"), Some(name)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+fn kv_type(kind: CacheType) -> KvCacheType {
+    match kind {
+        CacheType::F32 => KvCacheType::F32,
+        CacheType::F16 => KvCacheType::F16,
+        CacheType::Bf16 => KvCacheType::BF16,
+        CacheType::Q8_0 => KvCacheType::Q8_0,
+        CacheType::Q5_1 => KvCacheType::Q5_1,
+        CacheType::Q5_0 => KvCacheType::Q5_0,
+        CacheType::Iq4Nl => KvCacheType::IQ4_NL,
+        CacheType::Q4_1 => KvCacheType::Q4_1,
+        CacheType::Q4_0 => KvCacheType::Q4_0,
+    }
+}

@@ -1,0 +1,64 @@
+//! What the engine thread shows to others: updates for routers, the view of its slots.
+//!
+//! Not here: what is held (`warmpath_worker_core::holdings`), the stream to routers (`crate::summary`).
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use warmpath_common::ids::RequestId;
+use warmpath_common::summary::{Change, Load};
+
+use super::messages::EngineUpdate;
+
+/// Is the shortest time between two updates that carry nothing but the load.
+///
+/// Source: DESIGN section 3.
+const LOAD_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Sends updates, those without changes not too often.
+pub(super) struct Report {
+    updates: UnboundedSender<EngineUpdate>,
+    accepted: Vec<Change>,
+    sent: Option<(Instant, Load)>,
+    /// Says that something happened since the last update.
+    is_stale: bool,
+}
+
+impl Report {
+    pub(super) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
+        Self { updates, accepted: Vec::new(), sent: None, is_stale: true }
+    }
+
+    /// Notes that a submission counts in the load from here on.
+    pub(super) fn accept(&mut self, request: &RequestId) {
+        self.accepted.push(Change::Accepted(request.clone()));
+        self.is_stale = true;
+    }
+
+    /// Notes that a step was taken.
+    pub(super) fn touch(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Returns how long what has happened may wait until it is told; `None` where nothing has.
+    pub(super) fn due_in(&self, now: Instant) -> Option<Duration> {
+        let since = |sent: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent));
+        self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent, _)| since(*sent)))
+    }
+
+    /// Returns whether something must be told at once.
+    pub(super) fn is_urgent(&self) -> bool {
+        !self.accepted.is_empty()
+    }
+
+    /// Tells the changes and the load.
+    pub(super) fn send(&mut self, mut changes: Vec<Change>, load: Load, now: Instant) {
+        changes.append(&mut self.accepted);
+        self.is_stale = false;
+        let is_news = !changes.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
+        if is_news {
+            self.sent = Some((now, load.clone()));
+            let _ = self.updates.send(EngineUpdate { changes, load });
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! One running sequence: its prompt, its answer so far, and what ends it.
+//!
+//! Not here: its KV state (the slot table and llama.cpp), which tokens are computed when (`step`).
+
+use std::time::Instant;
+
+use warmpath_common::ids::Token;
+use warmpath_worker_core::batch_plan::Work;
+use warmpath_worker_core::output::Output;
+
+use super::handle::{Admission, Place};
+use super::messages::{Event, FinishReason, Finished, Started, Submission};
+use super::sampler::TokenSampler;
+
+/// Is a sequence in a slot.
+pub(super) struct Sequence {
+    pub(super) submission: Submission,
+    pub(super) sampler: TokenSampler,
+    pub(super) n_cached: u32,
+    pub(super) n_generated: u32,
+    /// Orders the sequences by when they got their slot.
+    pub(super) order: u64,
+    output: Output,
+    /// Is the token that was chosen last, whose KV state is not there yet.
+    chosen: Option<Token>,
+    times: Times,
+    _place: Place,
+}
+
+struct Times {
+    started: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+/// Is a token as the vocabulary sees it.
+pub(super) struct Chosen {
+    pub(super) token: Token,
+    /// Is its text in bytes; empty for a control token.
+    pub(super) piece: Vec<u8>,
+    pub(super) ends_generation: bool,
+}
+
+impl Sequence {
+    /// Starts a submission and says so to its client.
+    pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
+        let Admission { mut submission, sampler, place, .. } = admission;
+        let _ = submission.events.send(Event::Started(started));
+        let output = Output::new(std::mem::take(&mut submission.generation.stop));
+        let times = Times { started: Instant::now(), first_token: None, last_token: None };
+        let n_cached = started.cached_tokens;
+        Self { submission, sampler, n_cached, n_generated: 0, order, output, chosen: None, times, _place: place }
+    }
+
+    /// Returns whether the client has gone.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.submission.events.is_closed()
+    }
+
+    /// Returns what comes next, given how many of the sequence's tokens have their KV state.
+    pub(super) fn work(&self, n_held: u32) -> Work {
+        match self.n_prompt().saturating_sub(n_held) {
+            0 => Work::Decode,
+            n_tokens => Work::Prefill { n_tokens },
+        }
+    }
+
+    /// Returns the next `n_tokens` tokens to compute behind the `n_held` that have their KV state.
+    pub(super) fn upcoming(&self, n_held: u32, n_tokens: u32) -> &[Token] {
+        let prompt = &self.submission.prompt;
+        match self.work(n_held) {
+            Work::Prefill { .. } => &prompt[n_held as usize..(n_held + n_tokens) as usize],
+            Work::Decode => self.chosen.as_slice(),
+        }
+    }
+
+    /// Returns whether the last of the next tokens decides the one behind it.
+    pub(super) fn wants_logits(&self, n_held_after: u32) -> bool {
+        n_held_after >= self.n_prompt() && self.submission.generation.max_tokens != Some(0)
+    }
+
+    /// Returns whether the sequence is over although nothing was chosen: the prompt was all that was wanted.
+    pub(super) fn is_prompt_only(&self, n_held: u32) -> bool {
+        n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
+    }
+
+    /// Takes the next token of the answer, tells the client and returns why the answer ends here, if it does.
+    pub(super) fn take(&mut self, chosen: Chosen, has_room: bool) -> Option<FinishReason> {
+        let now = Instant::now();
+        self.times.first_token.get_or_insert(now);
+        self.times.last_token = Some(now);
+        self.n_generated += 1;
+        self.chosen = Some(chosen.token);
+        let mut text = self.output.push(&chosen.piece);
+        let reason = self.end(&chosen, has_room);
+        if reason.is_some() {
+            text.push_str(&self.output.finish());
+        }
+        let _ = self.submission.events.send(Event::Text { text, tokens: vec![chosen.token] });
+        // What was held back may complete a stop text at the very end, as when an invalid byte becomes a character.
+        reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
+    }
+
+    /// Says to the client how the answer ended.
+    pub(super) fn finish(&self, reason: FinishReason) {
+        let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
+        let prompt_end = self.times.first_token.unwrap_or_else(Instant::now);
+        let finished = Finished {
+            reason,
+            stopping_word: self.output.stop_text().map(str::to_owned),
+            completion_tokens: self.n_generated,
+            prompt_ms: ms(self.times.started, prompt_end),
+            predicted_ms: ms(prompt_end, self.times.last_token.unwrap_or(prompt_end)),
+        };
+        let _ = self.submission.events.send(Event::Finished(finished));
+    }
+
+    fn end(&self, chosen: &Chosen, has_room: bool) -> Option<FinishReason> {
+        let n_max = self.submission.generation.max_tokens.unwrap_or(u32::MAX);
+        if self.output.stop_text().is_some() {
+            Some(FinishReason::StopText)
+        } else if chosen.ends_generation {
+            Some(FinishReason::EndOfGeneration)
+        } else if self.n_generated >= n_max || !has_room {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    fn n_prompt(&self) -> u32 {
+        u32::try_from(self.submission.prompt.len()).expect("a prompt is shorter than a context, a u32")
+    }
+}

@@ -1,0 +1,377 @@
+//! One step of the engine: admit, plan, decode, sample, emit.
+//!
+//! Not here: when to step and when to stop (`thread`), the plans (`warmpath-worker-core`), llama.cpp's calls (`llama`).
+//! The idea: the slot table says which tokens' KV state is where; this keeps it true. Whatever happens to a sequence, its
+//! slot is released exactly once, and KV state that cannot be trusted is cleared before anything else uses the slot.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use llama_cpp_2::DecodeError;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use tracing::{error, warn};
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::summary::Load;
+use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
+use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::slot_plan::{self, Reuse, SlotPlan, Start, Wish};
+use warmpath_worker_core::slot_table::{Acquire, AfterUse, SlotTable};
+
+use super::config::PrefixCache;
+use super::handle::{Admission, View};
+use super::llama::Llama;
+use super::messages::{EngineError, Event, FinishReason, SlotView, Started};
+use super::report::Report;
+use super::sequence::{Chosen, Sequence};
+
+/// Is everything that the engine thread owns.
+pub(super) struct Stepper<'m> {
+    pub(super) model: &'m LlamaModel,
+    pub(super) llama: Llama<'m>,
+    pub(super) table: SlotTable,
+    pub(super) room: Room,
+    pub(super) context_tokens: u32,
+    pub(super) prefix_cache: PrefixCache,
+    pub(super) report: Report,
+    pub(super) view: Arc<View>,
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Is the sequence in each slot.
+    pub(super) running: Vec<Option<Sequence>>,
+    pub(super) averages: Averages,
+    pub(super) n_started: u64,
+}
+
+/// Is a submission that waits for a slot.
+pub(super) struct Waiting {
+    admission: Admission,
+    /// Is the prompt tokens that it will have to compute, as estimated when it came.
+    n_uncached: u32,
+}
+
+/// Is a batch that was put together: the shares, and where the logits of which slot will be.
+struct Batch {
+    shares: Vec<Share>,
+    outputs: Vec<(SlotId, i32)>,
+    n_prefill: u32,
+    n_decode: u32,
+}
+
+impl Stepper<'_> {
+    /// Returns whether nothing runs or waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.iter().all(Option::is_none)
+    }
+
+    /// Puts a submission at the end of the queue.
+    pub(super) fn enqueue(&mut self, admission: Admission) {
+        self.report.accept(&admission.submission.request_id);
+        let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
+        let n_uncached = n_prompt - slot_plan::best_usable(&self.table, &self.wish(&admission));
+        self.waiting.push_back(Waiting { admission, n_uncached });
+    }
+
+    /// Does everything that can be done at once: frees, admits, computes one batch, tells.
+    pub(super) fn step(&mut self) {
+        self.drop_abandoned();
+        self.admit();
+        let batch = self.fill_batch();
+        if !batch.shares.is_empty() {
+            self.report.touch();
+            self.compute(&batch);
+        }
+        self.count();
+        self.tell();
+    }
+
+    /// Fails every waiting submission.
+    pub(super) fn refuse_waiting(&mut self, error: &EngineError) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            let _ = waiting.admission.submission.events.send(Event::Failed(error.clone()));
+            self.view.counters.failed.fetch_add(1, Relaxed);
+        }
+        self.report.touch();
+    }
+
+    /// Fails every running sequence.
+    pub(super) fn fail_running(&mut self, error: &EngineError) {
+        for slot in self.busy_slots() {
+            self.fail(slot, error);
+        }
+    }
+
+    /// Tells routers and watchers what has happened, if it is time.
+    pub(super) fn tell(&mut self) {
+        let now = Instant::now();
+        let changes = self.table.take_changes();
+        let is_due = self.report.due_in(now).is_some_and(|wait| wait.is_zero());
+        if is_due || self.report.is_urgent() || !changes.is_empty() {
+            self.view.slots.store(Arc::new(self.slot_views()));
+            let load = self.load();
+            self.report.send(changes, load, now);
+        }
+    }
+
+    fn drop_abandoned(&mut self) {
+        let n_before = self.waiting.len();
+        self.waiting.retain(|waiting| !waiting.admission.submission.events.is_closed());
+        let n_left = n_before - self.waiting.len();
+        self.view.counters.cancelled.fetch_add(n_left as u64, Relaxed);
+        for slot in self.busy_slots() {
+            if self.sequence(slot).is_abandoned() {
+                self.view.counters.cancelled.fetch_add(1, Relaxed);
+                self.release(slot);
+            }
+        }
+    }
+
+    fn admit(&mut self) {
+        while let Some(waiting) = self.waiting.front() {
+            let Some(plan) = slot_plan::plan(&self.table, &self.wish(&waiting.admission)) else { return };
+            if let Some(waiting) = self.waiting.pop_front() {
+                self.start(waiting.admission, plan);
+            }
+        }
+    }
+
+    fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
+        let submission = &admission.submission;
+        let reuse = if self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed };
+        Wish { prompt: &submission.prompt, root: &submission.chain_root, reuse, wanted: submission.wanted_slot }
+    }
+
+    fn leaves_nothing(&self, admission: &Admission) -> bool {
+        !admission.submission.cache_prompt || self.prefix_cache == PrefixCache::Disabled
+    }
+
+    fn start(&mut self, admission: Admission, plan: SlotPlan) {
+        let slot = plan.slot;
+        let start = self.prepare(plan);
+        self.table.acquire(Acquire {
+            slot,
+            start,
+            root: admission.submission.chain_root,
+            prompt_chain: &admission.chain,
+            after_use: if self.leaves_nothing(&admission) { AfterUse::Forget } else { AfterUse::Keep },
+        });
+        let counters = &self.view.counters;
+        counters.prompt_tokens.fetch_add(admission.submission.prompt.len() as u64, Relaxed);
+        counters.cached_tokens.fetch_add(u64::from(start.n_kept()), Relaxed);
+        self.n_started += 1;
+        let started = Started { slot, cached_tokens: start.n_kept() };
+        self.running[usize::from(slot.0)] = Some(Sequence::start(admission, started, self.n_started));
+    }
+
+    /// Brings the slot's KV state to what the plan starts from and returns what was reached.
+    fn prepare(&mut self, plan: SlotPlan) -> Start {
+        let n_held = self.n_held(plan.slot);
+        let n_keep = plan.start.n_kept();
+        if n_keep > 0 {
+            let is_cut = n_keep == n_held || self.llama.rewind(plan.slot, n_keep);
+            if is_cut && self.llama.last_position(plan.slot) == Some(n_keep - 1) {
+                return plan.start;
+            }
+            warn!(slot = %plan.slot, n_keep, n_held, "the KV state cannot be cut back; computing the whole prompt");
+        }
+        self.llama.clear(plan.slot);
+        Start::Cold
+    }
+
+    fn fill_batch(&mut self) -> Batch {
+        let pending: Vec<Pending> = self.running().map(|(slot, sequence)| self.pending(slot, sequence)).collect();
+        let shares = batch_plan::plan(&pending, self.room);
+        let mut batch = Batch { shares, outputs: Vec::new(), n_prefill: 0, n_decode: 0 };
+        self.llama.reset_batch();
+        for share in &batch.shares {
+            let n_held = self.n_held(share.slot);
+            let Some(sequence) = &self.running[usize::from(share.slot.0)] else { continue };
+            match sequence.work(n_held) {
+                Work::Decode => batch.n_decode += 1,
+                Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
+            }
+            let n_after = n_held + share.n_tokens;
+            for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
+                let wants_logits = position + 1 == n_after && sequence.wants_logits(n_after);
+                let idx = self.llama.push(share.slot, (position, *token), wants_logits);
+                if wants_logits {
+                    batch.outputs.push((share.slot, idx));
+                }
+            }
+        }
+        batch
+    }
+
+    fn pending(&self, slot: SlotId, sequence: &Sequence) -> Pending {
+        Pending { slot, work: sequence.work(self.n_held(slot)), order: sequence.order }
+    }
+
+    fn compute(&mut self, batch: &Batch) {
+        let began = Instant::now();
+        let decoded = self.llama.decode();
+        match decoded {
+            Ok(()) => {}
+            Err(DecodeError::NoKvCacheSlot) => return self.make_room(batch),
+            Err(error) => return self.fail_batch(batch, &error),
+        }
+        for share in &batch.shares {
+            let n_held = self.n_held(share.slot);
+            if let Some(sequence) = &self.running[usize::from(share.slot.0)] {
+                self.table.extend(share.slot, sequence.upcoming(n_held, share.n_tokens));
+            }
+        }
+        for (slot, idx) in &batch.outputs {
+            self.choose(*slot, *idx);
+        }
+        for share in &batch.shares {
+            let n_held = self.n_held(share.slot);
+            let is_over = |sequence: &Sequence| sequence.is_prompt_only(n_held);
+            if self.running[usize::from(share.slot.0)].as_ref().is_some_and(is_over) {
+                self.finish(share.slot, FinishReason::Length);
+            }
+        }
+        self.averages.step(batch.n_prefill, batch.n_decode, began.elapsed());
+        self.count_batch(batch);
+    }
+
+    /// Chooses the next token of a slot's sequence.
+    fn choose(&mut self, slot: SlotId, idx: i32) {
+        let has_room = self.n_held(slot) < self.context_tokens;
+        let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
+        let chosen = match sequence.sampler.choose(self.llama.logits(idx)) {
+            Ok(token) => look_up(self.model, token),
+            Err(error) => return self.fail(slot, &error),
+        };
+        if let Some(reason) = sequence.take(chosen, has_room) {
+            self.finish(slot, reason);
+        }
+    }
+
+    fn finish(&mut self, slot: SlotId, reason: FinishReason) {
+        let sequence = self.release(slot);
+        self.averages.answer(sequence.n_generated);
+        self.view.counters.finished.fetch_add(1, Relaxed);
+        sequence.finish(reason);
+    }
+
+    fn fail(&mut self, slot: SlotId, error: &EngineError) {
+        let sequence = self.release(slot);
+        self.view.counters.failed.fetch_add(1, Relaxed);
+        let _ = sequence.submission.events.send(Event::Failed(error.clone()));
+    }
+
+    /// Frees a slot, its KV state kept or cleared as its request wished.
+    fn release(&mut self, slot: SlotId) -> Sequence {
+        self.report.touch();
+        if self.table.release(slot) == AfterUse::Forget {
+            self.llama.clear(slot);
+        }
+        self.running[usize::from(slot.0)].take().expect("a busy slot runs a sequence")
+    }
+
+    /// Clears an idle slot where the buffer has no cells left, or ends the youngest sequence if there is none.
+    ///
+    /// Every slot keeps to its share of the cells, so this happens only where llama.cpp needs more than one per token.
+    fn make_room(&mut self, batch: &Batch) {
+        let idle = self.table.iter().filter(|(_, slot)| !slot.is_busy() && !slot.tokens().is_empty());
+        let oldest = idle.min_by_key(|(_, slot)| slot.last_used()).map(|(id, _)| id);
+        if let Some(slot) = oldest {
+            warn!(%slot, "the KV buffer is full; cleared an idle slot");
+            self.llama.clear(slot);
+            self.table.forget(slot);
+            return;
+        }
+        let youngest = batch.shares.iter().map(|share| share.slot).max_by_key(|slot| self.sequence(*slot).order);
+        if let Some(slot) = youngest {
+            warn!(%slot, "the KV buffer is full; ended the youngest sequence");
+            self.abort(slot, "the KV buffer is full");
+        }
+    }
+
+    fn fail_batch(&mut self, batch: &Batch, cause: &DecodeError) {
+        error!(error = %cause, n_sequences = batch.shares.len(), "llama.cpp failed to decode a batch");
+        self.view.counters.decode_failures.fetch_add(1, Relaxed);
+        for share in &batch.shares {
+            self.abort(share.slot, &cause.to_string());
+        }
+    }
+
+    /// Fails a sequence whose KV state cannot be trusted.
+    fn abort(&mut self, slot: SlotId, reason: &str) {
+        self.llama.clear(slot);
+        self.table.forget(slot);
+        self.fail(slot, &EngineError::Decode { reason: reason.to_owned() });
+    }
+
+    fn running(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
+        let slots = (0..).map(SlotId).zip(&self.running);
+        slots.filter_map(|(slot, sequence)| sequence.as_ref().map(|sequence| (slot, sequence)))
+    }
+
+    fn busy_slots(&self) -> Vec<SlotId> {
+        self.running().map(|(slot, _)| slot).collect()
+    }
+
+    fn sequence(&self, slot: SlotId) -> &Sequence {
+        self.running[usize::from(slot.0)].as_ref().expect("the slot is busy")
+    }
+
+    fn n_held(&self, slot: SlotId) -> u32 {
+        u32::try_from(self.table.slot(slot).tokens().len()).expect("a slot holds at most a context, a u32")
+    }
+
+    fn load(&self) -> Load {
+        let prefill = |(slot, sequence): (SlotId, &Sequence)| match sequence.work(self.n_held(slot)) {
+            Work::Decode => None,
+            Work::Prefill { n_tokens } => Some(u64::from(n_tokens)),
+        };
+        let n_running = self.running().count();
+        let prefills: Vec<u64> = self.running().filter_map(prefill).collect();
+        Load {
+            queued_prefill_tokens: self.waiting.iter().map(|waiting| u64::from(waiting.n_uncached)).sum(),
+            running_prefill_tokens: prefills.iter().sum(),
+            n_queued: u32::try_from(self.waiting.len()).unwrap_or(u32::MAX),
+            n_decoding: u32::try_from(n_running - prefills.len()).unwrap_or(u32::MAX),
+            busy_slots: self.busy_slots(),
+            free_cells: self.table.free_cells(),
+            draining: self.view.draining.load(Relaxed),
+            rates: self.averages.rates(),
+        }
+    }
+
+    fn slot_views(&self) -> Vec<SlotView> {
+        let view = |(id, sequence): (SlotId, &Option<Sequence>)| SlotView {
+            id,
+            request_id: sequence.as_ref().map(|sequence| sequence.submission.request_id.clone()),
+            held_tokens: self.n_held(id),
+            prompt_tokens: sequence.as_ref().map_or(0, |sequence| sequence.submission.prompt.len() as u32),
+            cached_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_cached),
+            decoded_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_generated),
+        };
+        (0..).map(SlotId).zip(&self.running).map(view).collect()
+    }
+
+    fn count(&self) {
+        let counters = &self.view.counters;
+        counters.busy_slots.store(self.running().count() as u64, Relaxed);
+        counters.queued.store(self.waiting.len() as u64, Relaxed);
+        counters.held_tokens.store(self.table.held_tokens(), Relaxed);
+    }
+
+    fn count_batch(&self, batch: &Batch) {
+        let counters = &self.view.counters;
+        counters.steps.fetch_add(1, Relaxed);
+        counters.prefill_tokens.fetch_add(u64::from(batch.n_prefill), Relaxed);
+        counters.decode_tokens.fetch_add(u64::from(batch.n_decode), Relaxed);
+        if batch.n_decode > 0 {
+            counters.prefill_tokens_beside_decode_max.fetch_max(u64::from(batch.n_prefill), Relaxed);
+        }
+    }
+}
+
+fn look_up(model: &LlamaModel, token: Token) -> Chosen {
+    let vocab = model.vocab();
+    let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
+    Chosen { token, piece: vocab.token_to_piece(llama_token, false, None), ends_generation: vocab.is_eog(llama_token) }
+}
