@@ -18,3 +18,5 @@ pub const ROUTE: &str = "x-warmpath-route";
 pub const EXPECTED_BLOCK: &str = "x-warmpath-expected-block";
 /// Keeps a tenant's prefixes apart; as the body's `cache_salt`, which wins.
 pub const CACHE_SALT: &str = "x-warmpath-cache-salt";
+/// Names the model file whose metadata a vocabulary download carries.
+pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";

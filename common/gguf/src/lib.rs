@@ -14,7 +14,7 @@ mod writer;
 pub use check::{Header, TensorInfo, check};
 pub use error::GgufError;
 pub use fingerprint::fingerprint;
-pub use vocabulary::vocabulary;
+pub use vocabulary::{vocabulary, vocabulary_with_chat_template};
 pub use writer::{TensorSink, TensorType, Value, Writer};
 
 #[cfg(test)]

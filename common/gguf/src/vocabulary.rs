@@ -2,6 +2,7 @@
 //!
 //! Not here: serving it (the worker) and tokenizing with it (`warmpath-prompt`).
 
+use std::ffi::{CStr, CString};
 use std::path::Path;
 
 use llama_cpp_sys_2 as sys;
@@ -11,12 +12,31 @@ use crate::context::Context;
 use crate::error::GgufError;
 
 /// Lists the keys that say that a file is one of several; a vocabulary stands alone.
-const SPLIT_KEYS: [&std::ffi::CStr; 3] = [c"split.no", c"split.count", c"split.tensors.count"];
+const SPLIT_KEYS: [&CStr; 3] = [c"split.no", c"split.count", c"split.tensors.count"];
+
+/// Is where a model keeps its chat template.
+const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 
 /// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
 ///
 /// Errors: as [`check`], which runs first. Memory: in proportion to the header.
 pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
+    Ok(metadata(path)?.bytes())
+}
+
+/// Returns what [`vocabulary`] does, with `chat_template` in the place of the model's, up to its first NUL.
+///
+/// Errors: as [`check`], which runs first. Memory: in proportion to the header.
+pub fn vocabulary_with_chat_template(path: &Path, chat_template: &str) -> Result<Vec<u8>, GgufError> {
+    let copy = metadata(path)?;
+    let until_nul = chat_template.split('\0').next().unwrap_or_default();
+    let value = CString::new(until_nul).expect("the text ends before its first NUL");
+    // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
+    unsafe { sys::gguf_set_val_str(copy.raw(), CHAT_TEMPLATE_KEY.as_ptr(), value.as_ptr()) };
+    Ok(copy.bytes())
+}
+
+fn metadata(path: &Path) -> Result<Context, GgufError> {
     let header = check(path)?;
     let copy = Context::empty();
     // SAFETY: both contexts are valid; `check` has refused the keys that ggml aborts on.
@@ -25,5 +45,5 @@ pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
         // SAFETY: the context is valid, the key is a static text; a missing key is no error.
         unsafe { sys::gguf_remove_key(copy.raw(), key.as_ptr()) };
     }
-    Ok(copy.bytes())
+    Ok(copy)
 }
