@@ -1,1 +1,25 @@
-//! Placeholder.
+//! From a request to the prompt's tokens, the same in router and worker: chat template, control tokens, tokenizer.
+//!
+//! Not here: what is done with the tokens (block hashes are `warmpath-common`, the engine is the worker's).
+//! The idea: a template renders the request's text; control tokens are cut out of it, only where the template wrote
+//! them; the fragments between them are tokenized one by one and cached, so that a long chat costs what is new.
+
+mod backend;
+mod caps;
+mod error;
+mod fragments;
+mod maker;
+mod messages;
+mod partition;
+mod shield;
+mod template;
+mod vocabulary;
+
+pub use backend::backend;
+pub use error::{OpenError, PromptError};
+pub use fragments::CacheCounters;
+pub use maker::{Prompt, PromptMaker, PromptOptions};
+pub use template::{
+    ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
+};
+pub use vocabulary::{AddSpecial, ParseSpecial, VocabularyInfo};

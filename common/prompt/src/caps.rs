@@ -1,0 +1,121 @@
+//! What a chat template can take: content as text or as parts, tool arguments as objects or as text.
+//!
+//! Not here: how messages are fitted to it (`messages`). The idea: like llama.cpp, render small conversations and see
+//! what comes out; the request is then given in the shape that works, whichever the client has chosen.
+
+use serde_json::{Value as Json, json};
+
+use crate::messages::to_template_value;
+use crate::template::ChatTemplate;
+
+/// Says which shapes of content a template shows for messages of one role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContentShapes {
+    pub text: bool,
+    pub parts: bool,
+}
+
+/// Says which shapes a template takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caps {
+    system: ContentShapes,
+    user: ContentShapes,
+    assistant: ContentShapes,
+    tool: ContentShapes,
+    /// Says that tool arguments are given as objects; otherwise as JSON text.
+    pub object_arguments: bool,
+    /// Says that the template knows the role `developer`; otherwise it is given `system`.
+    pub developer_role: bool,
+}
+
+/// Is a text that no template contains.
+const MARKER: &str = "warmpath probe text";
+
+impl Caps {
+    /// Finds out by rendering.
+    pub fn probe(template: &ChatTemplate) -> Self {
+        let user = content_shapes(template, "user");
+        let other = |role| {
+            let shapes = content_shapes(template, role);
+            if shapes.text || shapes.parts { shapes } else { user }
+        };
+        Self {
+            system: other("system"),
+            user,
+            assistant: other("assistant"),
+            tool: other("tool"),
+            object_arguments: takes_object_arguments(template),
+            developer_role: template.source().contains("developer"),
+        }
+    }
+
+    /// Returns the shapes for messages of `role`.
+    pub fn content(&self, role: &str) -> ContentShapes {
+        match role {
+            "system" | "developer" => self.system,
+            "assistant" => self.assistant,
+            "tool" => self.tool,
+            _ => self.user,
+        }
+    }
+}
+
+fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
+    let shown = |content: Json| {
+        let text = render(template, &conversation(role, content), false)?;
+        // A template that prints the list itself shows Python's or JSON's spelling of it.
+        let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| text.contains(spelling));
+        Some(text.contains(MARKER) && !printed)
+    };
+    ContentShapes {
+        text: shown(json!(MARKER)).unwrap_or(false),
+        parts: shown(json!([{"type": "text", "text": MARKER}])).unwrap_or(false),
+    }
+}
+
+/// Returns a conversation in which a message of `role` has `content`.
+fn conversation(role: &str, content: Json) -> Json {
+    let user = json!({"role": "user", "content": "question"});
+    let message = json!({"role": role, "content": content});
+    match role {
+        "system" => json!([message, user]),
+        "assistant" => json!([user.clone(), message, user]),
+        "tool" => {
+            let mut result = message;
+            result["name"] = json!("lookup");
+            result["tool_call_id"] = json!("call00001");
+            json!([user, call(json!({"place": "here"})), result])
+        }
+        _ => json!([message]),
+    }
+}
+
+fn call(arguments: Json) -> Json {
+    let function = json!({"name": "lookup", "arguments": arguments});
+    json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]})
+}
+
+/// Returns whether a call's arguments come out right as an object; not where Python's spelling of it is printed.
+fn takes_object_arguments(template: &ChatTemplate) -> bool {
+    let rendered = |arguments: Json| {
+        let result = json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": "call00001"});
+        let user = json!({"role": "user", "content": "question"});
+        render(template, &json!([user, call(arguments), result]), true)
+    };
+    let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {
+        return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
+    };
+    !text.contains("'warmpath_key'")
+}
+
+fn render(template: &ChatTemplate, messages: &Json, with_tools: bool) -> Option<String> {
+    let parameters = json!({"type": "object", "properties": {"place": {"type": "string", "description": "where"}}});
+    let function = json!({"name": "lookup", "description": "looks up", "parameters": parameters});
+    let mut variables = json!({
+        "messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true,
+    });
+    if with_tools {
+        variables["tools"] = json!([{"type": "function", "function": function}]);
+    }
+    template.render(to_template_value(&variables)).ok()
+}

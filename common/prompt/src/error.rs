@@ -1,0 +1,85 @@
+//! What can go wrong between a model file or a request and a prompt.
+//!
+//! Not here: HTTP status codes. The idea: the variant says whose fault it was.
+
+use std::path::PathBuf;
+
+/// Says why a model's vocabulary or chat template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// llama.cpp refused the file; its log says more.
+    #[error("cannot load the vocabulary of {}: {reason}", path.display())]
+    Load {
+        /// Is the file.
+        path: PathBuf,
+        /// Says what llama.cpp said.
+        reason: String,
+    },
+    /// The vocabulary would make llama.cpp abort.
+    #[error("the vocabulary of {} cannot be used: {reason}", path.display())]
+    Vocabulary {
+        /// Is the file.
+        path: PathBuf,
+        /// Says what is missing.
+        reason: String,
+    },
+    /// The chat template, the model's or the one given instead, does not compile or is too long.
+    #[error("the chat template of {} cannot be used: {source}", path.display())]
+    Template {
+        /// Is the file.
+        path: PathBuf,
+        /// Says where the template is wrong.
+        source: Box<PromptError>,
+    },
+}
+
+/// Says why a request has no prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The chat template called `raise_exception`.
+    #[error("{message}")]
+    Refused {
+        /// Is the template's own message, meant for the client.
+        message: String,
+    },
+    /// The chat template is wrong, or cannot render this request.
+    #[error("the chat template failed: {reason}")]
+    Template {
+        /// Says what failed, and in which line of the template.
+        reason: String,
+    },
+    /// The model has no chat template.
+    #[error("this model has no chat template")]
+    NoTemplate,
+    /// A message has a shape that no template can be given.
+    #[error("messages[{index}]: {reason}")]
+    Messages {
+        /// Is the message's place in the list.
+        index: usize,
+        /// Says what is wrong with it.
+        reason: String,
+    },
+    /// Another field of the request cannot be used.
+    #[error("{field}: {reason}")]
+    Field {
+        /// Names the field.
+        field: &'static str,
+        /// Says what is wrong with it.
+        reason: String,
+    },
+    /// The rendered prompt, or the template itself, is longer than its limit.
+    #[error("{what} is longer than {bytes_max} bytes")]
+    TooLong {
+        /// Says what is too long.
+        what: &'static str,
+        /// Is the limit.
+        bytes_max: usize,
+    },
+}
+
+impl PromptError {
+    /// Returns whether another request could succeed where this one failed: false where the model is at fault.
+    pub fn is_client_fault(&self) -> bool {
+        !matches!(self, Self::NoTemplate)
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of making prompts with real vocabularies.

@@ -1,0 +1,141 @@
+//! Fits a request's messages to a chat template, and turns JSON into the template's values.
+//!
+//! Not here: rendering. The idea: the client's messages go through as they are, except where OpenAI's wire format and
+//! Hugging Face's templates are known to differ; what no template can show is refused with its place.
+
+use minijinja::value::Value;
+use serde_json::{Map, Value as Json, json};
+use warmpath_common::openai::ChatPrompt;
+
+use crate::caps::Caps;
+use crate::error::PromptError;
+
+/// Is the longest role.
+///
+/// Source: the longest role of llama.cpp's models/templates has 14 bytes (`ipython`, `tool_response`, ...).
+pub(crate) const ROLE_BYTES_MAX: usize = 64;
+
+/// Returns a request's template variables as JSON.
+pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String, Json>, PromptError> {
+    let mut variables = request.chat_template_kwargs.clone().unwrap_or_default();
+    for reserved in ["messages", "tools"] {
+        if variables.contains_key(reserved) {
+            let reason = format!("{reserved} is not a variable of the template, but a field of the request");
+            return Err(PromptError::Field { field: "chat_template_kwargs", reason });
+        }
+    }
+    if request.messages.is_empty() {
+        return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
+    }
+    let mut messages = Vec::with_capacity(request.messages.len());
+    for (index, message) in request.messages.iter().enumerate() {
+        let refused = |reason: String| PromptError::Messages { index, reason };
+        messages.push(Json::Object(fit(message, caps).map_err(refused)?));
+    }
+    variables.insert("messages".to_owned(), Json::Array(messages));
+    if let Some(tools) = request.tools.as_ref().filter(|tools| !tools.is_empty()) {
+        variables.insert("tools".to_owned(), Json::Array(tools.clone()));
+    }
+    if let Some(add) = request.add_generation_prompt {
+        variables.insert("add_generation_prompt".to_owned(), Json::Bool(add));
+    } else {
+        variables.entry("add_generation_prompt").or_insert(Json::Bool(true));
+    }
+    Ok(variables)
+}
+
+/// Returns `message` as the template takes it.
+fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, String> {
+    let role = role(message, caps)?.to_owned();
+    let mut fitted = message.clone();
+    let content = fit_content(message.get("content"), &role, caps)?;
+    fitted.insert("content".to_owned(), content);
+    fitted.insert("role".to_owned(), Json::String(role));
+    match fitted.get_mut("tool_calls") {
+        Some(Json::Array(calls)) => calls.iter_mut().try_for_each(|call| fit_call(call, caps))?,
+        Some(Json::Null) => drop(fitted.shift_remove("tool_calls")),
+        Some(_) => return Err("tool_calls must be an array".to_owned()),
+        None => {}
+    }
+    Ok(fitted)
+}
+
+fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, String> {
+    let Some(Json::String(role)) = message.get("role") else {
+        return Err("role must be a string".to_owned());
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-. ".contains(&byte);
+    if role.is_empty() || role.len() > ROLE_BYTES_MAX || !role.bytes().all(plain) {
+        return Err(format!("role must be 1 to {ROLE_BYTES_MAX} letters, digits, '_', '-', '.' or spaces"));
+    }
+    Ok(if role == "developer" && !caps.developer_role { "system" } else { role })
+}
+
+/// Returns content in a shape that the template shows for `role`; text parts are joined by a newline, as llama.cpp does.
+fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, String> {
+    let shapes = caps.content(role);
+    match content {
+        None | Some(Json::Null) => Ok(Json::String(String::new())),
+        Some(Json::String(text)) if shapes.parts && !shapes.text => Ok(json!([{"type": "text", "text": text}])),
+        Some(Json::String(text)) => Ok(Json::String(text.clone())),
+        Some(Json::Array(parts)) => {
+            let texts = parts.iter().map(part_text).collect::<Result<Vec<_>, _>>()?;
+            Ok(if shapes.parts { Json::Array(parts.clone()) } else { Json::String(texts.join("\n")) })
+        }
+        Some(_) => Err("content must be a string, an array of parts or null".to_owned()),
+    }
+}
+
+fn part_text(part: &Json) -> Result<&str, String> {
+    let kind = part.get("type").and_then(Json::as_str).ok_or("each part of content must have a type")?;
+    match (kind, part.get("text")) {
+        ("text", Some(Json::String(text))) => Ok(text),
+        ("text", _) => Err("a content part of type text must have a text".to_owned()),
+        (kind, _) => Err(format!("content parts of type {kind:?} are not supported yet; only text is")),
+    }
+}
+
+/// Turns a call's arguments from JSON text into an object, or back, as the template takes them.
+fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
+    let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
+        return if call.is_object() { Ok(()) } else { Err("each tool call must be an object".to_owned()) };
+    };
+    if caps.object_arguments {
+        if let Json::String(text) = arguments {
+            let text = if text.trim().is_empty() { "{}" } else { text };
+            *arguments = serde_json::from_str(text)
+                .map_err(|error| format!("the arguments of a tool call are not JSON: {error}"))?;
+        }
+    } else if !arguments.is_string() {
+        *arguments = Json::String(arguments.to_string());
+    }
+    Ok(())
+}
+
+/// Returns a JSON value as a template's value.
+pub(crate) fn to_template_value(json: &Json) -> Value {
+    to_template_value_with(json, &mut |text| Value::from(text))
+}
+
+/// Returns a JSON value as a template's value, every string in it (keys too) by way of `string`.
+pub(crate) fn to_template_value_with(json: &Json, string: &mut impl FnMut(&str) -> Value) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(flag) => Value::from(*flag),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::from(number),
+            (None, Some(number)) => Value::from(number),
+            (None, None) => number.as_f64().map_or_else(|| Value::from(()), Value::from),
+        },
+        Json::String(text) => string(text),
+        Json::Array(items) => items.iter().map(|item| to_template_value_with(item, string)).collect::<Vec<_>>().into(),
+        Json::Object(fields) => {
+            let pairs: Vec<_> =
+                fields.iter().map(|(key, value)| (string(key), to_template_value_with(value, string))).collect();
+            Value::from_pairs(pairs)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

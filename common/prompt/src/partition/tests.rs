@@ -1,0 +1,1 @@
+//! Tests of cutting texts at special tokens.

@@ -1,0 +1,226 @@
+//! Keeps text of clients from spelling control tokens, whatever a template does with it.
+//!
+//! Not here: finding control tokens (`partition`). The idea: a template is rendered a second time with stand-ins for the
+//! characters with which a control token can begin or end, wherever the *client* wrote them. A control token in that
+//! text has its first and last character from the template; one that is only in the plain text is the client's.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use minijinja::value::Value;
+use serde_json::{Map, Value as Json};
+
+use crate::messages::to_template_value_with;
+
+/// Knows which characters are dangerous for one vocabulary and one template.
+#[derive(Debug)]
+pub(crate) struct Shield {
+    /// Lists the first and last characters of all control tokens.
+    hazards: Vec<char>,
+    controls: Option<AhoCorasick>,
+    /// Finds the template's own literals, like `</think>`, which it looks for in content and which stay as they are.
+    literals: Option<AhoCorasick>,
+    /// Lists stand-ins that the template's source contains.
+    taken: BTreeSet<char>,
+}
+
+/// Is one way to write hazards as stand-ins and back.
+#[derive(Debug, Clone)]
+pub(crate) struct StandIns {
+    to: BTreeMap<char, char>,
+    from: HashMap<char, char>,
+}
+
+impl Shield {
+    /// Learns the control tokens' spellings and the template's source.
+    pub fn new<'a>(controls: impl Iterator<Item = &'a [u8]>, template: &str) -> Self {
+        let spellings: Vec<&str> = controls.filter_map(|text| std::str::from_utf8(text).ok()).collect();
+        let ends =
+            |text: &&str| [text.chars().next(), text.chars().next_back()].into_iter().flatten().collect::<Vec<_>>();
+        let hazards: BTreeSet<char> = spellings.iter().flat_map(ends).collect();
+        let hazards: Vec<char> = hazards.into_iter().collect();
+        let literals: Vec<String> = expression_literals(template)
+            .into_iter()
+            .filter(|literal| literal.contains(&hazards[..]))
+            .filter(|literal| !spellings.iter().any(|spelling| can_overlap(literal, spelling)))
+            .collect();
+        Self {
+            hazards,
+            controls: searcher(&spellings, MatchKind::Standard),
+            literals: searcher(&literals, MatchKind::LeftmostLongest),
+            taken: template.chars().filter(|character| is_stand_in(*character)).collect(),
+        }
+    }
+
+    /// Returns stand-ins for a request with these variables; `None` where nothing in them is dangerous.
+    ///
+    /// Errors: `()` where the request uses up every stand-in itself.
+    pub fn stand_ins(&self, variables: &Map<String, Json>) -> Result<Option<StandIns>, ()> {
+        let mut survey = Survey { shield: self, dangerous: false, taken: self.taken.clone() };
+        survey.map(variables);
+        if !survey.dangerous {
+            return Ok(None);
+        }
+        let free = stand_ins().filter(|character| !survey.taken.contains(character));
+        let to: BTreeMap<char, char> = self.hazards.iter().copied().zip(free).collect();
+        if to.len() < self.hazards.len() {
+            return Err(());
+        }
+        let from = to.iter().map(|(hazard, stand_in)| (*stand_in, *hazard)).collect();
+        Ok(Some(StandIns { to, from }))
+    }
+
+    /// Returns whether some string of `variables` spells a whole control token.
+    pub fn spells_control(&self, json: &Json) -> bool {
+        let spells = |text: &str| self.controls.as_ref().is_some_and(|controls| controls.is_match(text));
+        match json {
+            Json::String(text) => spells(text),
+            Json::Array(items) => items.iter().any(|item| self.spells_control(item)),
+            Json::Object(fields) => fields.iter().any(|(key, value)| spells(key) || self.spells_control(value)),
+            _ => false,
+        }
+    }
+
+    /// Returns `json` as a template's value, with stand-ins for every hazard.
+    pub fn shielded(&self, json: &Json, stand_ins: &StandIns) -> Value {
+        to_template_value_with(json, &mut |text| match self.shield_text(text, stand_ins) {
+            Some(text) => Value::from(text),
+            None => Value::from(text),
+        })
+    }
+
+    /// Returns `text` with stand-ins; `None` where there is nothing to replace.
+    fn shield_text(&self, text: &str, stand_ins: &StandIns) -> Option<String> {
+        if !text.contains(&self.hazards[..]) {
+            return None;
+        }
+        let mut exempt = self.exempt(text).into_iter().peekable();
+        let mut shielded = String::with_capacity(text.len() + text.len() / 8);
+        for (at, character) in text.char_indices() {
+            while exempt.next_if(|range| range.end <= at).is_some() {}
+            let free = exempt.peek().is_some_and(|range| range.contains(&at));
+            let stand_in = stand_ins.to.get(&character).filter(|_| !free);
+            shielded.push(*stand_in.unwrap_or(&character));
+        }
+        Some(shielded)
+    }
+
+    /// Returns where `text` contains literals of the template that are no part of a control token.
+    fn exempt(&self, text: &str) -> Vec<Range<usize>> {
+        let Some(literals) = &self.literals else { return Vec::new() };
+        let mut exempt: Vec<Range<usize>> = literals.find_iter(text).map(|found| found.range()).collect();
+        if let Some(controls) = self.controls.as_ref().filter(|_| !exempt.is_empty()) {
+            let spelled: Vec<Range<usize>> = controls.find_overlapping_iter(text).map(|found| found.range()).collect();
+            exempt.retain(|range| !spelled.iter().any(|other| other.start < range.end && range.start < other.end));
+        }
+        exempt
+    }
+}
+
+impl StandIns {
+    /// Returns `text` with the hazards that stand-ins stand for.
+    pub fn restore(&self, text: &str) -> String {
+        text.chars().map(|character| *self.from.get(&character).unwrap_or(&character)).collect()
+    }
+}
+
+/// Walks a request once: is anything dangerous, and which stand-ins does the client use itself?
+struct Survey<'s> {
+    shield: &'s Shield,
+    dangerous: bool,
+    taken: BTreeSet<char>,
+}
+
+impl Survey<'_> {
+    fn map(&mut self, fields: &Map<String, Json>) {
+        for (key, value) in fields {
+            self.text(key);
+            self.value(value);
+        }
+    }
+
+    fn value(&mut self, json: &Json) {
+        match json {
+            Json::String(text) => self.text(text),
+            Json::Array(items) => items.iter().for_each(|item| self.value(item)),
+            Json::Object(fields) => self.map(fields),
+            _ => {}
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.dangerous = self.dangerous || text.contains(&self.shield.hazards[..]);
+        // Every stand-in has four bytes in UTF-8, or three that start with 0xef.
+        if text.bytes().any(|byte| byte >= 0xef) {
+            self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
+        }
+    }
+}
+
+fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<AhoCorasick> {
+    let built = AhoCorasick::builder().match_kind(kind).build(texts).ok();
+    built.filter(|_| !texts.is_empty())
+}
+
+/// Returns every stand-in, the best first: noncharacters, which no honest text contains, then private characters.
+fn stand_ins() -> impl Iterator<Item = char> {
+    ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{ffffd}')
+}
+
+fn is_stand_in(character: char) -> bool {
+    ('\u{fdd0}'..='\u{fdef}').contains(&character) || ('\u{f0000}'..='\u{ffffd}').contains(&character)
+}
+
+/// Returns whether text that contains `literal` could spell `spelling` with a part of it.
+fn can_overlap(literal: &str, spelling: &str) -> bool {
+    let (literal, spelling) = (literal.as_bytes(), spelling.as_bytes());
+    let contains = |long: &[u8], short: &[u8]| long.windows(short.len().max(1)).any(|window| window == short);
+    let joins = |left: &[u8], right: &[u8]| {
+        (1..=left.len().min(right.len())).any(|length| left[left.len() - length..] == right[..length])
+    };
+    contains(literal, spelling) || contains(spelling, literal) || joins(literal, spelling) || joins(spelling, literal)
+}
+
+/// Returns the string literals in the expressions and statements of a template's source.
+fn expression_literals(source: &str) -> Vec<String> {
+    let mut literals = Vec::new();
+    let mut rest = source;
+    while let Some(start) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+        rest = &rest[start + 2..];
+        let mut characters = rest.char_indices();
+        let mut end = rest.len();
+        while let Some((at, character)) = characters.next() {
+            if rest[at..].starts_with("}}") || rest[at..].starts_with("%}") {
+                end = at;
+                break;
+            }
+            if character == '"' || character == '\'' {
+                literals.push(literal(&mut characters, character));
+            }
+        }
+        rest = &rest[end..];
+    }
+    literals
+}
+
+/// Reads one string literal up to its closing quote.
+fn literal(characters: &mut std::str::CharIndices<'_>, quote: char) -> String {
+    let mut text = String::new();
+    while let Some((_, character)) = characters.next() {
+        match character {
+            '\\' => text.extend(characters.next().map(|(_, escaped)| match escaped {
+                'n' => '\n',
+                't' => '\t',
+                'r' => '\r',
+                other => other,
+            })),
+            character if character == quote => break,
+            character => text.push(character),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

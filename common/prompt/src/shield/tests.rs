@@ -1,0 +1,1 @@
+//! Tests of keeping client text from spelling control tokens.

@@ -1,0 +1,125 @@
+//! A compiled chat template, rendered as Hugging Face's transformers renders it.
+//!
+//! Not here: what a request must look like before a template sees it (`messages`), and tokens.
+//! The idea: minijinja with transformers' settings; what Python does differently is in `template/python.rs`.
+
+mod python;
+
+use std::sync::Arc;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
+
+use crate::error::PromptError;
+
+/// Is the longest source of a chat template that is compiled.
+///
+/// Source: the longest of llama.cpp's models/templates has 30 kB.
+pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+
+/// Is the longest text that a template may render.
+///
+/// Source: a million tokens of context at four bytes a token, times four.
+pub const RENDERED_BYTES_MAX: usize = 16 << 20;
+
+/// Is the number of template instructions that one rendering may run; more of them is a loop that never ends.
+///
+/// Source: a conversation of 1,000 messages runs some 100,000 (docs/templates.md).
+pub const TEMPLATE_FUEL_MAX: u64 = 20_000_000;
+
+/// Is how deep a template may recurse.
+///
+/// Source: minijinja's own safe maximum is 500, for a stack that is all its own; tokio's threads have 2 MiB.
+pub const TEMPLATE_RECURSION_MAX: usize = 200;
+
+/// Returns the time that `strftime_now` writes.
+pub type Clock = Arc<dyn Fn() -> jiff::Zoned + Send + Sync>;
+
+/// Is a compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+}
+
+/// Is the only template's name in its environment; it shows in error messages.
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// Compiles `source`.
+    ///
+    /// Errors: `Template` where it is no Jinja that minijinja knows, `TooLong` over [`TEMPLATE_BYTES_MAX`].
+    pub fn compile(source: &str, clock: Clock) -> Result<Self, PromptError> {
+        if source.len() > TEMPLATE_BYTES_MAX {
+            return Err(PromptError::TooLong { what: "the chat template", bytes_max: TEMPLATE_BYTES_MAX });
+        }
+        let mut environment = Environment::new();
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(TEMPLATE_FUEL_MAX));
+        environment.set_recursion_limit(TEMPLATE_RECURSION_MAX);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(failed)?);
+        python::install(&mut environment, clock);
+        let compiled = python::without_generation_tags(source);
+        environment.add_template_owned(NAME, compiled).map_err(failed)?;
+        Ok(Self { environment, source: source.to_owned() })
+    }
+
+    /// Returns the template's source.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders the template with `variables`, a map.
+    ///
+    /// Errors: `Refused` where the template calls `raise_exception`, `Template` where it fails or runs too long,
+    /// `TooLong` over [`RENDERED_BYTES_MAX`].
+    pub fn render(&self, variables: Value) -> Result<String, PromptError> {
+        let template = self.environment.get_template(NAME).map_err(failed)?;
+        let mut text = LimitedText { bytes: Vec::new(), full: false };
+        let rendered = template.render_captured_to(variables, &mut text);
+        if text.full {
+            return Err(PromptError::TooLong { what: "the rendered prompt", bytes_max: RENDERED_BYTES_MAX });
+        }
+        rendered.map(drop).map_err(failed)?;
+        String::from_utf8(text.bytes).map_err(|error| PromptError::Template { reason: error.to_string() })
+    }
+}
+
+/// Takes what a template writes, up to the limit.
+struct LimitedText {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl std::io::Write for LimitedText {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > RENDERED_BYTES_MAX {
+            self.full = true;
+            return Err(std::io::Error::other("the rendered prompt is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Turns an error of minijinja into ours: what the template raised itself, or what failed and where.
+fn failed(error: minijinja::Error) -> PromptError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(current) = cause {
+        if let Some(raised) = current.downcast_ref::<python::Raised>() {
+            return PromptError::Refused { message: raised.0.clone() };
+        }
+        cause = current.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return PromptError::Template { reason: format!("it ran more than {TEMPLATE_FUEL_MAX} instructions") };
+    }
+    PromptError::Template { reason: error.to_string() }
+}

@@ -1,0 +1,48 @@
+//! What Python's jinja2, as transformers sets it up, does and minijinja alone does not.
+//!
+//! Not here: the settings that both have. The idea: functions, filters and methods that give Python's results.
+
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::Clock;
+
+mod json;
+
+/// Is what a template raised with `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Raised(pub String);
+
+/// Adds transformers' functions and filters to `environment`.
+pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_filter("tojson", json::tojson);
+    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_string())))
+    });
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        jiff::fmt::strtime::format(&format, &clock())
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
+    });
+}
+
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark training data only, by blocks that do nothing.
+pub(super) fn without_generation_tags(source: &str) -> String {
+    let mut replaced = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let tag = &rest[start..start + length];
+        let name = tag[2..].trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        replaced.push_str(&rest[..start]);
+        match name {
+            "generation" => replaced.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => replaced.push_str(&tag.replace("endgeneration", "endif")),
+            _ => replaced.push_str(tag),
+        }
+        rest = &rest[start + length..];
+    }
+    replaced + rest
+}

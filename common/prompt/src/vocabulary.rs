@@ -1,0 +1,185 @@
+//! A model's vocabulary, loaded without its weights: the only place of this crate that calls llama.cpp.
+//!
+//! Not here: control tokens in prompts (`partition`, `shield`). The idea: whatever would make llama.cpp abort is refused
+//! when the file is opened, because a router opens files that workers send.
+
+use std::path::Path;
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token_type::LlamaTokenAttr;
+use llama_cpp_2::vocab::VocabType;
+use warmpath_common::ids::Token;
+
+use crate::backend::backend;
+use crate::error::OpenError;
+use crate::partition::Special;
+
+/// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddSpecial {
+    /// They are.
+    Yes,
+    /// They are not.
+    No,
+}
+
+/// Says whether the spelling of a control token in a text becomes that token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParseSpecial {
+    /// It does.
+    Yes,
+    /// It stays text.
+    No,
+}
+
+/// Declares what a vocabulary contains and how its prompts begin and end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VocabularyInfo {
+    /// Is the number of tokens.
+    pub n_vocab: u32,
+    /// Says whether a text starts with BOS.
+    pub add_bos: bool,
+    /// Says whether a text ends with EOS.
+    pub add_eos: bool,
+    /// Is the beginning-of-sequence token, where there is one.
+    pub bos: Option<Token>,
+    /// Is the end-of-sequence token, where there is one.
+    pub eos: Option<Token>,
+    /// Is how templates spell BOS; empty where there is none.
+    pub bos_text: String,
+    /// Is how templates spell EOS; empty where there is none.
+    pub eos_text: String,
+    /// Lists every token that ends a generation.
+    pub end_of_generation: Vec<Token>,
+}
+
+/// Is a loaded vocabulary.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    model: LlamaModel,
+    pub info: VocabularyInfo,
+    /// Is what the vocabulary puts before every text.
+    pub prefix: Vec<Token>,
+    /// Is what the vocabulary puts after every text.
+    pub suffix: Vec<Token>,
+}
+
+impl Vocabulary {
+    /// Loads the vocabulary of the GGUF file at `path`.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let failed = |reason: String| OpenError::Load { path: path.to_owned(), reason };
+        if !path.is_file() {
+            return Err(failed("there is no such file".to_owned()));
+        }
+        let params = LlamaModelParams::default().with_vocab_only(true);
+        let model = LlamaModel::load_from_file(backend(), path, &params).map_err(|error| failed(error.to_string()))?;
+        check(&model).map_err(|reason| OpenError::Vocabulary { path: path.to_owned(), reason })?;
+        let info = info(&model);
+        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new() };
+        vocabulary.find_affixes();
+        Ok(vocabulary)
+    }
+
+    /// Learns what the vocabulary puts around a text by comparing one text tokenized both ways.
+    fn find_affixes(&mut self) {
+        let bare = self.tokenize("a", AddSpecial::No, ParseSpecial::No);
+        let whole = self.tokenize("a", AddSpecial::Yes, ParseSpecial::No);
+        let start = whole.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
+        self.prefix = whole[..start].to_vec();
+        self.suffix = whole.get(start + bare.len()..).unwrap_or_default().to_vec();
+    }
+
+    pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
+        let tokens = self.model.vocab().tokenize(text.as_bytes(), add == AddSpecial::Yes, parse == ParseSpecial::Yes);
+        tokens.into_iter().filter_map(|token| Token::try_from(token.0).ok()).collect()
+    }
+
+    /// Returns the bytes that `token` stands for, control tokens spelled out; empty where there is no such token.
+    pub fn piece(&self, token: Token) -> Vec<u8> {
+        self.piece_as(token, true)
+    }
+
+    /// Returns the bytes that `token` adds to an answer: none for a control token.
+    pub fn answer_piece(&self, token: Token) -> Vec<u8> {
+        self.piece_as(token, false)
+    }
+
+    fn piece_as(&self, token: Token, special: bool) -> Vec<u8> {
+        // llama.cpp throws a C++ exception, which would end the process, for a token out of range.
+        let Ok(id) = i32::try_from(token) else { return Vec::new() };
+        if token >= self.info.n_vocab {
+            return Vec::new();
+        }
+        self.model.vocab().token_to_piece(LlamaToken(id), special, None)
+    }
+
+    /// Lists the special tokens, by id.
+    pub fn specials(&self) -> Vec<Special> {
+        let vocab = self.model.vocab();
+        let special = |token: Token| {
+            let id = LlamaToken(i32::try_from(token).ok()?);
+            let attr = vocab.attr(id);
+            let control = attr.contains(LlamaTokenAttr::Control) || attr.contains(LlamaTokenAttr::Unknown);
+            if !control && !attr.contains(LlamaTokenAttr::UserDefined) {
+                return None;
+            }
+            Some(Special {
+                token,
+                text: vocab.text(id)?.to_bytes().to_vec(),
+                control,
+                lstrip: attr.contains(LlamaTokenAttr::LStrip),
+                rstrip: attr.contains(LlamaTokenAttr::RStrip),
+            })
+        };
+        (0..self.info.n_vocab).filter_map(special).collect()
+    }
+
+    /// Returns the model's own chat template, the default one or one by name.
+    pub fn chat_template(&self, name: Option<&str>) -> Option<String> {
+        self.model.chat_template(name).ok()?.to_string().ok()
+    }
+}
+
+/// Refuses what llama.cpp would abort on.
+fn check(model: &LlamaModel) -> Result<(), String> {
+    let vocab = model.vocab();
+    let kind = vocab.vocab_type();
+    if kind == VocabType::NONE || vocab.n_tokens() <= 0 {
+        return Err("it has no tokenizer".to_owned());
+    }
+    let wpm = kind == VocabType::WPM;
+    if (vocab.should_add_bos() || wpm) && vocab.bos().0 < 0 {
+        return Err("texts must start with BOS, but there is no BOS token".to_owned());
+    }
+    if vocab.should_add_eos() && vocab.eos().0 < 0 {
+        return Err("texts must end with EOS, but there is no EOS token".to_owned());
+    }
+    if wpm && vocab.sep().0 < 0 {
+        return Err("texts must end with SEP, but there is no SEP token".to_owned());
+    }
+    Ok(())
+}
+
+fn info(model: &LlamaModel) -> VocabularyInfo {
+    let vocab = model.vocab();
+    let n_vocab = u32::try_from(vocab.n_tokens()).unwrap_or(0);
+    let present = |token: LlamaToken| Token::try_from(token.0).ok().filter(|token| *token < n_vocab);
+    let spelled = |token: Option<Token>| {
+        let Some(id) = token.and_then(|token| i32::try_from(token).ok()) else { return String::new() };
+        String::from_utf8_lossy(&vocab.token_to_piece(LlamaToken(id), true, None)).into_owned()
+    };
+    let (bos, eos) = (present(vocab.bos()), present(vocab.eos()));
+    let ends = |token: &Token| i32::try_from(*token).is_ok_and(|id| vocab.is_eog(LlamaToken(id)));
+    VocabularyInfo {
+        n_vocab,
+        add_bos: vocab.should_add_bos(),
+        add_eos: vocab.should_add_eos(),
+        bos,
+        eos,
+        bos_text: spelled(bos),
+        eos_text: spelled(eos),
+        end_of_generation: (0..n_vocab).filter(ends).collect(),
+    }
+}
