@@ -255,6 +255,3 @@ impl Holdings {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
