@@ -28,7 +28,7 @@ pub(super) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     let fail = |reason: String| StartError::Model { path: path.clone(), reason };
     std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
     let params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers).with_progress_callback(progress);
-    let model = LlamaModel::load_from_file(super::backend::backend(), path, &params)
+    let model = LlamaModel::load_from_file(warmpath_prompt::backend(), path, &params)
         .map_err(|error| fail(format!("llama.cpp refuses it ({error}); its log says why")))?;
     let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
     if architecture.starts_with("t5") {
@@ -72,7 +72,7 @@ pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Resul
         .with_offload_kqv(config.n_gpu_layers > 0)
         .with_op_offload(config.n_gpu_layers > 0)
         .with_no_perf(true);
-    model.new_context(super::backend::backend(), params).map_err(|error| StartError::Context {
+    model.new_context(warmpath_prompt::backend(), params).map_err(|error| StartError::Context {
         n_slots: config.n_slots,
         context_tokens_total: n_ctx,
         reason: error.to_string(),

@@ -4,7 +4,6 @@
 //! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
 //! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
 
-mod backend;
 mod config;
 mod counters;
 mod handle;
