@@ -1,3 +1,16 @@
-//! The llama.cpp worker: engine thread, HTTP, summaries.
+//! The llama.cpp worker: HTTP, the engine thread that owns llama.cpp, the summary for routers, metrics.
+//!
+//! Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens (`warmpath-prompt`).
+//! The idea: a request is `http` -> `lifecycle` -> `engine`, and its answer comes back the same way; `start` sets it up.
 
+pub mod config;
 pub mod engine;
+mod error;
+mod fields;
+mod http;
+mod lifecycle;
+mod metrics;
+mod serving;
+pub mod start;
+mod summary;
+mod unsupported;

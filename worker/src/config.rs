@@ -1,0 +1,237 @@
+//! The worker's configuration: flags, checked against each other and completed from the machine.
+//!
+//! Not here: the flags' words (`config::flags`), what depends on the loaded model (the engine's facts).
+//! The idea: `resolve` is the only path from flags to what runs; each part receives its own sub-struct.
+
+pub mod flags;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use warmpath_common::ids::WorkerUid;
+
+use crate::engine::{CacheType, EngineConfig, PrefixCache, Switch};
+use flags::Flags;
+
+/// Is the longest time that `--drain-timeout` may name.
+const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Is the whole configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Is what HTTP needs.
+    pub http: HttpConfig,
+    /// Is what the engine needs.
+    pub engine: EngineConfig,
+    /// Is how the worker names itself.
+    pub identity: IdentityConfig,
+    /// Is what the prompt maker needs.
+    pub prompt: PromptConfig,
+    /// Is how long running answers may take once the worker is asked to stop.
+    pub drain_timeout: Duration,
+}
+
+/// Is what HTTP needs.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Is the address to bind.
+    pub listen: std::net::SocketAddr,
+    /// Is the longest request body. Units: bytes.
+    pub body_bytes_max: usize,
+}
+
+/// Is how the worker names itself; absent parts follow from the machine once the port is known.
+#[derive(Debug, Clone)]
+pub struct IdentityConfig {
+    /// Is the name in headers.
+    pub name: Option<String>,
+    /// Is the identity in summaries.
+    pub uid: Option<WorkerUid>,
+    /// Lists the names of the model, at least one.
+    pub model_names: Vec<String>,
+}
+
+/// Is what the prompt maker needs.
+#[derive(Debug, Clone, Default)]
+pub struct PromptConfig {
+    /// Is the chat template that replaces the model's.
+    pub chat_template: Option<String>,
+}
+
+/// Says which flag has a value that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A value is outside its range.
+    #[error("--{flag}: {reason}")]
+    Range {
+        /// Is the flag's long form.
+        flag: &'static str,
+        /// Says what is wrong with the value.
+        reason: String,
+    },
+    /// The chat template cannot be read.
+    #[error("--chat-template-file: cannot read {}", path.display())]
+    ChatTemplate {
+        /// Is the file.
+        path: PathBuf,
+        /// Is why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Returns the configuration that `flags` ask for on this machine.
+///
+/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file and the number of processors.
+pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
+    check_ranges(&flags)?;
+    Ok(Config {
+        http: HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max },
+        engine: engine_config(&flags),
+        prompt: PromptConfig { chat_template: chat_template(&flags)? },
+        drain_timeout: drain_timeout(&flags)?,
+        identity: identity_config(flags)?,
+    })
+}
+
+fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
+    let at_least_one = [
+        ("slots", u64::from(flags.slots)),
+        ("block-size", u64::from(flags.block_size)),
+        ("batch-size", u64::from(flags.batch_size)),
+        ("ubatch-size", u64::from(flags.ubatch_size)),
+        ("threads", u64::from(flags.threads.unwrap_or(1))),
+        ("threads-batch", u64::from(flags.threads_batch.unwrap_or(1))),
+        ("body-max", flags.body_max as u64),
+    ];
+    match at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        Some((flag, _)) => Err(ConfigError::Range { flag, reason: "must be at least 1".to_owned() }),
+        None => Ok(()),
+    }
+}
+
+fn engine_config(flags: &Flags) -> EngineConfig {
+    let threads = flags.threads.unwrap_or_else(|| {
+        let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        u16::try_from(n).unwrap_or(u16::MAX)
+    });
+    EngineConfig {
+        model: flags.model.clone(),
+        n_slots: flags.slots,
+        context_tokens_total: flags.ctx_size,
+        threads,
+        threads_batch: flags.threads_batch.unwrap_or(threads),
+        n_gpu_layers: flags.n_gpu_layers,
+        batch_tokens: flags.batch_size,
+        ubatch_tokens: flags.ubatch_size.min(flags.batch_size),
+        cache_type_k: cache_type(flags.cache_type_k),
+        cache_type_v: cache_type(flags.cache_type_v),
+        flash_attn: switch(flags.flash_attn),
+        kv_unified: switch(flags.kv_unified),
+        queue_max: flags.queue_max,
+        block_size_tokens: flags.block_size,
+        prefix_cache: if flags.disable_prefix_cache { PrefixCache::Disabled } else { PrefixCache::Enabled },
+    }
+}
+
+fn switch(switch: flags::Switch) -> Switch {
+    match switch {
+        flags::Switch::Auto => Switch::Auto,
+        flags::Switch::On => Switch::On,
+        flags::Switch::Off => Switch::Off,
+    }
+}
+
+fn cache_type(cache_type: flags::CacheType) -> CacheType {
+    match cache_type {
+        flags::CacheType::F32 => CacheType::F32,
+        flags::CacheType::F16 => CacheType::F16,
+        flags::CacheType::Bf16 => CacheType::Bf16,
+        flags::CacheType::Q8_0 => CacheType::Q8_0,
+        flags::CacheType::Q5_1 => CacheType::Q5_1,
+        flags::CacheType::Q5_0 => CacheType::Q5_0,
+        flags::CacheType::Iq4Nl => CacheType::Iq4Nl,
+        flags::CacheType::Q4_1 => CacheType::Q4_1,
+        flags::CacheType::Q4_0 => CacheType::Q4_0,
+    }
+}
+
+fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
+    let Some(path) = &flags.chat_template_file else { return Ok(None) };
+    let read = std::fs::read_to_string(path);
+    let template = read.map_err(|source| ConfigError::ChatTemplate { path: path.clone(), source })?;
+    if template.contains('\0') {
+        return Err(ConfigError::Range { flag: "chat-template-file", reason: "the file holds a NUL".to_owned() });
+    }
+    Ok(Some(template))
+}
+
+fn drain_timeout(flags: &Flags) -> Result<Duration, ConfigError> {
+    let timeout = Duration::try_from_secs_f64(flags.drain_timeout).ok().filter(|timeout| *timeout <= DRAIN_TIMEOUT_MAX);
+    timeout.ok_or_else(|| ConfigError::Range {
+        flag: "drain-timeout",
+        reason: format!("must be 0 to {} seconds", DRAIN_TIMEOUT_MAX.as_secs()),
+    })
+}
+
+fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
+    let visible = |name: &String| !name.is_empty() && name.len() <= 128 && name.bytes().all(|b| b.is_ascii_graphic());
+    if flags.name.as_ref().is_some_and(|name| !visible(name)) {
+        return Err(ConfigError::Range { flag: "name", reason: "must be 1 to 128 visible ASCII characters".to_owned() });
+    }
+    let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
+    let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
+    if model_names.is_empty() {
+        model_names.push(flags.model.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    Ok(IdentityConfig { name: flags.name, uid, model_names })
+}
+
+fn parse_uid(text: &str) -> Result<WorkerUid, ConfigError> {
+    let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let uid = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+    uid.map(WorkerUid).ok_or_else(|| ConfigError::Range {
+        flag: "worker-id",
+        reason: "must be 16 hexadecimal digits".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(arguments: &str) -> Result<Config, ConfigError> {
+        let arguments = format!("warmpath-worker {arguments}");
+        resolve(Flags::from_command_line(arguments.split_whitespace().map(Into::into)).expect("the flags parse"))
+    }
+
+    #[test]
+    fn names_the_model_after_its_file_unless_told_otherwise() {
+        assert_eq!(config("-m /models/qwen-2.gguf").unwrap().identity.model_names, ["qwen-2"]);
+        assert_eq!(config("-m a.gguf --alias x --alias y,z").unwrap().identity.model_names, ["x", "y", "z"]);
+    }
+
+    #[test]
+    fn understands_the_short_forms_of_llama_server() {
+        let config = config("-m a.gguf -np 3 -c 4096 -t 2 -tb 5 -ngl 7 -b 64 -ub 32 -ctk q8_0 -fa on -kvu").unwrap();
+        let engine = config.engine;
+        assert_eq!((engine.n_slots, engine.context_tokens_total, engine.threads, engine.threads_batch), (3, 4096, 2, 5));
+        assert_eq!((engine.n_gpu_layers, engine.batch_tokens, engine.ubatch_tokens), (7, 64, 32));
+        assert_eq!((engine.flash_attn, engine.kv_unified), (Switch::On, Switch::On));
+    }
+
+    #[test]
+    fn names_the_flag_whose_value_cannot_be_used() {
+        let cases = [
+            ("--slots 0", "--slots: must be at least 1"),
+            ("--block-size 0", "--block-size: must be at least 1"),
+            ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
+            ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
+            ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
+        ];
+        for (flags, expected) in cases {
+            let error = config(&format!("-m a.gguf {flags}")).expect_err(flags);
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+}

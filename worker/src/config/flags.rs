@@ -1,0 +1,182 @@
+//! The command line of `warmpath-worker`: what a user may say, in the words of llama-server where it has them.
+//!
+//! Not here: defaults that depend on the machine, and whether the values fit together (`resolve` in `config`).
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// Is the flags of one start, unchecked.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "warmpath-worker", version, about = "Serves one GGUF model with llama.cpp and says what it has cached")]
+pub struct Flags {
+    /// GGUF file of the model.
+    #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
+    pub model: PathBuf,
+
+    /// Name under which clients may ask for the model; may be repeated. The default is the file's name.
+    #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub aliases: Vec<String>,
+
+    /// Address to serve HTTP on; port 0 takes a free one.
+    #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
+    pub listen: SocketAddr,
+
+    /// Name of this worker in headers and logs. The default is host name and port.
+    #[arg(long, env = "WARMPATH_NAME")]
+    pub name: Option<String>,
+
+    /// Identity of this worker across restarts: 16 hexadecimal digits. The default follows from host, address and model.
+    #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
+    pub worker_id: Option<String>,
+
+    /// Sequences that run at the same time (-np).
+    #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS", default_value_t = 4)]
+    pub slots: u16,
+
+    /// Tokens of context of all slots together; 0 means what the model was trained for, at most 8192, for each slot.
+    #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS", default_value_t = 0)]
+    pub ctx_size: u32,
+
+    /// Threads that generate. The default is the number of processors.
+    #[arg(short, long, env = "WARMPATH_THREADS", value_name = "N")]
+    pub threads: Option<u16>,
+
+    /// Threads that process prompts (-tb). The default is --threads.
+    #[arg(long, env = "WARMPATH_THREADS_BATCH", value_name = "N")]
+    pub threads_batch: Option<u16>,
+
+    /// Layers to keep in GPU memory (-ngl), in a build that has a GPU backend.
+    #[arg(long, visible_alias = "gpu-layers", env = "WARMPATH_N_GPU_LAYERS", value_name = "N", default_value_t = 0)]
+    pub n_gpu_layers: u32,
+
+    /// Most tokens of one batch.
+    #[arg(short, long, env = "WARMPATH_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
+    pub batch_size: u32,
+
+    /// Most tokens that are computed at a time (-ub); a running stream waits for at most one such step.
+    #[arg(long, env = "WARMPATH_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
+    pub ubatch_size: u32,
+
+    /// Type of the keys in the KV cache (-ctk).
+    #[arg(long, env = "WARMPATH_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
+    pub cache_type_k: CacheType,
+
+    /// Type of the values in the KV cache (-ctv).
+    #[arg(long, env = "WARMPATH_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
+    pub cache_type_v: CacheType,
+
+    /// Tokens in a block of the hash chain.
+    #[arg(long, env = "WARMPATH_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 32)]
+    pub block_size: u32,
+
+    /// Compute every prompt as a whole.
+    #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]
+    pub disable_prefix_cache: bool,
+
+    /// Flash attention (-fa); auto measures.
+    #[arg(long, env = "WARMPATH_FLASH_ATTN", value_name = "WHEN", default_value = "auto")]
+    pub flash_attn: Switch,
+
+    /// One KV buffer for all slots (-kvu); auto measures.
+    #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto", num_args = 0..=1, default_missing_value = "on")]
+    pub kv_unified: Switch,
+
+    /// File with a chat template that replaces the model's.
+    #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+
+    /// Requests that may wait for a slot; one more is refused.
+    #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]
+    pub queue_max: usize,
+
+    /// Longest request body.
+    #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
+    pub body_max: usize,
+
+    /// Seconds that running answers get to finish after SIGTERM.
+    #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
+    pub drain_timeout: f64,
+
+    /// Form of the log lines on stderr.
+    #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// Is a choice that the worker may make itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Choose what is faster here.
+    Auto,
+    /// Yes.
+    #[value(alias = "1", alias = "true")]
+    On,
+    /// No.
+    #[value(alias = "0", alias = "false")]
+    Off,
+}
+
+/// Is the form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Is a type of the KV cache, as llama-server names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum CacheType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float.
+    F16,
+    /// 16-bit brain float.
+    Bf16,
+    /// 8 bits.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// 5 bits, with offset.
+    #[value(name = "q5_1")]
+    Q5_1,
+    /// 5 bits.
+    #[value(name = "q5_0")]
+    Q5_0,
+    /// 4 bits, non-linear.
+    #[value(name = "iq4_nl")]
+    Iq4Nl,
+    /// 4 bits, with offset.
+    #[value(name = "q4_1")]
+    Q4_1,
+    /// 4 bits.
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+/// Lists llama-server's short forms of two letters or more, which clap cannot spell, with their long forms.
+const SHORT_FORMS: &[(&str, &str)] = &[
+    ("-np", "--slots"),
+    ("-tb", "--threads-batch"),
+    ("-ngl", "--n-gpu-layers"),
+    ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-fa", "--flash-attn"),
+    ("-kvu", "--kv-unified"),
+];
+
+impl Flags {
+    /// Returns the flags that a command line spells, its first element the program.
+    ///
+    /// Errors: clap's, which also carries `--help` and `--version`.
+    pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(arguments.into_iter().map(|argument| {
+            let long = SHORT_FORMS.iter().find(|(short, _)| argument == *short);
+            long.map_or(argument, |(_, long)| OsString::from(long))
+        }))
+    }
+}

@@ -1,0 +1,179 @@
+//! Why a request gets no answer: one type for everything between the body's first byte and the answer's last.
+//!
+//! Not here: status codes and the error object (`http::error`), why the worker does not start (`start`).
+
+use warmpath_prompt::PromptError;
+
+use crate::engine::EngineError;
+
+/// Says why a request gets no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The body is longer than the limit.
+    #[error("the request body is longer than {bytes_max} bytes")]
+    BodyTooLong {
+        /// Is the limit.
+        bytes_max: usize,
+    },
+    /// The body did not arrive whole.
+    #[error("the request body could not be read")]
+    BodyUnread,
+    /// The body is not JSON.
+    #[error("the request body is not valid JSON: {reason}")]
+    Json {
+        /// Is what the parser says, with line and column.
+        reason: String,
+    },
+    /// A field is missing, has the wrong type or a value that cannot be used.
+    #[error("{reason}")]
+    Field {
+        /// Is the field's path; absent where the body as a whole is wrong.
+        param: Option<String>,
+        /// Says what is wrong with it.
+        reason: String,
+    },
+    /// A field asks for something that this worker cannot do.
+    #[error("`{param}` is not supported by this worker{}", only.map(|only| format!(" ({only})")).unwrap_or_default())]
+    Unsupported {
+        /// Is the field.
+        param: &'static str,
+        /// Says which values are understood.
+        only: Option<&'static str>,
+    },
+    /// The model is not the one that is served.
+    #[error("the model `{model}` does not exist here; this worker serves {}", names.join(", "))]
+    ModelUnknown {
+        /// Is the model that was asked for.
+        model: String,
+        /// Lists the names of the model that is served.
+        names: Vec<String>,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error("the prompt has {n_tokens} tokens, but this model's context is {context_tokens} tokens, answer included")]
+    PromptTooLong {
+        /// Is the prompt's length.
+        n_tokens: usize,
+        /// Is the context of one slot.
+        context_tokens: u32,
+    },
+    /// No prompt can be made of the messages.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// The engine refused the request or failed on it.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Too many prompts are being rendered and tokenized.
+    #[error("the worker is busy: {places} prompts are being prepared")]
+    PreparingFull {
+        /// Is the number that may be prepared at a time.
+        places: usize,
+    },
+    /// The model is still loading.
+    #[error("the model is loading ({percent} %)")]
+    Loading {
+        /// Is how much is loaded.
+        percent: u8,
+    },
+    /// There is a limit on subscribers of the summary.
+    #[error("the summary has its {subscribers_max} subscribers already")]
+    SubscribersFull {
+        /// Is the limit.
+        subscribers_max: usize,
+    },
+    /// There is nothing at this path.
+    #[error("there is nothing at {path}")]
+    PathUnknown {
+        /// Is the path.
+        path: String,
+    },
+    /// The path does not take this method.
+    #[error("{path} does not take {method}")]
+    MethodRefused {
+        /// Is the path.
+        path: String,
+        /// Is the method.
+        method: String,
+    },
+    /// The worker is at fault.
+    #[error("the worker failed on this request")]
+    Internal {
+        /// Says what failed, for the log.
+        reason: String,
+    },
+}
+
+/// Is what kind of failure it is, and so who can do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The request can never succeed as it is.
+    Client,
+    /// There is no such thing.
+    NotFound,
+    /// The path is right, the method is not.
+    Method,
+    /// The body is over the limit.
+    TooLong,
+    /// Every place is taken; later there will be room.
+    Overload,
+    /// The worker does not serve at the moment.
+    Unavailable,
+    /// The worker failed.
+    Internal,
+}
+
+impl RequestError {
+    /// Returns an error about the field `param`.
+    pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Field { param: Some(param.into()), reason: reason.into() }
+    }
+
+    /// Returns what kind of failure it is.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::BodyUnread
+            | Self::Json { .. }
+            | Self::Field { .. }
+            | Self::Unsupported { .. }
+            | Self::PromptTooLong { .. }
+            | Self::Prompt(_)
+            | Self::Engine(EngineError::InvalidPrompt { .. } | EngineError::Sampler { .. }) => Class::Client,
+            Self::ModelUnknown { .. } | Self::PathUnknown { .. } => Class::NotFound,
+            Self::MethodRefused { .. } => Class::Method,
+            Self::BodyTooLong { .. } => Class::TooLong,
+            Self::PreparingFull { .. } | Self::Engine(EngineError::QueueFull { .. }) => Class::Overload,
+            Self::Loading { .. } | Self::SubscribersFull { .. } | Self::Engine(EngineError::Draining) => {
+                Class::Unavailable
+            }
+            Self::Engine(EngineError::Decode { .. } | EngineError::Stopped) | Self::Internal { .. } => Class::Internal,
+        }
+    }
+
+    /// Returns the field that is to blame, where one is.
+    pub fn param(&self) -> Option<String> {
+        match self {
+            Self::Field { param, .. } => param.clone(),
+            Self::Unsupported { param, .. } => Some((*param).to_owned()),
+            Self::ModelUnknown { .. } => Some("model".to_owned()),
+            Self::Prompt(PromptError::Messages { index, .. }) => Some(format!("messages[{index}]")),
+            Self::Prompt(PromptError::Field { field, .. }) => Some((*field).to_owned()),
+            Self::Prompt(_) => Some("messages".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Returns the error's name for programs, where it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::BodyTooLong { .. } => Some("request_too_large"),
+            Self::Json { .. } => Some("invalid_json"),
+            Self::Unsupported { .. } => Some("unsupported_parameter"),
+            Self::ModelUnknown { .. } => Some("model_not_found"),
+            Self::PromptTooLong { .. } => Some("context_length_exceeded"),
+            Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt { .. }) => Some("invalid_prompt"),
+            Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),
+            Self::Engine(EngineError::Draining) => Some("draining"),
+            Self::Loading { .. } => Some("model_loading"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The generation fields of a request, as OpenAI and llama-server name them, and their ranges.
+//!
+//! Not here: the fields that decide the prompt (`warmpath_common::openai`), what sampling does (the engine).
+//! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is refused
+//! by name instead of being bent.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use serde::Deserialize;
+use warmpath_common::ids::Token;
+
+use crate::engine::{Generation, Sampling};
+use crate::error::RequestError;
+
+/// Is the most stop texts of a request; OpenAI allows 4, llama-server any number.
+const STOP_TEXTS_MAX: usize = 32;
+/// Is the longest stop text: the engine holds back as much of an answer. Units: bytes.
+const STOP_TEXT_BYTES_MAX: usize = 512;
+/// Is the most entries of `logit_bias`; each costs every step of the answer.
+const LOGIT_BIAS_MAX: usize = 1024;
+/// Is the largest bias; logits lie far below, and more would let sums overflow.
+const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
+/// Is the longest grammar. Units: bytes.
+const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+/// Is the most texts, and the longest text in bytes, of `dry_sequence_breakers`.
+const DRY_BREAKERS_MAX: usize = 64;
+
+/// Is the generation fields of a request, unchecked.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct GenerationFields {
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
+    n_predict: Option<i64>,
+    stop: Option<StopField>,
+    ignore_eos: Option<bool>,
+    seed: Option<i64>,
+    temperature: Option<f32>,
+    dynatemp_range: Option<f32>,
+    dynatemp_exponent: Option<f32>,
+    top_k: Option<i32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    repeat_last_n: Option<i32>,
+    repeat_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
+    dry_allowed_length: Option<i32>,
+    dry_penalty_last_n: Option<i32>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    mirostat: Option<u8>,
+    mirostat_tau: Option<f32>,
+    mirostat_eta: Option<f32>,
+    logit_bias: Option<BiasField>,
+    grammar: Option<String>,
+}
+
+/// Is `stop` in its two shapes.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged, expecting = "a string or an array of strings")]
+enum StopField {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Is `logit_bias` in OpenAI's shape and in llama-server's.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged, expecting = "an object of token ids and biases, or an array of [token, bias] pairs")]
+enum BiasField {
+    Map(BTreeMap<String, f32>),
+    Pairs(Vec<(BiasToken, Bias)>),
+}
+
+/// Names tokens by id or by the text that they spell.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum BiasToken {
+    Id(Token),
+    Text(String),
+}
+
+/// Is a bias; `false` bans the token.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Bias {
+    Add(f32),
+    Ban(bool),
+}
+
+/// Is what the checks need to know of the vocabulary.
+pub struct Vocabulary<'a> {
+    /// Is the number of tokens.
+    pub n_vocab: u32,
+    /// Tokenizes a text of `logit_bias`.
+    pub tokenize: &'a dyn Fn(&str) -> Vec<Token>,
+}
+
+impl GenerationFields {
+    /// Returns the generation that the fields ask for.
+    ///
+    /// Errors: `Field`, naming the first field that is out of range.
+    pub fn resolve(self, vocabulary: &Vocabulary<'_>) -> Result<Generation, RequestError> {
+        Ok(Generation {
+            max_tokens: self.resolve_max_tokens()?,
+            stop: resolve_stop(self.stop.clone())?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            sampling: self.resolve_sampling(vocabulary)?,
+        })
+    }
+
+    fn resolve_max_tokens(&self) -> Result<Option<u32>, RequestError> {
+        let named = [
+            ("max_completion_tokens", self.max_completion_tokens),
+            ("max_tokens", self.max_tokens),
+            ("n_predict", self.n_predict),
+        ];
+        let Some((param, n)) = named.into_iter().find_map(|(param, n)| Some((param, n?))) else { return Ok(None) };
+        match n {
+            -1 => Ok(None),
+            1.. => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
+            _ => Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is {n}"))),
+        }
+    }
+
+    fn resolve_sampling(self, vocabulary: &Vocabulary<'_>) -> Result<Sampling, RequestError> {
+        let default = Sampling::default();
+        Ok(Sampling {
+            seed: resolve_seed(self.seed),
+            temperature: within("temperature", self.temperature, 0.0..=100.0, default.temperature)?,
+            dynatemp_range: within("dynatemp_range", self.dynatemp_range, 0.0..=100.0, default.dynatemp_range)?,
+            dynatemp_exponent: within("dynatemp_exponent", self.dynatemp_exponent, 0.0..=100.0, default.dynatemp_exponent)?,
+            top_k: within("top_k", self.top_k, -1..=i32::MAX, default.top_k)?,
+            top_p: within("top_p", self.top_p, 0.0..=1.0, default.top_p)?,
+            min_p: within("min_p", self.min_p, 0.0..=1.0, default.min_p)?,
+            typical_p: within("typical_p", self.typical_p, 0.0..=1.0, default.typical_p)?,
+            top_n_sigma: within("top_n_sigma", self.top_n_sigma, -1.0..=100.0, default.top_n_sigma)?,
+            xtc_probability: within("xtc_probability", self.xtc_probability, 0.0..=1.0, default.xtc_probability)?,
+            xtc_threshold: within("xtc_threshold", self.xtc_threshold, 0.0..=1.0, default.xtc_threshold)?,
+            repeat_last_n: within("repeat_last_n", self.repeat_last_n, -1..=i32::MAX, default.repeat_last_n)?,
+            repeat_penalty: within("repeat_penalty", self.repeat_penalty, 0.01..=100.0, default.repeat_penalty)?,
+            presence_penalty: within("presence_penalty", self.presence_penalty, -100.0..=100.0, default.presence_penalty)?,
+            frequency_penalty: within("frequency_penalty", self.frequency_penalty, -100.0..=100.0, default.frequency_penalty)?,
+            dry_multiplier: within("dry_multiplier", self.dry_multiplier, 0.0..=100.0, default.dry_multiplier)?,
+            dry_base: within("dry_base", self.dry_base, 1.0..=100.0, default.dry_base)?,
+            dry_allowed_length: within("dry_allowed_length", self.dry_allowed_length, 0..=i32::MAX, default.dry_allowed_length)?,
+            dry_penalty_last_n: within("dry_penalty_last_n", self.dry_penalty_last_n, -1..=i32::MAX, default.dry_penalty_last_n)?,
+            dry_sequence_breakers: resolve_breakers(self.dry_sequence_breakers, default.dry_sequence_breakers)?,
+            mirostat: within("mirostat", self.mirostat, 0..=2, default.mirostat)?,
+            mirostat_tau: within("mirostat_tau", self.mirostat_tau, 0.0..=100.0, default.mirostat_tau)?,
+            mirostat_eta: within("mirostat_eta", self.mirostat_eta, 0.0..=1.0, default.mirostat_eta)?,
+            logit_bias: resolve_bias(self.logit_bias, vocabulary)?,
+            grammar: resolve_grammar(self.grammar)?,
+        })
+    }
+}
+
+/// Returns the seed that the engine takes: the low 32 bits; llama-server's two spellings of "random" mean none.
+fn resolve_seed(seed: Option<i64>) -> Option<u32> {
+    let low = u32::try_from(seed? & i64::from(u32::MAX)).expect("32 bits fit into 32 bits");
+    (low != u32::MAX).then_some(low)
+}
+
+fn within<T: PartialOrd + Display>(
+    param: &'static str,
+    value: Option<T>,
+    range: RangeInclusive<T>,
+    default: T,
+) -> Result<T, RequestError> {
+    let Some(value) = value else { return Ok(default) };
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let (least, most) = (range.start(), range.end());
+    Err(RequestError::field(param, format!("`{param}` must be {least} to {most}; it is {value}")))
+}
+
+fn at_most(param: &'static str, what: &str, (n, n_max): (usize, usize)) -> Result<(), RequestError> {
+    if n <= n_max {
+        return Ok(());
+    }
+    Err(RequestError::field(param, format!("`{param}` has {n} {what}; at most {n_max} are taken")))
+}
+
+fn resolve_stop(stop: Option<StopField>) -> Result<Vec<String>, RequestError> {
+    let mut texts = match stop {
+        None => Vec::new(),
+        Some(StopField::One(text)) => vec![text],
+        Some(StopField::Many(texts)) => texts,
+    };
+    texts.retain(|text| !text.is_empty());
+    at_most("stop", "texts", (texts.len(), STOP_TEXTS_MAX))?;
+    let longest = texts.iter().map(String::len).max().unwrap_or(0);
+    at_most("stop", "bytes in one text", (longest, STOP_TEXT_BYTES_MAX))?;
+    Ok(texts)
+}
+
+fn resolve_breakers(breakers: Option<Vec<String>>, default: Vec<String>) -> Result<Vec<String>, RequestError> {
+    let Some(breakers) = breakers else { return Ok(default) };
+    let param = "dry_sequence_breakers";
+    at_most(param, "texts", (breakers.len(), DRY_BREAKERS_MAX))?;
+    let longest = breakers.iter().map(String::len).max().unwrap_or(0);
+    at_most(param, "bytes in one text", (longest, DRY_BREAKERS_MAX))?;
+    if breakers.iter().any(|breaker| breaker.is_empty() || breaker.contains('\0')) {
+        return Err(RequestError::field(param, format!("`{param}` has a text that is empty or holds a NUL")));
+    }
+    Ok(breakers)
+}
+
+fn resolve_bias(bias: Option<BiasField>, vocabulary: &Vocabulary<'_>) -> Result<Vec<(Token, f32)>, RequestError> {
+    let pairs: Vec<(BiasToken, Bias)> = match bias {
+        None => return Ok(Vec::new()),
+        Some(BiasField::Map(map)) => map
+            .into_iter()
+            .map(|(key, bias)| (key.parse().map_or(BiasToken::Text(key), BiasToken::Id), Bias::Add(bias)))
+            .collect(),
+        Some(BiasField::Pairs(pairs)) => pairs,
+    };
+    at_most("logit_bias", "entries", (pairs.len(), LOGIT_BIAS_MAX))?;
+    let mut resolved = Vec::new();
+    for (token, bias) in pairs {
+        let tokens = match token {
+            BiasToken::Id(token) => vec![token],
+            BiasToken::Text(text) => (vocabulary.tokenize)(&text),
+        };
+        let add = match bias {
+            Bias::Add(add) => within("logit_bias", Some(add), -LOGIT_BIAS_ABS_MAX..=LOGIT_BIAS_ABS_MAX, 0.0)?,
+            Bias::Ban(false) => f32::NEG_INFINITY,
+            Bias::Ban(true) => 0.0,
+        };
+        if let Some(token) = tokens.iter().find(|token| **token >= vocabulary.n_vocab) {
+            let n_vocab = vocabulary.n_vocab;
+            let reason = format!("`logit_bias` names token {token}; the vocabulary has {n_vocab} tokens");
+            return Err(RequestError::field("logit_bias", reason));
+        }
+        resolved.extend(tokens.into_iter().map(|token| (token, add)));
+    }
+    at_most("logit_bias", "tokens", (resolved.len(), LOGIT_BIAS_MAX))?;
+    Ok(resolved)
+}
+
+fn resolve_grammar(grammar: Option<String>) -> Result<Option<String>, RequestError> {
+    let Some(grammar) = grammar.filter(|grammar| !grammar.is_empty()) else { return Ok(None) };
+    at_most("grammar", "bytes", (grammar.len(), GRAMMAR_BYTES_MAX))?;
+    if grammar.contains('\0') {
+        return Err(RequestError::field("grammar", "`grammar` holds a NUL"));
+    }
+    Ok(Some(grammar))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Tests of the generation fields: defaults, shapes, ranges, limits.
+
+use super::*;
+
+fn resolve(body: &str) -> Result<Generation, RequestError> {
+    let fields: GenerationFields = serde_json::from_str(body).expect(body);
+    fields.resolve(&Vocabulary { n_vocab: 100, tokenize: &|text| text.bytes().map(u32::from).collect() })
+}
+
+fn check_refused(body: &str, param: &str, part: &str) {
+    let error = resolve(body).expect_err(body);
+    assert_eq!(error.param().as_deref(), Some(param), "{body}");
+    assert!(error.to_string().contains(part), "{error} does not say {part}");
+}
+
+#[test]
+fn fills_absent_and_null_fields_with_the_defaults_of_llama_server() {
+    assert_eq!(resolve("{}").unwrap(), Generation::default());
+    let nulls = r#"{"temperature": null, "max_tokens": null, "stop": null, "seed": null, "logit_bias": null}"#;
+    assert_eq!(resolve(nulls).unwrap(), Generation::default());
+}
+
+#[test]
+fn takes_the_newest_name_of_the_token_limit_first() {
+    let max_tokens = |body| resolve(body).unwrap().max_tokens;
+    assert_eq!(max_tokens(r#"{"max_tokens": 5, "max_completion_tokens": 7, "n_predict": 9}"#), Some(7));
+    assert_eq!(max_tokens(r#"{"max_tokens": 5, "n_predict": 9}"#), Some(5));
+    assert_eq!(max_tokens(r#"{"n_predict": -1}"#), None);
+    assert_eq!(max_tokens(r#"{"max_tokens": 99999999999}"#), Some(u32::MAX));
+}
+
+#[test]
+fn takes_stop_as_text_or_array_and_drops_empty_texts() {
+    assert_eq!(resolve(r#"{"stop": "a"}"#).unwrap().stop, ["a"]);
+    assert_eq!(resolve(r#"{"stop": ["a", "", "b"]}"#).unwrap().stop, ["a", "b"]);
+}
+
+#[test]
+fn takes_any_integer_as_a_seed() {
+    let seed = |body| resolve(body).unwrap().sampling.seed;
+    assert_eq!(seed(r#"{"seed": 7}"#), Some(7));
+    assert_eq!(seed(r#"{"seed": -1}"#), None);
+    assert_eq!(seed(r#"{"seed": 4294967295}"#), None);
+    assert_eq!(seed(r#"{"seed": 4294967303}"#), Some(7));
+    assert_eq!(seed(r#"{"seed": -2}"#), Some(u32::MAX - 1));
+}
+
+#[test]
+fn takes_logit_bias_in_both_shapes() {
+    let bias = |body| resolve(body).unwrap().sampling.logit_bias;
+    assert_eq!(bias(r#"{"logit_bias": {"5": -100, "7": 1.5}}"#), [(5, -100.0), (7, 1.5)]);
+    assert_eq!(bias(r#"{"logit_bias": [[5, false], ["AB", 2]]}"#), [(5, f32::NEG_INFINITY), (65, 2.0), (66, 2.0)]);
+}
+
+#[test]
+fn refuses_a_value_out_of_range_by_name() {
+    check_refused(r#"{"temperature": -0.5}"#, "temperature", "must be 0 to 100; it is -0.5");
+    check_refused(r#"{"top_p": 1.01}"#, "top_p", "must be 0 to 1");
+    check_refused(r#"{"repeat_penalty": 0}"#, "repeat_penalty", "must be 0.01 to 100");
+    check_refused(r#"{"mirostat": 3}"#, "mirostat", "must be 0 to 2");
+    check_refused(r#"{"max_tokens": 0}"#, "max_tokens", "at least 1");
+    check_refused(r#"{"max_completion_tokens": -2}"#, "max_completion_tokens", "it is -2");
+    check_refused(r#"{"logit_bias": {"100": 1}}"#, "logit_bias", "token 100; the vocabulary has 100");
+    check_refused(r#"{"grammar": "root ::= \u0000"}"#, "grammar", "NUL");
+    check_refused(r#"{"dry_sequence_breakers": [""]}"#, "dry_sequence_breakers", "empty");
+}
+
+#[test]
+fn refuses_more_than_each_limit() {
+    let texts = |n: usize| serde_json::json!({"stop": vec!["x"; n]}).to_string();
+    assert!(resolve(&texts(STOP_TEXTS_MAX)).is_ok());
+    check_refused(&texts(STOP_TEXTS_MAX + 1), "stop", "at most 32");
+    let long = serde_json::json!({"stop": "x".repeat(STOP_TEXT_BYTES_MAX + 1)}).to_string();
+    check_refused(&long, "stop", "513 bytes");
+    let grammar = serde_json::json!({"grammar": "x".repeat(GRAMMAR_BYTES_MAX + 1)}).to_string();
+    check_refused(&grammar, "grammar", "65537 bytes");
+    let bias = serde_json::json!({"logit_bias": vec![(1, 1.0); LOGIT_BIAS_MAX + 1]}).to_string();
+    check_refused(&bias, "logit_bias", "1025 entries");
+    let breakers = serde_json::json!({"dry_sequence_breakers": vec!["x"; DRY_BREAKERS_MAX + 1]}).to_string();
+    check_refused(&breakers, "dry_sequence_breakers", "65 texts");
+}
+
+#[test]
+fn names_the_field_of_a_wrong_type() {
+    let error = serde_json::from_str::<GenerationFields>(r#"{"stop": 5}"#).expect_err("a number is no stop text");
+    assert!(error.to_string().contains("a string or an array of strings"), "{error}");
+}

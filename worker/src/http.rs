@@ -1,0 +1,63 @@
+//! The worker's HTTP side: which path leads where, and what every request passes through.
+//!
+//! Not here: what a request costs and does (`lifecycle`), when the worker starts and stops (`start`).
+
+mod answer;
+pub mod body;
+mod chat;
+mod completions;
+mod context;
+mod error;
+mod health;
+mod models;
+mod props;
+mod slots;
+mod state;
+mod summary;
+mod tokenize;
+mod wire;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, Uri};
+use axum::middleware;
+use axum::routing::{get, post};
+use warmpath_common::summary::{SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
+
+use crate::error::RequestError;
+
+pub use state::App;
+
+/// Returns the service that answers every request of a worker.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::show))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/apply-template", post(tokenize::apply_template))
+        .route("/slots", get(slots::list))
+        .route("/props", get(props::show))
+        .route("/health", get(health::health))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
+        .route(SNAPSHOT_PATH, get(summary::snapshot))
+        .route(STREAM_PATH, get(summary::stream))
+        .route(VOCABULARY_PATH, get(summary::vocabulary))
+        .method_not_allowed_fallback(method_refused)
+        .fallback(path_unknown)
+        .layer(DefaultBodyLimit::max(app.body_bytes_max))
+        .layer(middleware::from_fn_with_state(app.clone(), context::around))
+        .with_state(app)
+}
+
+async fn path_unknown(uri: Uri) -> RequestError {
+    RequestError::PathUnknown { path: uri.path().to_owned() }
+}
+
+async fn method_refused(method: Method, uri: Uri) -> RequestError {
+    RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
+}

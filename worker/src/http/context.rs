@@ -1,0 +1,86 @@
+//! What surrounds every request: its id, its arrival, the router's hints, the headers and the count of its response.
+//!
+//! Not here: what the hints are worth; a header that cannot be read is as if it were absent.
+
+use std::convert::Infallible;
+use std::str::FromStr;
+use std::time::Instant;
+
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use warmpath_common::headers;
+use warmpath_common::ids::{RequestId, SlotId};
+
+use super::state::App;
+
+/// Is what a request's headers say.
+#[derive(Debug, Clone)]
+pub struct RequestContext {
+    /// Names the request.
+    pub id: RequestId,
+    /// Is when its headers had arrived.
+    pub arrived: Instant,
+    /// Is the slot that the router would like.
+    pub wanted_slot: Option<SlotId>,
+    /// Is the number of reused tokens that the router counts on.
+    pub predicted_cached_tokens: Option<u32>,
+    /// Is the tenant's salt.
+    pub cache_salt: Option<String>,
+}
+
+impl RequestContext {
+    fn read(headers: &HeaderMap) -> Self {
+        let id = text(headers, headers::REQUEST_ID).and_then(RequestId::new);
+        Self {
+            id: id.unwrap_or_else(fresh_id),
+            arrived: Instant::now(),
+            wanted_slot: number(headers, headers::SLOT).map(SlotId),
+            predicted_cached_tokens: number(headers, headers::PREDICTED_CACHED_TOKENS),
+            cache_salt: text(headers, headers::CACHE_SALT).map(str::to_owned),
+        }
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
+    text(headers, name)?.parse().ok()
+}
+
+fn fresh_id() -> RequestId {
+    RequestId::new(&uuid::Uuid::new_v4().to_string()).expect("a UUID is visible ASCII")
+}
+
+impl FromRequestParts<App> for RequestContext {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_else(|| Self::read(&parts.headers)))
+    }
+}
+
+/// Reads a request's context, lets it be answered, and completes and counts the response.
+pub async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let context = RequestContext::read(request.headers());
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    request.extensions_mut().insert(context.clone());
+    let mut response = next.run(request).await;
+
+    let endpoint = path.as_deref().unwrap_or("none");
+    app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    tracing::debug!(request_id = %context.id, endpoint, status = response.status().as_u16(), "responded");
+    let headers = response.headers_mut();
+    headers.insert(HeaderName::from_static(headers::WORKER), app.worker);
+    if let Ok(id) = HeaderValue::from_str(context.id.as_str()) {
+        headers.insert(HeaderName::from_static(headers::REQUEST_ID), id);
+    }
+    if let Some(predicted) = context.predicted_cached_tokens {
+        headers.insert(HeaderName::from_static(headers::PREDICTED_CACHED_TOKENS), HeaderValue::from(predicted));
+    }
+    response
+}

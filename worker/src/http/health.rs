@@ -1,0 +1,40 @@
+//! Whether the worker lives, whether it is ready, and its metrics.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::state::App;
+use crate::error::RequestError;
+use crate::serving::Phase;
+
+/// Answers `/livez`: the process serves HTTP.
+pub async fn livez() -> Response {
+    Json(json!({"status": "ok"})).into_response()
+}
+
+/// Answers `/readyz`: requests are taken; otherwise says why not and how far the model is loaded.
+pub async fn readyz(State(app): State<App>) -> Response {
+    let (status, progress) = match &*app.phase.borrow() {
+        Phase::Ready(_) => return Json(json!({"status": "ok"})).into_response(),
+        Phase::Loading { percent } => ("loading", f64::from(*percent) / 100.0),
+        Phase::Draining(_) => ("draining", 1.0),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status, "progress": progress}))).into_response()
+}
+
+/// Answers `/health` as llama-server does: 200 when ready, otherwise 503 with an error object.
+pub async fn health(State(app): State<App>) -> Result<Response, RequestError> {
+    app.admitting()?;
+    Ok(Json(json!({"status": "ok"})).into_response())
+}
+
+/// Answers `/metrics` in Prometheus' text format.
+pub async fn metrics(State(app): State<App>) -> Response {
+    if let Ok(serving) = app.serving() {
+        app.metrics.copy_engine(&serving.engine.counters());
+    }
+    ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], app.metrics.encode()).into_response()
+}

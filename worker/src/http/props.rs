@@ -1,0 +1,52 @@
+//! `/props`: what the worker serves and with which defaults, in llama-server's fields where it has them.
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+
+use super::state::App;
+use crate::engine::{Generation, Sampling};
+use crate::error::RequestError;
+
+/// Answers with the model's and the worker's properties.
+pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+    let serving = app.serving()?;
+    let facts = serving.engine.facts();
+    let vocabulary = serving.prompts.vocabulary();
+    let piece = |token: Option<u32>| {
+        token.map_or_else(String::new, |token| String::from_utf8_lossy(&serving.prompts.piece(token)).into_owned())
+    };
+    Ok(Json(json!({
+        "default_generation_settings": {
+            "n_ctx": facts.context_tokens,
+            "params": default_params(),
+        },
+        "total_slots": facts.n_slots,
+        "model_alias": serving.model.names.first(),
+        "model_path": serving.model_path,
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": serving.prompts.chat_template().unwrap_or_default(),
+        "bos_token": piece(vocabulary.bos),
+        "eos_token": piece(vocabulary.eos),
+        "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
+        "model_info": serving.model,
+        "flash_attn": facts.flash_attn,
+        "kv_unified": facts.kv_unified,
+    })))
+}
+
+fn default_params() -> Value {
+    let Generation { max_tokens, stop, ignore_eos, sampling } = Generation::default();
+    let mut params = sampling_params(&sampling);
+    params["max_tokens"] = json!(max_tokens.map_or(-1, i64::from));
+    params["n_predict"] = params["max_tokens"].clone();
+    params["stop"] = json!(stop);
+    params["ignore_eos"] = json!(ignore_eos);
+    params
+}
+
+fn sampling_params(sampling: &Sampling) -> Value {
+    let mut params = serde_json::to_value(sampling).unwrap_or_default();
+    params["seed"] = json!(sampling.seed.unwrap_or(u32::MAX));
+    params
+}

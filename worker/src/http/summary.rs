@@ -1,0 +1,42 @@
+//! The internal endpoints for routers: the summary as a snapshot and as a stream, and the vocabulary.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
+use warmpath_common::headers::MODEL_FINGERPRINT;
+use warmpath_common::summary::{CONTENT_TYPE, Snapshot};
+
+use super::state::App;
+use crate::error::RequestError;
+
+/// Answers with the whole view as JSON.
+pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
+    app.serving()?.publisher.snapshot().await.map(Json)
+}
+
+/// Answers with the whole view and every change behind it as frames, until the subscriber leaves or lags.
+pub async fn stream(State(app): State<App>) -> Result<Response, RequestError> {
+    let subscription = app.serving()?.publisher.subscribe().await?;
+    let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
+}
+
+/// Answers with the model's metadata as a GGUF file without tensors, or 304 to a router that has it.
+pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Response, RequestError> {
+    let serving = app.serving()?;
+    let file = &serving.vocabulary;
+    let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
+    let known = known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
+    let described = [
+        (header::ETAG.as_str(), file.etag.clone()),
+        (MODEL_FINGERPRINT, serving.model.fingerprint.to_string()),
+        (header::CONTENT_TYPE.as_str(), "application/octet-stream".to_owned()),
+    ];
+    if known {
+        return Ok((StatusCode::NOT_MODIFIED, described).into_response());
+    }
+    Ok((described, file.bytes.clone()).into_response())
+}

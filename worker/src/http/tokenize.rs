@@ -1,0 +1,76 @@
+//! `/tokenize`, `/detokenize` and `/apply-template`, as llama-server has them.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use warmpath_common::ids::Token;
+use warmpath_common::openai::ChatPrompt;
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
+
+use super::body::Body;
+use super::state::App;
+use crate::error::RequestError;
+
+#[derive(Debug, Deserialize)]
+struct TokenizeRequest {
+    content: String,
+    add_special: Option<bool>,
+    parse_special: Option<bool>,
+    with_pieces: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DetokenizeRequest {
+    tokens: Vec<Token>,
+}
+
+/// Answers with the tokens of a text, and their pieces if asked for.
+pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let work = move |prompts: &PromptMaker| {
+        let request: TokenizeRequest = body.parse()?;
+        let add_special = if request.add_special == Some(true) { AddSpecial::Yes } else { AddSpecial::No };
+        let parse_special = if request.parse_special == Some(false) { ParseSpecial::No } else { ParseSpecial::Yes };
+        let tokens = prompts.tokenize(&request.content, add_special, parse_special);
+        if request.with_pieces != Some(true) {
+            return Ok(json!({"tokens": tokens}));
+        }
+        let pieces: Vec<Value> =
+            tokens.iter().map(|token| json!({"id": token, "piece": piece(prompts, *token)})).collect();
+        Ok(json!({"tokens": pieces}))
+    };
+    app.serving()?.prepare(move |serving| work(&serving.prompts)).await.map(Json)
+}
+
+/// Returns a token's text, or its bytes where they are not text by themselves.
+fn piece(prompts: &PromptMaker, token: Token) -> Value {
+    match String::from_utf8(prompts.piece(token)) {
+        Ok(text) => json!(text),
+        Err(error) => json!(error.into_bytes()),
+    }
+}
+
+/// Answers with the text of tokens.
+pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let serving = app.serving()?;
+    let content = serving.prepare(move |serving| {
+        let request: DetokenizeRequest = body.parse()?;
+        let n_vocab = serving.model.n_vocab;
+        if let Some(token) = request.tokens.iter().find(|token| **token >= n_vocab) {
+            let reason = format!("`tokens` holds token {token}; the vocabulary has {n_vocab} tokens");
+            return Err(RequestError::field("tokens", reason));
+        }
+        Ok(serving.prompts.detokenize(&request.tokens))
+    });
+    Ok(Json(json!({"content": content.await?})))
+}
+
+/// Answers with the text that the chat template makes of a conversation.
+pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let serving = app.serving()?;
+    let prompt = serving.prepare(move |serving| {
+        let request: ChatPrompt = super::chat::read_chat(&body)?;
+        Ok(serving.prompts.render(&request)?)
+    });
+    Ok(Json(json!({"prompt": prompt.await?})))
+}

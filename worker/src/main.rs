@@ -1,0 +1,58 @@
+//! `warmpath-worker`: reads the command line, sets up the log, serves until it is asked to stop.
+//!
+//! Not here: everything else (`warmpath_worker::start` is next).
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use warmpath_worker::config::flags::{Flags, LogFormat};
+use warmpath_worker::{config, start};
+
+fn main() -> ExitCode {
+    let flags = Flags::from_command_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    start_log(flags.log_format);
+    match run(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn run(flags: Flags) -> anyhow::Result<()> {
+    let config = config::resolve(flags)?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
+    let bound = start::bind(config).await?;
+    let (asked, shutdown) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        first(&mut terminate, &mut interrupt).await;
+        let _ = asked.send(());
+        first(&mut terminate, &mut interrupt).await;
+        tracing::warn!("asked to stop twice: leaving at once");
+        std::process::exit(1);
+    });
+    bound.serve(async { shutdown.await.unwrap_or_default() }).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn first(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}

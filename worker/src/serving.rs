@@ -1,0 +1,130 @@
+//! Everything that a loaded worker answers from, and the phases of a worker's life.
+//!
+//! Not here: how it is loaded (`start`), how a request is answered (`lifecycle`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use warmpath_common::ids::Token;
+use warmpath_common::model::ModelInfo;
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
+
+use crate::engine::{EngineError, EngineHandle};
+use crate::error::RequestError;
+use crate::summary::Publisher;
+
+/// Is where a worker stands in its life.
+#[derive(Clone)]
+pub enum Phase {
+    /// The model is loading.
+    Loading {
+        /// Is how much is loaded, 0 to 100.
+        percent: u8,
+    },
+    /// Requests are taken.
+    Ready(Arc<Serving>),
+    /// Running answers finish, no new ones are begun.
+    Draining(Arc<Serving>),
+}
+
+/// Is everything that a loaded worker answers from.
+pub struct Serving {
+    /// Runs the model.
+    pub engine: EngineHandle,
+    /// Turns requests into tokens.
+    pub prompts: PromptMaker,
+    /// Declares the model to routers.
+    pub model: ModelInfo,
+    /// Is the model's file.
+    pub model_path: PathBuf,
+    /// Is when the model was loaded. Units: seconds since 1970.
+    pub loaded_at_s: u64,
+    /// Is the model's metadata for routers.
+    pub vocabulary: VocabularyFile,
+    /// Publishes what is cached.
+    pub publisher: Publisher,
+    /// Bounds the work that requests cost before they reach the engine.
+    pub preparing: Preparing,
+}
+
+/// Is a GGUF file of the model's metadata without tensors.
+#[derive(Debug, Clone)]
+pub struct VocabularyFile {
+    /// Is the file.
+    pub bytes: Bytes,
+    /// Changes when the file does: an HTTP entity tag, quotes included.
+    pub etag: String,
+}
+
+/// Bounds how many requests are parsed, rendered and tokenized: running ones by processors, waiting ones by places.
+pub struct Preparing {
+    places: Arc<Semaphore>,
+    n_places: usize,
+    processors: Arc<Semaphore>,
+}
+
+impl Preparing {
+    /// Returns a bound of as many places as the engine has for the requests that come out.
+    pub fn new(n_places: usize) -> Self {
+        let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            places: Arc::new(Semaphore::new(n_places)),
+            n_places,
+            processors: Arc::new(Semaphore::new(n_processors)),
+        }
+    }
+}
+
+impl Serving {
+    /// Returns the most sequences that the engine holds, running and waiting: a request for more can never be taken.
+    pub fn n_places(&self) -> usize {
+        self.preparing.n_places
+    }
+
+    /// Returns what `work` returns, computed where it stalls nobody.
+    ///
+    /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
+    pub async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let places = self.n_places();
+        let full = |_| RequestError::PreparingFull { places };
+        let place = Arc::clone(&self.preparing.places).try_acquire_owned().map_err(full)?;
+        let processor = Arc::clone(&self.preparing.processors).acquire_owned().await;
+        let processor = processor.map_err(|_| RequestError::Engine(EngineError::Stopped))?;
+        let serving = Arc::clone(self);
+        let worked = tokio::task::spawn_blocking(move || {
+            let result = work(&serving);
+            // The work may outlive a client that leaves; its places are taken until it ends.
+            drop((place, processor));
+            result
+        });
+        worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
+    }
+
+    /// Returns the tokens of a piece of text that is no prompt by itself.
+    pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
+        self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
+    }
+
+    /// Returns what changes when answers may: names the weights and the layout of their state.
+    pub fn system_fingerprint(&self) -> String {
+        let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
+        format!("fp_{}{}", &model[..8], &layout[..4])
+    }
+
+    /// Checks that `model`, where a request names one, is the model that is served.
+    ///
+    /// Errors: `ModelUnknown`.
+    pub fn check_model(&self, model: Option<&str>) -> Result<(), RequestError> {
+        match model {
+            Some(model) if !self.model.names.iter().any(|name| name == model) => {
+                Err(RequestError::ModelUnknown { model: model.to_owned(), names: self.model.names.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A worker's life: check the model's file, listen, load, serve, drain, leave.
+//!
+//! Not here: flags (`config`), what is served (`http`). The idea: HTTP is up before the model is, so that everyone can see
+//! how far it is; nothing but this file changes the phase.
+
+mod load;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::HeaderValue;
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use warmpath_common::ids::WorkerUid;
+use warmpath_gguf::GgufError;
+use warmpath_prompt::OpenError;
+
+use crate::config::{Config, IdentityConfig};
+use crate::engine::StartError;
+use crate::http::{App, router};
+use crate::metrics::Metrics;
+use crate::serving::{Phase, Serving};
+
+/// Is how long responses may take to reach their clients once the engine has ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Says why a worker does not start or cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The model's file is missing, damaged or of a kind that llama.cpp cannot run.
+    #[error("cannot serve the model")]
+    Model(#[source] GgufError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Is the address.
+        address: SocketAddr,
+        /// Is why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The vocabulary or the chat template cannot be used.
+    #[error("cannot make prompts for the model")]
+    Prompt(#[source] OpenError),
+    /// The engine did not start.
+    #[error("cannot start the engine")]
+    Engine(#[source] StartError),
+    /// A thread of the worker has panicked.
+    #[error("a part of the worker has panicked")]
+    Panicked(#[source] tokio::task::JoinError),
+    /// The engine thread has ended by itself.
+    #[error("the engine has stopped")]
+    EngineStopped,
+}
+
+/// Is a worker that listens but does not load yet.
+pub struct Bound {
+    config: Config,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// Is how a worker names itself, once its address is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Is the name in response headers.
+    pub name: String,
+    /// Is the identity in summaries.
+    pub uid: WorkerUid,
+    /// Orders this life of the process behind those before. Units: nanoseconds since 1970.
+    pub boot_epoch: u64,
+}
+
+/// Checks the model's file and takes the address.
+///
+/// Errors: `Model`, `Listen`.
+pub async fn bind(config: Config) -> Result<Bound, RunError> {
+    let path = config.engine.model.clone();
+    let checked = tokio::task::spawn_blocking(move || warmpath_gguf::check(&path).map(drop)).await;
+    checked.map_err(RunError::Panicked)?.map_err(RunError::Model)?;
+    let refuse = |source| RunError::Listen { address: config.http.listen, source };
+    let listener = TcpListener::bind(config.http.listen).await.map_err(refuse)?;
+    let address = listener.local_addr().map_err(refuse)?;
+    info!("listening on http://{address}");
+    Ok(Bound { config, listener, address })
+}
+
+impl Bound {
+    /// Returns the address with the port that was taken.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Loads the model and serves it until `shutdown`, then lets running answers finish.
+    ///
+    /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let Self { config, listener, address } = self;
+        let identity = identity(&config, address);
+        info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());
+        let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
+        let app = App {
+            phase: phase_seen,
+            worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
+            body_bytes_max: config.http.body_bytes_max,
+            metrics: Arc::new(Metrics::new()),
+        };
+        let (http, close) = serve_http(listener, app.clone());
+        let drain_timeout = config.drain_timeout;
+        let phase = Arc::new(phase);
+
+        tokio::pin!(shutdown);
+        let began = Instant::now();
+        let loaded = tokio::select! {
+            loaded = load::load(load::Job { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) }) => loaded,
+            () = &mut shutdown => {
+                info!("asked to stop while the model was loading");
+                return Ok(());
+            }
+        };
+        let serving = loaded?;
+        app.metrics.load.set(began.elapsed().as_secs_f64());
+        announce(&serving, began.elapsed());
+        phase.send_replace(Phase::Ready(Arc::clone(&serving)));
+
+        let stopped = tokio::select! {
+            () = &mut shutdown => Ok(()),
+            () = serving.engine.stopped() => Err(RunError::EngineStopped),
+        };
+        info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
+        phase.send_replace(Phase::Draining(Arc::clone(&serving)));
+        serving.engine.drain(drain_timeout).await;
+        close.cancel();
+        if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
+            warn!("some clients did not take their responses");
+        }
+        stopped
+    }
+}
+
+fn serve_http(listener: TcpListener, app: App) -> (JoinHandle<()>, CancellationToken) {
+    let close = CancellationToken::new();
+    let closed = close.clone().cancelled_owned();
+    let listener = listener.tap_io(|stream| {
+        // Small events must not wait for each other; without it they still arrive, only later.
+        let _ = stream.set_nodelay(true);
+    });
+    let http = tokio::spawn(async move {
+        let served = axum::serve(listener, router(app)).with_graceful_shutdown(closed).await;
+        if let Err(error) = served {
+            warn!(%error, "HTTP has ended");
+        }
+    });
+    (http, close)
+}
+
+fn announce(serving: &Serving, took: Duration) {
+    let facts = serving.engine.facts();
+    info!(
+        model = serving.model.names.first(),
+        description = facts.description,
+        slots = facts.n_slots,
+        context_tokens = facts.context_tokens,
+        memory = ?facts.memory,
+        flash_attn = facts.flash_attn,
+        kv_unified = facts.kv_unified,
+        took_s = took.as_secs_f64(),
+        "ready"
+    );
+}
+
+fn identity(config: &Config, address: SocketAddr) -> Identity {
+    let IdentityConfig { name, uid, .. } = &config.identity;
+    let host = gethostname::gethostname().to_string_lossy().replace(|c: char| !c.is_ascii_graphic(), "-");
+    let model = std::path::absolute(&config.engine.model).unwrap_or_else(|_| config.engine.model.clone());
+    let derived = || {
+        let hash = blake3::hash(format!("{host}\0{address}\0{}", model.display()).as_bytes());
+        let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+        WorkerUid(u64::from_be_bytes(*first))
+    };
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Identity {
+        name: name.clone().unwrap_or_else(|| format!("{host}:{}", address.port())),
+        uid: uid.unwrap_or_else(derived),
+        boot_epoch: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
+    }
+}

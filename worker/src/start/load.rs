@@ -1,0 +1,162 @@
+//! Loads the model and everything around it, and says how far it is.
+//!
+//! Not here: what happens before and after (`start`).
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::{mpsc, watch};
+use tracing::info;
+use warmpath_common::block_hash::HASH_VERSION;
+use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::summary::Stamp;
+use warmpath_prompt::{PromptMaker, PromptOptions};
+
+use super::{Identity, RunError};
+use crate::config::Config;
+use crate::engine::{Engine, EngineHandle, EngineUpdate};
+use crate::metrics::Metrics;
+use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
+use crate::summary::Publisher;
+
+/// Is what is to be loaded and where its progress is shown.
+pub struct Job {
+    /// Says what to load and how.
+    pub config: Config,
+    /// Is how the worker names itself.
+    pub identity: Identity,
+    /// Shows the progress.
+    pub phase: Arc<watch::Sender<Phase>>,
+    /// Counts what happens.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Is what blocking work has loaded.
+struct Parts {
+    engine: EngineHandle,
+    prompts: PromptMaker,
+    fingerprint: Fingerprint,
+    vocabulary: Vec<u8>,
+    updates: mpsc::UnboundedReceiver<EngineUpdate>,
+}
+
+/// Stops the loading when the future that waits for it is dropped.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns everything that a worker serves from; dropping the future stops the loading.
+///
+/// Errors: `Model`, `Prompt`, `Engine`, `Panicked`.
+pub async fn load(job: Job) -> Result<Arc<Serving>, RunError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let _stop = StopOnDrop(Arc::clone(&stop));
+    let Job { config, identity, phase, metrics } = job;
+    let progress = Progress::new(phase, stop);
+    let worker_config = config.clone();
+    let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
+    let parts = loaded.map_err(RunError::Panicked)??;
+
+    let model = declare(&config, &parts);
+    metrics.slots.set(i64::from(model.n_slots));
+    let labels = [model.names[0].as_str(), &model.fingerprint.to_string(), env!("CARGO_PKG_VERSION")];
+    metrics.info.with_label_values(&labels).set(1);
+    let stamp = Stamp { worker_uid: identity.uid, boot_epoch: identity.boot_epoch, seq: 0 };
+    let (publisher, _) = Publisher::start((stamp, model.clone()), parts.updates, metrics);
+    let etag = format!("\"{}-{}\"", model.fingerprint, &model.chat_template_fingerprint.to_string()[..16]);
+    Ok(Arc::new(Serving {
+        preparing: Preparing::new(usize::from(model.n_slots) + config.engine.queue_max),
+        engine: parts.engine,
+        prompts: parts.prompts,
+        vocabulary: VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag },
+        model,
+        model_path: config.engine.model,
+        loaded_at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        publisher,
+    }))
+}
+
+fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
+    let path = &config.engine.model;
+    let fingerprint = warmpath_gguf::fingerprint(path).map_err(RunError::Model)?;
+    let vocabulary = match &config.prompt.chat_template {
+        Some(template) => warmpath_gguf::vocabulary_with_chat_template(path, template),
+        None => warmpath_gguf::vocabulary(path),
+    };
+    let vocabulary = vocabulary.map_err(RunError::Model)?;
+    let options = PromptOptions { chat_template: config.prompt.chat_template.clone(), ..PromptOptions::default() };
+    let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
+    let (sender, updates) = mpsc::unbounded_channel();
+    let report = move |share| progress.report(share);
+    let engine = Engine::start(config.engine.clone(), report, sender).map_err(RunError::Engine)?;
+    Ok(Parts { engine, prompts, fingerprint, vocabulary, updates })
+}
+
+fn declare(config: &Config, parts: &Parts) -> ModelInfo {
+    let facts = parts.engine.facts();
+    let vocabulary = parts.prompts.vocabulary();
+    ModelInfo {
+        names: config.identity.model_names.clone(),
+        fingerprint: parts.fingerprint,
+        kv_fingerprint: facts.kv_fingerprint,
+        chat_template_fingerprint: parts.prompts.chat_template_fingerprint(),
+        hash_version: HASH_VERSION,
+        block_size_tokens: facts.block_size_tokens,
+        add_bos: vocabulary.add_bos,
+        add_eos: vocabulary.add_eos,
+        context_tokens: facts.context_tokens,
+        n_slots: facts.n_slots,
+        memory: facts.memory,
+        n_vocab: facts.n_vocab,
+    }
+}
+
+/// Shows how much of the model is loaded: to HTTP, and to people as a bar or as log lines.
+struct Progress {
+    phase: Arc<watch::Sender<Phase>>,
+    stop: Arc<AtomicBool>,
+    bar: Option<ProgressBar>,
+    percent: u8,
+}
+
+impl Progress {
+    fn new(phase: Arc<watch::Sender<Phase>>, stop: Arc<AtomicBool>) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("loading {wide_bar} {percent} % {elapsed}");
+            ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        Self { phase, stop, bar, percent: 0 }
+    }
+
+    /// Shows the loaded share, 0 to 1; returns whether to go on.
+    fn report(&mut self, share: f32) -> bool {
+        // A float cast saturates, so any share gives a percentage.
+        let percent = ((share * 100.0) as u8).min(100);
+        if percent != self.percent {
+            self.phase.send_replace(Phase::Loading { percent });
+            match &self.bar {
+                Some(bar) => bar.set_position(u64::from(percent)),
+                None if percent / 10 != self.percent / 10 => info!(percent, "loading"),
+                None => {}
+            }
+            self.percent = percent;
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! What the worker tells routers: the published view of its KV cache, kept by one task and streamed to subscribers.
+//!
+//! Not here: the protocol's types (`warmpath_common::summary`), what is cached (the engine), HTTP (`http::summary`).
+
+mod published;
+mod publisher;
+
+pub use publisher::Publisher;

@@ -1,0 +1,174 @@
+//! The published view: what a receiver holds that has applied every update so far.
+//!
+//! Not here: sending it. The idea: the runs as they were announced, with holes where a later run or a removal took a
+//! block away; a snapshot is the stretches between the holes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{Change, Resume, Run};
+
+/// Is every block that the worker has announced and not removed.
+#[derive(Debug, Default)]
+pub struct Published {
+    /// Holds the announced runs in the order of their announcement.
+    runs: BTreeMap<u64, Announced>,
+    /// Says which run holds a block, and where in the run.
+    places: HashMap<BlockKey, (u64, usize)>,
+    n_announced: u64,
+}
+
+/// Is a run as it was announced, less the blocks that it has lost since.
+#[derive(Debug)]
+struct Announced {
+    /// Is the run without its keys.
+    form: Run,
+    keys: Vec<Option<BlockKey>>,
+    n_left: usize,
+}
+
+impl Published {
+    /// Applies one change.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Stored(run) => self.store(run),
+            Change::Removed(keys) => keys.iter().for_each(|key| self.remove(key)),
+            Change::Accepted(_) => {}
+        }
+    }
+
+    /// Returns runs that, applied to an empty view, give this view.
+    ///
+    /// Blocks behind the last one at which a request may start are left out: nothing can be resumed there.
+    pub fn runs(&self) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for announced in self.runs.values() {
+            let stretches = announced.keys.split(Option::is_none).filter(|stretch| !stretch.is_empty());
+            let n_runs_before = runs.len();
+            runs.extend(stretches.map(|stretch| Run {
+                keys: stretch.iter().copied().flatten().collect(),
+                ..announced.form.clone()
+            }));
+            // A checkpoint's run can be resumed at its own last block only, so what lies before a hole cannot.
+            if announced.form.resume == Resume::LastBlock {
+                let keep_from = match announced.keys.last() {
+                    Some(Some(_)) => runs.len() - 1,
+                    _ => runs.len(),
+                };
+                runs.drain(n_runs_before..keep_from);
+            }
+        }
+        runs
+    }
+
+    fn store(&mut self, run: &Run) {
+        if run.keys.is_empty() {
+            return;
+        }
+        let id = self.n_announced;
+        self.n_announced += 1;
+        // A run that names a block twice would hold it in two places; the later one counts.
+        let mut keys: Vec<Option<BlockKey>> = Vec::with_capacity(run.keys.len());
+        let mut n_left = 0;
+        for (idx, key) in run.keys.iter().enumerate() {
+            self.remove(key);
+            if let Some((_, earlier_idx)) = self.places.insert(*key, (id, idx)) {
+                keys[earlier_idx] = None;
+                n_left -= 1;
+            }
+            keys.push(Some(*key));
+            n_left += 1;
+        }
+        let form = Run { keys: Vec::new(), ..run.clone() };
+        self.runs.insert(id, Announced { form, keys, n_left });
+    }
+
+    fn remove(&mut self, key: &BlockKey) {
+        let Some(&(id, idx)) = self.places.get(key) else { return };
+        let Some(announced) = self.runs.get_mut(&id) else { return };
+        self.places.remove(key);
+        announced.keys[idx] = None;
+        announced.n_left -= 1;
+        if announced.n_left == 0 {
+            self.runs.remove(&id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use warmpath_common::ids::SlotId;
+    use warmpath_common::summary::{RunState, Tier};
+
+    use super::*;
+
+    /// Is what a receiver knows of a block: how it is held, and whether a request may start behind it.
+    type View = HashMap<BlockKey, (Run, bool)>;
+
+    /// Applies a change as a receiver does, block by block.
+    fn receive(view: &mut View, change: &Change) {
+        match change {
+            Change::Stored(run) => {
+                let form = Run { keys: Vec::new(), resume: Resume::EveryBlock, ..run.clone() };
+                let last = run.keys.len().saturating_sub(1);
+                for (idx, key) in run.keys.iter().enumerate() {
+                    let resumable = run.resume == Resume::EveryBlock || idx == last;
+                    view.insert(*key, (form.clone(), resumable));
+                }
+            }
+            Change::Removed(keys) => keys.iter().for_each(|key| drop(view.remove(key))),
+            Change::Accepted(_) => {}
+        }
+    }
+
+    fn resumable(view: &View) -> HashMap<BlockKey, Run> {
+        view.iter().filter(|(_, (_, resumable))| *resumable).map(|(key, (run, _))| (*key, run.clone())).collect()
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        let keys = || prop::collection::btree_set(0_u64..12, 0..6).prop_map(|keys| keys.into_iter().map(BlockKey).collect());
+        let stored = (keys(), any::<bool>(), any::<bool>(), 0_u16..3).prop_map(|(keys, every, ready, slot)| {
+            Change::Stored(Run {
+                keys,
+                tier: Tier::Resident,
+                state: if ready { RunState::Ready } else { RunState::Filling },
+                resume: if every { Resume::EveryBlock } else { Resume::LastBlock },
+                slot: Some(SlotId(slot)),
+            })
+        });
+        prop_oneof![2 => stored, 1 => keys().prop_map(Change::Removed)]
+    }
+
+    proptest! {
+        #[test]
+        fn a_snapshot_says_what_the_updates_before_it_said(changes in prop::collection::vec(any_change(), 0..40)) {
+            let mut published = Published::default();
+            let mut from_updates = View::new();
+            for change in &changes {
+                published.apply(change);
+                receive(&mut from_updates, change);
+                let mut from_snapshot = View::new();
+                published.runs().into_iter().for_each(|run| receive(&mut from_snapshot, &Change::Stored(run)));
+                prop_assert_eq!(resumable(&from_snapshot), resumable(&from_updates));
+                let known = |key: &BlockKey| from_updates.contains_key(key);
+                prop_assert!(from_snapshot.keys().all(known), "the snapshot names a block that was removed");
+            }
+        }
+    }
+
+    #[test]
+    fn forgets_a_run_that_has_lost_every_block() {
+        let mut published = Published::default();
+        let run = Run {
+            keys: vec![BlockKey(1), BlockKey(2)],
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            resume: Resume::EveryBlock,
+            slot: Some(SlotId(0)),
+        };
+        published.apply(&Change::Stored(run));
+        published.apply(&Change::Removed(vec![BlockKey(2), BlockKey(1), BlockKey(7)]));
+        assert!(published.runs().is_empty() && published.runs.is_empty() && published.places.is_empty());
+    }
+}

@@ -1,0 +1,263 @@
+//! The task that owns the published view and feeds every subscriber the same frames.
+//!
+//! Not here: the view itself (`published`), HTTP. The idea: one owner, so a snapshot and the updates behind it can neither
+//! overlap nor leave a gap; one bounded broadcast, so a subscriber that does not keep up is cut off and starts afresh.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::{Stream, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tracing::{info, warn};
+use warmpath_common::model::ModelInfo;
+use warmpath_common::summary::{Body, Change, Frame, KEYS_PER_FRAME_MAX, Load, Run, Snapshot, Stamp};
+
+use super::published::Published;
+use crate::engine::EngineUpdate;
+use crate::error::RequestError;
+use crate::metrics::Metrics;
+
+/// Is the most subscribers at a time: router replicas, with room for people who look.
+const SUBSCRIBERS_MAX: usize = 64;
+
+/// Is the most updates that wait for a subscriber; one that is further behind is cut off.
+///
+/// Source: about ten seconds of load updates at their highest rate, one every 10 ms.
+const STREAM_UPDATES_MAX: usize = 1024;
+
+/// Is the longest silence of a stream.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Is the most requests for a snapshot or a subscription that wait for the task.
+const COMMANDS_MAX: usize = 16;
+
+/// Is the way to the publisher's task.
+#[derive(Debug, Clone)]
+pub struct Publisher {
+    commands: mpsc::Sender<Command>,
+    places: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+}
+
+/// Is one subscriber's stream: the frames of a snapshot, then of every update; it ends when the subscriber lags.
+///
+/// Shape: each item is one frame behind its length as a big-endian u32.
+pub struct Subscription {
+    frames: futures::stream::Iter<std::vec::IntoIter<Bytes>>,
+    updates: BroadcastStream<Bytes>,
+    /// Frees the subscriber's place when the stream is dropped.
+    _place: OwnedSemaphorePermit,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Snapshot(oneshot::Sender<Snapshot>),
+    Subscribe(oneshot::Sender<(Snapshot, broadcast::Receiver<Bytes>)>),
+}
+
+impl Publisher {
+    /// Starts the task; it ends when the engine does.
+    ///
+    /// `first` is what stands in the view before the first update.
+    pub fn start(
+        first: (Stamp, ModelInfo),
+        updates: mpsc::UnboundedReceiver<EngineUpdate>,
+        metrics: Arc<Metrics>,
+    ) -> (Self, JoinHandle<()>) {
+        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let (stamp, model) = first;
+        let task = Task {
+            stamp,
+            model,
+            published: Published::default(),
+            load: Load::default(),
+            stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
+            metrics: Arc::clone(&metrics),
+        };
+        let handle = tokio::spawn(task.run(receiver, updates));
+        (Self { commands, places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)), metrics }, handle)
+    }
+
+    /// Returns the view as it is.
+    ///
+    /// Errors: `Internal` once the engine has stopped.
+    pub async fn snapshot(&self) -> Result<Snapshot, RequestError> {
+        self.ask(Command::Snapshot).await
+    }
+
+    /// Returns a stream of the view and all that follows.
+    ///
+    /// Errors: `SubscribersFull`; `Internal` once the engine has stopped.
+    pub async fn subscribe(&self) -> Result<Subscription, RequestError> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        let place = place.map_err(|_| RequestError::SubscribersFull { subscribers_max: SUBSCRIBERS_MAX })?;
+        let (snapshot, updates) = self.ask(Command::Subscribe).await?;
+        let frames: Vec<Bytes> = snapshot.into_frames().iter().map(on_wire).collect();
+        self.metrics.summary_frames.inc_by(frames.len() as u64);
+        self.metrics.summary_subscribers.inc();
+        let metrics = Arc::clone(&self.metrics);
+        Ok(Subscription {
+            frames: futures::stream::iter(frames),
+            updates: BroadcastStream::new(updates),
+            _place: place,
+            metrics,
+        })
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, RequestError> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || RequestError::Internal { reason: "the summary publisher has stopped".to_owned() };
+        self.commands.send(command(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+impl Stream for Subscription {
+    type Item = Bytes;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if let Poll::Ready(Some(frame)) = self.frames.poll_next_unpin(context) {
+            return Poll::Ready(Some(frame));
+        }
+        let update = match self.updates.poll_next_unpin(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => None,
+            Poll::Ready(Some(Ok(frame))) => Some(frame),
+            Poll::Ready(Some(Err(BroadcastStreamRecvError::Lagged(n_missed)))) => {
+                warn!(n_missed, "a summary subscriber does not keep up and is cut off");
+                self.metrics.summary_cut_off.inc();
+                None
+            }
+        };
+        self.metrics.summary_frames.inc_by(u64::from(update.is_some()));
+        Poll::Ready(update)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.metrics.summary_subscribers.dec();
+    }
+}
+
+/// Is the state of the task.
+struct Task {
+    stamp: Stamp,
+    model: ModelInfo,
+    published: Published,
+    load: Load,
+    stream: broadcast::Sender<Bytes>,
+    metrics: Arc<Metrics>,
+}
+
+impl Task {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut updates: mpsc::UnboundedReceiver<EngineUpdate>) {
+        let mut silent_until = Instant::now() + HEARTBEAT;
+        loop {
+            tokio::select! {
+                update = updates.recv() => {
+                    let Some(update) = update else { break };
+                    self.publish(update);
+                    silent_until = Instant::now() + HEARTBEAT;
+                }
+                Some(command) = commands.recv() => self.answer(command),
+                () = tokio::time::sleep_until(silent_until) => {
+                    self.send(Vec::new(), Some(self.load.clone()));
+                    silent_until = Instant::now() + HEARTBEAT;
+                }
+            }
+        }
+        info!("the engine has ended and the summary with it");
+    }
+
+    fn answer(&self, command: Command) {
+        let snapshot = Snapshot {
+            stamp: self.stamp,
+            model: self.model.clone(),
+            runs: self.published.runs(),
+            load: self.load.clone(),
+        };
+        // A reply that fails has lost its reader, who then needs none.
+        match command {
+            Command::Snapshot(reply) => drop(reply.send(snapshot)),
+            Command::Subscribe(reply) => drop(reply.send((snapshot, self.stream.subscribe()))),
+        }
+    }
+
+    fn publish(&mut self, update: EngineUpdate) {
+        update.changes.iter().for_each(|change| self.published.apply(change));
+        let load = (update.load != self.load).then_some(update.load);
+        if let Some(load) = &load {
+            self.load = load.clone();
+        }
+        let mut batches = batches(update.changes);
+        let last = batches.pop().unwrap_or_default();
+        batches.into_iter().for_each(|batch| self.send(batch, None));
+        if !last.is_empty() || load.is_some() {
+            self.send(last, load);
+        }
+    }
+
+    fn send(&mut self, changes: Vec<Change>, load: Option<Load>) {
+        self.stamp.seq += 1;
+        self.metrics.summary_updates.inc();
+        let frame = Frame { stamp: self.stamp, body: Body::Update { changes, load } };
+        // Without subscribers nobody misses the frame: the next one starts from a snapshot.
+        let _ = self.stream.send(on_wire(&frame));
+    }
+}
+
+/// Cuts changes into batches that fit into a frame each, in their order.
+fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
+    let mut batches = vec![Vec::new()];
+    let mut n_keys = 0;
+    for change in changes.into_iter().flat_map(split) {
+        let weight = match &change {
+            // A run's own fields, and a request id, cost about as much as a few keys.
+            Change::Stored(run) => run.keys.len() + 2,
+            Change::Removed(keys) => keys.len() + 1,
+            Change::Accepted(_) => 16,
+        };
+        if n_keys + weight > KEYS_PER_FRAME_MAX && n_keys > 0 {
+            batches.push(Vec::new());
+            n_keys = 0;
+        }
+        n_keys += weight;
+        batches.last_mut().expect("there is a first batch").push(change);
+    }
+    batches
+}
+
+fn split(change: Change) -> Vec<Change> {
+    match change {
+        Change::Stored(run) if run.keys.len() > KEYS_PER_FRAME_MAX => run
+            .keys
+            .chunks(KEYS_PER_FRAME_MAX)
+            .map(|keys| Change::Stored(Run { keys: keys.to_vec(), ..run.clone() }))
+            .collect(),
+        Change::Removed(keys) if keys.len() > KEYS_PER_FRAME_MAX => {
+            keys.chunks(KEYS_PER_FRAME_MAX).map(|keys| Change::Removed(keys.to_vec())).collect()
+        }
+        other => vec![other],
+    }
+}
+
+/// Returns the frame's bytes behind their length as a big-endian u32.
+fn on_wire(frame: &Frame) -> Bytes {
+    let content = frame.encode();
+    let mut bytes = BytesMut::with_capacity(4 + content.len());
+    bytes.put_u32(u32::try_from(content.len()).expect("a frame is below 1 MiB"));
+    bytes.put_slice(&content);
+    bytes.freeze()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! Tests of the publisher: sequence numbers, heartbeats, limits, cutting off.
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::{SlotId, WorkerUid};
+use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, RunState, Tier};
+
+use super::*;
+
+fn model() -> ModelInfo {
+    let fingerprint = Fingerprint([7; 32]);
+    ModelInfo {
+        names: vec!["m".to_owned()],
+        fingerprint,
+        kv_fingerprint: fingerprint,
+        chat_template_fingerprint: fingerprint,
+        hash_version: 1,
+        block_size_tokens: 32,
+        add_bos: true,
+        add_eos: false,
+        context_tokens: 512,
+        n_slots: 2,
+        memory: MemoryKind::Full,
+        n_vocab: 300,
+    }
+}
+
+fn start() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>) {
+    let (updates, receiver) = mpsc::unbounded_channel();
+    let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq: 0 };
+    let (publisher, _) = Publisher::start((stamp, model()), receiver, Arc::new(Metrics::new()));
+    (publisher, updates)
+}
+
+fn stored(keys: std::ops::Range<u64>) -> Change {
+    Change::Stored(Run {
+        keys: keys.map(BlockKey).collect(),
+        tier: Tier::Resident,
+        state: RunState::Ready,
+        resume: Resume::EveryBlock,
+        slot: Some(SlotId(0)),
+    })
+}
+
+fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
+    EngineUpdate { changes, load: Load { n_decoding, ..Load::default() } }
+}
+
+async fn next(subscription: &mut Subscription) -> Frame {
+    let bytes = subscription.next().await.expect("the stream goes on");
+    assert_eq!(bytes[..4], u32::try_from(bytes.len() - 4).unwrap().to_be_bytes());
+    Frame::decode(&bytes[4..]).expect("the frame decodes")
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_follows_the_snapshot_with_the_next_number() {
+    let (publisher, updates) = start();
+    updates.send(update(vec![stored(0..3)], 1)).unwrap();
+    let snapshot = async {
+        loop {
+            let snapshot = publisher.snapshot().await.unwrap();
+            if snapshot.stamp.seq == 1 {
+                break snapshot;
+            }
+        }
+    };
+    let snapshot = snapshot.await;
+    assert_eq!((snapshot.runs.len(), snapshot.load.n_decoding), (1, 1));
+
+    let mut subscription = publisher.subscribe().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(next(&mut subscription).await.stamp.seq, 1, "the frames of the snapshot");
+    }
+    updates.send(update(vec![Change::Removed(vec![BlockKey(2)])], 1)).unwrap();
+    let frame = next(&mut subscription).await;
+    assert_eq!(frame.stamp.seq, 2);
+    let changes = vec![Change::Removed(vec![BlockKey(2)])];
+    assert_eq!(frame.body, Body::Update { changes, load: None }, "the load has not changed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_worker_says_every_second_that_it_lives() {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe().await.unwrap();
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    for seq in 1..4 {
+        let before = Instant::now();
+        let frame = next(&mut subscription).await;
+        assert_eq!(frame.stamp.seq, seq);
+        assert_eq!(frame.body, Body::Update { changes: Vec::new(), load: Some(Load::default()) });
+        assert!(before.elapsed() <= HEARTBEAT);
+    }
+    drop(updates);
+    assert!(subscription.next().await.is_none(), "the stream ends with the engine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_subscriber_over_the_limit_is_refused_until_another_leaves() {
+    let (publisher, _updates) = start();
+    let mut subscriptions = Vec::new();
+    for _ in 0..SUBSCRIBERS_MAX {
+        subscriptions.push(publisher.subscribe().await.unwrap());
+    }
+    assert!(matches!(publisher.subscribe().await, Err(RequestError::SubscribersFull { .. })));
+    subscriptions.pop();
+    assert!(publisher.subscribe().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_does_not_keep_up_is_cut_off() {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe().await.unwrap();
+    for n in 0..=STREAM_UPDATES_MAX {
+        updates.send(update(Vec::new(), u32::try_from(n).unwrap() + 1)).unwrap();
+    }
+    while publisher.snapshot().await.unwrap().stamp.seq <= STREAM_UPDATES_MAX as u64 {}
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    assert!(subscription.next().await.is_none());
+}
+
+#[test]
+fn cuts_a_large_update_into_frames_below_the_limit() {
+    let most = KEYS_PER_FRAME_MAX as u64;
+    let removed = Change::Removed((0..2 * most + 5).map(BlockKey).collect());
+    let batches = batches(vec![stored(0..most + 1), removed, stored(5..7)]);
+    let mut view = Published::default();
+    for changes in batches {
+        changes.iter().for_each(|change| view.apply(change));
+        let stamp = Stamp { worker_uid: WorkerUid(u64::MAX), boot_epoch: u64::MAX, seq: u64::MAX };
+        let frame = Frame { stamp, body: Body::Update { changes, load: Some(Load::default()) } };
+        assert!(frame.encode().len() < FRAME_BYTES_MAX);
+    }
+    let keys: Vec<u64> = view.runs().iter().flat_map(|run| &run.keys).map(|key| key.0).collect();
+    assert_eq!(keys, [5, 6]);
+}

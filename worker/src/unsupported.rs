@@ -1,0 +1,138 @@
+//! The fields of OpenAI and llama-server that change the answer and that this worker cannot honour: refused, not ignored.
+//!
+//! Not here: fields that only advise (`user`, `metadata`, `service_tier`, ...), which are ignored as `docs/api.md` says.
+//! The idea: one table of fields, each with the values that ask for nothing; the rest of the body is skipped unread.
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::error::RequestError;
+
+/// Is one line of the table.
+struct Refused {
+    param: &'static str,
+    /// Says which values are understood, for the error; absent where none is.
+    only: Option<&'static str>,
+    asks_for_nothing: fn(&Value) -> bool,
+}
+
+const REFUSED: &[Refused] = &[
+    refused("logprobs", Some("only false"), |value| *value == Value::Bool(false)),
+    refused("top_logprobs", Some("only 0"), is_zero),
+    refused("n_probs", Some("only 0"), is_zero),
+    refused("echo", Some("only false"), |value| *value == Value::Bool(false)),
+    refused("suffix", None, is_empty),
+    refused("best_of", Some("only 1"), |value| value.as_f64() == Some(1.0)),
+    refused("response_format", Some("only {\"type\": \"text\"}"), |value| value["type"] == "text"),
+    refused("json_schema", None, is_empty),
+    refused("tool_choice", Some("only \"auto\" and \"none\""), |value| value == "auto" || value == "none"),
+    refused("functions", Some("use `tools`"), is_empty),
+    refused("function_call", Some("use `tool_choice`"), |value| value == "auto" || value == "none"),
+    refused("modalities", Some("only [\"text\"]"), |value| {
+        value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
+    }),
+    refused("audio", None, is_empty),
+    refused("web_search_options", None, |_| false),
+    refused("samplers", None, |_| false),
+    refused("lora", None, is_empty),
+    refused("min_keep", Some("only 0"), is_zero),
+    refused("n_indent", Some("only 0"), is_zero),
+    refused("t_max_predict_ms", Some("only 0"), |value| value.as_f64().is_some_and(|ms| ms <= 0.0)),
+];
+
+const fn refused(
+    param: &'static str,
+    only: Option<&'static str>,
+    asks_for_nothing: fn(&Value) -> bool,
+) -> Refused {
+    Refused { param, only, asks_for_nothing }
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// Is the first field of a body that asks for what cannot be done, if one does.
+pub struct Unsupported(Option<&'static Refused>);
+
+impl Unsupported {
+    /// Returns an error where a field asks for what cannot be done.
+    ///
+    /// Errors: `Unsupported`, naming the field.
+    pub fn check(&self) -> Result<(), RequestError> {
+        match self.0 {
+            Some(line) => Err(RequestError::Unsupported { param: line.param, only: line.only }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Unsupported {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FindRefused)
+    }
+}
+
+struct FindRefused;
+
+impl<'de> Visitor<'de> for FindRefused {
+    type Value = Unsupported;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unsupported, A::Error> {
+        let mut found = None;
+        while let Some(key) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+            let Some(line) = REFUSED.iter().find(|line| line.param == key) else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            let value: Value = map.next_value()?;
+            if found.is_none() && !value.is_null() && !(line.asks_for_nothing)(&value) {
+                found = Some(line);
+            }
+        }
+        Ok(Unsupported(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, expected: Option<&str>) {
+        let unsupported: Unsupported = serde_json::from_str(body).expect(body);
+        let param = unsupported.check().err().and_then(|error| error.param());
+        assert_eq!(param.as_deref(), expected, "{body}");
+    }
+
+    #[test]
+    fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
+        check(r#"{"messages": [{"logprobs": true}], "user": "u"}"#, None);
+        check(r#"{"logprobs": true}"#, Some("logprobs"));
+        check(r#"{"logprobs": false, "top_logprobs": null, "best_of": 1, "echo": false, "suffix": ""}"#, None);
+        check(r#"{"logprobs": 0}"#, Some("logprobs"));
+        check(r#"{"best_of": 2}"#, Some("best_of"));
+        check(r#"{"response_format": {"type": "text"}}"#, None);
+        check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
+        check(r#"{"response_format": "json"}"#, Some("response_format"));
+        check(r#"{"tool_choice": "auto"}"#, None);
+        check(r#"{"tool_choice": "required"}"#, Some("tool_choice"));
+        check(r#"{"tool_choice": {"type": "function", "function": {"name": "f"}}}"#, Some("tool_choice"));
+        check(r#"{"modalities": ["text"]}"#, None);
+        check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));
+        check(r#"{"t_max_predict_ms": -1}"#, None);
+    }
+}
