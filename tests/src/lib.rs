@@ -1,1 +1,5 @@
-//! Placeholder.
+//! What the whole-system tests share: the tree's own lints and the rig that runs real binaries.
+//!
+//! Not here: the tests themselves (`tests/tests`), starting processes (`warmpath_bench::fleet`).
+
+pub mod tidy;

@@ -1,0 +1,147 @@
+//! The lints that keep this tree as CONTRIBUTING.md says: read every file, return what breaks a rule.
+//!
+//! Not here: what rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already.
+//! The idea: each rule is a function from a file's text to findings, so that a bad sample shows that it can fail.
+
+mod manifest;
+mod page;
+mod rust_source;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+pub use manifest::{check_manifest, check_root_manifest};
+pub use page::{anchors, check_page, code_words};
+pub use rust_source::{check_rust_source, function_names};
+
+/// Is one broken rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Is the file, relative to the tree's root.
+    pub path: PathBuf,
+    /// Is the line, from 1; 0 for the file as a whole.
+    pub line: usize,
+    /// Says which rule is broken and how.
+    pub message: String,
+}
+
+impl Finding {
+    /// Returns a finding.
+    pub fn new(path: &Path, line: usize, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path.display(), self.line, self.message)
+    }
+}
+
+/// Is every text file of the tree that the lints read.
+#[derive(Debug)]
+pub struct Tree {
+    /// Is the tree's root.
+    pub root: PathBuf,
+    /// Lists the files: path relative to the root, and text.
+    pub files: Vec<(PathBuf, String)>,
+}
+
+/// Lists the endings of the files that are read.
+const ENDINGS: [&str; 6] = ["rs", "md", "toml", "sh", "py", "yml"];
+
+impl Tree {
+    /// Reads the tree at `root`, build outputs and hidden folders left out.
+    ///
+    /// Errors: a file that cannot be read or is not UTF-8.
+    pub fn read(root: &Path) -> anyhow::Result<Self> {
+        let mut files = Vec::new();
+        let visible = |entry: &walkdir::DirEntry| {
+            let name = entry.file_name().to_string_lossy();
+            entry.depth() == 0 || !(name.starts_with('.') || entry.depth() == 1 && name == "target")
+        };
+        for entry in walkdir::WalkDir::new(root).sort_by_file_name().into_iter().filter_entry(visible) {
+            let entry = entry?;
+            let path = entry.path();
+            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            if entry.file_type().is_file() && ENDINGS.contains(&ending) {
+                let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+                files.push((path.strip_prefix(root)?.to_owned(), text));
+            }
+        }
+        Ok(Self { root: root.to_owned(), files })
+    }
+
+    /// Returns the files whose name ends in `.ending`.
+    pub fn with_ending(&self, ending: &str) -> impl Iterator<Item = (&Path, &str)> {
+        let matches = move |path: &Path| path.extension().is_some_and(|found| found == ending);
+        self.files.iter().filter(move |(path, _)| matches(path)).map(|(path, text)| (path.as_path(), text.as_str()))
+    }
+
+    /// Returns everything in the tree that breaks a rule.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for (path, text) in self.with_ending("rs") {
+            findings.extend(check_rust_source(path, text));
+        }
+        for (path, text) in self.with_ending("toml") {
+            if path == Path::new("Cargo.toml") {
+                findings.extend(check_root_manifest(path, text));
+            } else if path.ends_with("Cargo.toml") {
+                findings.extend(check_manifest(path, text));
+            }
+        }
+        for (path, text) in self.with_ending("md") {
+            findings.extend(check_page(path, text, self));
+        }
+        for (path, text) in &self.files {
+            findings.extend(check_decision_mentions(path, text, self));
+        }
+        findings
+    }
+
+    /// Returns the text of the file at `path`, if it was read.
+    pub fn text(&self, path: &Path) -> Option<&str> {
+        self.files.iter().find(|(found, _)| found == path).map(|(_, text)| text.as_str())
+    }
+
+    /// Returns the names of every test function, in Rust and in Python.
+    pub fn test_names(&self) -> BTreeSet<String> {
+        let rust = self.with_ending("rs").flat_map(|(_, text)| function_names(text));
+        let python = self.with_ending("py").flat_map(|(_, text)| {
+            text.lines().filter_map(|line| {
+                line.trim_start().strip_prefix("def ")?.split_once('(').map(|(name, _)| name.to_owned())
+            })
+        });
+        rust.chain(python).collect()
+    }
+}
+
+/// Returns the mentions of decision pages, by number or by the whole name, that lead nowhere.
+pub fn check_decision_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    const FOLDER: &str = "docs/decisions/";
+    let mut findings = Vec::new();
+    for (line_idx, line) in text.lines().enumerate() {
+        for (at, _) in line.match_indices(FOLDER) {
+            let rest = &line[at + FOLDER.len()..];
+            let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-._".contains(c))).unwrap_or(rest.len());
+            let name = rest[..end].trim_end_matches('.');
+            if !name.starts_with(|c: char| c.is_ascii_digit()) {
+                continue;
+            }
+            let known = |(found, _): &(PathBuf, String)| {
+                found.starts_with(FOLDER) && found.file_name().is_some_and(|f| f.to_string_lossy().starts_with(name))
+            };
+            if !tree.files.iter().any(known) {
+                findings.push(Finding::new(path, line_idx + 1, format!("there is no {FOLDER}{name}")));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! The rules for manifests: one build profile, shared lints, and which crate may use which.
+
+use std::path::Path;
+
+use super::Finding;
+
+/// Lists what each crate of the tree may use of the others; dependencies point one way.
+const MAY_USE: [(&str, &[&str]); 9] = [
+    ("warmpath-common", &[]),
+    ("warmpath-gguf", &["warmpath-common"]),
+    ("warmpath-prompt", &["warmpath-common", "warmpath-gguf"]),
+    ("warmpath-router-core", &["warmpath-common"]),
+    ("warmpath-router", &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core"]),
+    ("warmpath-worker-core", &["warmpath-common"]),
+    ("warmpath-worker", &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-worker-core"]),
+    (
+        "warmpath-bench",
+        &[
+            "warmpath-common",
+            "warmpath-gguf",
+            "warmpath-prompt",
+            "warmpath-router-core",
+            "warmpath-router",
+            "warmpath-worker-core",
+            "warmpath-worker",
+        ],
+    ),
+    (
+        "warmpath-tests",
+        &[
+            "warmpath-common",
+            "warmpath-gguf",
+            "warmpath-prompt",
+            "warmpath-router-core",
+            "warmpath-router",
+            "warmpath-worker-core",
+            "warmpath-worker",
+            "warmpath-bench",
+        ],
+    ),
+];
+
+/// Lists the crates that are pure.
+const PURE: [&str; 3] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core"];
+/// Lists the outside crates that a pure crate may use: none of them does IO, keeps a clock or runs async code.
+const PURE_MAY_USE: [&str; 7] = ["blake3", "hashbrown", "postcard", "rand", "serde", "serde_json", "thiserror"];
+
+/// Returns the rules that the manifest of a crate at `path` breaks.
+pub fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
+    let manifest: toml::Table = match text.parse() {
+        Ok(manifest) => manifest,
+        Err(error) => return vec![Finding::new(path, 0, format!("does not parse: {error}"))],
+    };
+    let mut findings = Vec::new();
+    let mut find = |message: String| findings.push(Finding::new(path, 0, message));
+    let inherits_lints = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
+    if inherits_lints != Some(true) {
+        find("does not take the workspace's lints".to_owned());
+    }
+    let name = manifest.get("package").and_then(|package| package.get("name")).and_then(toml::Value::as_str);
+    let Some(name) = name else { return findings };
+    let Some((_, may_use)) = MAY_USE.iter().find(|(known, _)| *known == name) else {
+        find(format!("`{name}` is not in the table of crates that may use each other"));
+        return findings;
+    };
+    for used in dependencies(&manifest) {
+        let outside = !used.starts_with("warmpath-");
+        if !outside && !may_use.contains(&used.as_str()) {
+            find(format!("`{name}` may not use `{used}`: dependencies point one way"));
+        }
+        if outside && PURE.contains(&name) && !PURE_MAY_USE.contains(&used.as_str()) {
+            find(format!("`{name}` is pure and may not use `{used}`"));
+        }
+    }
+    findings
+}
+
+/// Returns the rules that the workspace's manifest breaks.
+pub fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
+    let manifest: toml::Table = match text.parse() {
+        Ok(manifest) => manifest,
+        Err(error) => return vec![Finding::new(path, 0, format!("does not parse: {error}"))],
+    };
+    let profiles = manifest.get("profile").and_then(toml::Value::as_table);
+    let others = profiles.into_iter().flatten().filter(|(name, _)| *name != "release");
+    others
+        .map(|(name, _)| Finding::new(path, 0, format!("profile `{name}`: llama.cpp is built once, in one profile")))
+        .collect()
+}
+
+/// Returns the names of the crates that production code uses, on any platform.
+fn dependencies(manifest: &toml::Table) -> Vec<String> {
+    let of = |table: Option<&toml::Value>| -> Vec<String> {
+        table.and_then(toml::Value::as_table).into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    };
+    let mut names = of(manifest.get("dependencies"));
+    for (_, platform) in manifest.get("target").and_then(toml::Value::as_table).into_iter().flatten() {
+        names.extend(of(platform.get("dependencies")));
+    }
+    names
+}

@@ -1,0 +1,116 @@
+//! The rules for documentation pages: links lead somewhere, the invariants' tests exist.
+
+use std::path::{Component, Path, PathBuf};
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use super::{Finding, Tree};
+
+/// Is the heading above the table of invariants, each with the tests that guard it.
+const INVARIANTS: &str = "Invariants";
+
+/// Returns the rules that the page at `path` breaks.
+pub fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    let mut findings = check_links(path, text, tree);
+    if path == Path::new("ARCHITECTURE.md") {
+        findings.extend(check_invariants(path, text, tree));
+    }
+    findings
+}
+
+fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+        let (Event::Start(Tag::Link { dest_url, .. }) | Event::Start(Tag::Image { dest_url, .. })) = event else {
+            continue;
+        };
+        if dest_url.contains("://") || dest_url.starts_with("mailto:") {
+            continue;
+        }
+        let line = text[..range.start].matches('\n').count() + 1;
+        let (file, anchor) = dest_url.split_once('#').map_or((&*dest_url, None), |(file, anchor)| (file, Some(anchor)));
+        let target = if file.is_empty() { path.to_owned() } else { resolve(path, file) };
+        if tree.text(&target).is_none() && !tree.root.join(&target).exists() {
+            findings.push(Finding::new(path, line, format!("the link `{dest_url}` leads nowhere")));
+        } else if let Some(anchor) = anchor
+            && let Some(page) = tree.text(&target)
+            && !anchors(page).iter().any(|found| found == anchor)
+        {
+            findings.push(Finding::new(path, line, format!("`{}` has no heading `#{anchor}`", target.display())));
+        }
+    }
+    findings
+}
+
+/// Returns the path that `link` on the page `from` means, relative to the tree's root.
+fn resolve(from: &Path, link: &str) -> PathBuf {
+    let mut target = PathBuf::new();
+    for part in from.parent().unwrap_or(Path::new("")).join(link).components() {
+        match part {
+            Component::ParentDir => drop(target.pop()),
+            Component::CurDir => {}
+            other => target.push(other),
+        }
+    }
+    target
+}
+
+/// Returns the anchors of a page's headings, as GitHub makes them: lower case, dashes for spaces, no punctuation.
+pub fn anchors(text: &str) -> Vec<String> {
+    let mut anchors = Vec::new();
+    let mut heading: Option<String> = None;
+    for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+            Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|text| anchor(&text))),
+            Event::Text(text) | Event::Code(text) => {
+                if let Some(heading) = &mut heading {
+                    heading.push_str(&text);
+                }
+            }
+            _ => {}
+        }
+    }
+    anchors
+}
+
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+fn check_invariants(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    let rows: Vec<(usize, Vec<String>)> = invariant_rows(text);
+    if rows.is_empty() {
+        return vec![Finding::new(path, 0, format!("has no table under a heading `{INVARIANTS}`"))];
+    }
+    let tests = tree.test_names();
+    let mut findings = Vec::new();
+    for (line, names) in rows {
+        if names.is_empty() {
+            findings.push(Finding::new(path, line, "the invariant names no test that guards it"));
+        }
+        let missing = names.iter().filter(|name| !tests.contains(name.as_str()));
+        findings.extend(missing.map(|name| Finding::new(path, line, format!("there is no test `{name}`"))));
+    }
+    findings
+}
+
+/// Returns the rows of the table of invariants: line, and the code words of the last cell.
+fn invariant_rows(text: &str) -> Vec<(usize, Vec<String>)> {
+    let lines = text.lines().enumerate();
+    let section =
+        lines.skip_while(|(_, line)| !(line.starts_with('#') && line.trim_start_matches(['#', ' ']) == INVARIANTS));
+    let section = section.skip(1).take_while(|(_, line)| !line.starts_with('#'));
+    let rows = section.filter(|(_, line)| line.starts_with('|')).skip(2);
+    rows.map(|(line_idx, row)| {
+        let last = row.trim().trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        (line_idx + 1, code_words(last))
+    })
+    .collect()
+}
+
+/// Returns what stands between backquotes in `text`.
+pub fn code_words(text: &str) -> Vec<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}

@@ -1,0 +1,224 @@
+//! The rules for Rust files: their length, their header, their functions, their names, the cores' purity.
+
+use std::path::Path;
+
+use syn::spanned::Spanned as _;
+use syn::visit::{self, Visit};
+
+use super::Finding;
+
+/// Is the most lines of a file.
+const FILE_LINES_MAX: usize = 500;
+/// Is the most lines of a function, from its signature to its closing brace.
+const FUNCTION_LINES_MAX: usize = 70;
+/// Lists the words that say nothing in the name of a type, a module or a function.
+const EMPTY_WORDS: [&str; 7] = ["manager", "helper", "helpers", "util", "utils", "data", "misc"];
+/// Lists the function names that say nothing.
+const EMPTY_FUNCTIONS: [&str; 3] = ["process", "handle_stuff", "do_it"];
+/// Lists the folders whose code is pure.
+const PURE_FOLDERS: [&str; 3] = ["common/src", "router/core/src", "worker/core/src"];
+/// Lists what pure code does not touch: IO, clocks, globals, the environment, async.
+const IMPURE: [&str; 11] = [
+    "std::fs",
+    "std::net::Tcp",
+    "std::env",
+    "std::thread",
+    "std::process",
+    "std::io",
+    "Instant::now",
+    "SystemTime",
+    "rand::rng()",
+    "async fn",
+    "static ",
+];
+
+/// Returns the rules that the Rust file at `path` breaks.
+pub fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
+    let n_lines = text.lines().count();
+    let mut findings = Vec::new();
+    if n_lines > FILE_LINES_MAX {
+        findings.push(Finding::new(path, 0, format!("{n_lines} lines, more than {FILE_LINES_MAX}")));
+    }
+    if !text.starts_with("//! ") {
+        findings.push(Finding::new(path, 1, "does not open with `//!`: what it is, what it is not, the idea"));
+    }
+    findings.extend(check_notes(path, text));
+    findings.extend(check_purity(path, text));
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    if let Some(word) = empty_word(stem) {
+        findings.push(Finding::new(path, 0, format!("the file's name says `{word}`, which is no concept")));
+    }
+    match syn::parse_file(text) {
+        Ok(file) => {
+            let mut visitor = Visitor { path, findings };
+            visitor.visit_file(&file);
+            visitor.findings
+        }
+        Err(error) => {
+            findings.push(Finding::new(path, error.span().start().line, format!("does not parse: {error}")));
+            findings
+        }
+    }
+}
+
+/// Returns the names of all functions in a Rust file; none where it does not parse.
+pub fn function_names(text: &str) -> Vec<String> {
+    struct Names(Vec<String>);
+    impl<'ast> Visit<'ast> for Names {
+        fn visit_ident(&mut self, _: &'ast proc_macro2::Ident) {}
+        fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+            self.0.push(signature.ident.to_string());
+        }
+        fn visit_macro(&mut self, call: &'ast syn::Macro) {
+            // Functions inside `proptest! { ... }` are tokens, not items.
+            let mut after_fn = false;
+            for tree in call.tokens.clone() {
+                let name = tree.to_string();
+                if after_fn {
+                    self.0.push(name.clone());
+                }
+                after_fn = name == "fn";
+            }
+        }
+    }
+    let mut names = Names(Vec::new());
+    if let Ok(file) = syn::parse_file(text) {
+        names.visit_file(&file);
+    }
+    names.0
+}
+
+fn check_notes(path: &Path, text: &str) -> Vec<Finding> {
+    // Spelled in halves, so that this file does not find itself.
+    let notes = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:")];
+    let lines = text.lines().enumerate();
+    let hits = lines.filter(|(_, line)| line.contains("//") && notes.iter().any(|note| line.contains(note)));
+    hits.map(|(line_idx, _)| Finding::new(path, line_idx + 1, "leaves a note to self: do it or file it")).collect()
+}
+
+fn check_purity(path: &Path, text: &str) -> Vec<Finding> {
+    let is_test = path.file_stem().is_some_and(|stem| stem == "tests" || stem == "testing");
+    if is_test || !PURE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
+        return Vec::new();
+    }
+    let production = text.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
+    let code = production.filter(|(_, line)| !line.trim_start().starts_with("//"));
+    let hits = code.filter_map(|(line_idx, line)| Some((line_idx, IMPURE.iter().find(|word| names_word(line, word))?)));
+    hits.map(|(line_idx, word)| Finding::new(path, line_idx + 1, format!("`{word}` in a pure crate"))).collect()
+}
+
+/// Returns whether `line` holds `word` other than as the end of a longer name or a lifetime (`&'static str`).
+fn names_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '\'')
+    })
+}
+
+/// Returns the first word of a snake_case or CamelCase name that names no concept.
+fn empty_word(name: &str) -> Option<String> {
+    let mut words = vec![String::new()];
+    for c in name.chars() {
+        if (c == '_' || c.is_uppercase()) && words.last().is_some_and(|word| !word.is_empty()) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| c != '_') {
+            word.extend(c.to_lowercase());
+        }
+    }
+    words.into_iter().find(|word| EMPTY_WORDS.contains(&word.as_str()))
+}
+
+struct Visitor<'p> {
+    path: &'p Path,
+    findings: Vec<Finding>,
+}
+
+impl Visitor<'_> {
+    fn find(&mut self, span: proc_macro2::Span, message: String) {
+        self.findings.push(Finding::new(self.path, span.start().line, message));
+    }
+
+    fn check_function(&mut self, signature: &syn::Signature, body: &syn::Block) {
+        let n_lines = body.span().end().line + 1 - signature.span().start().line;
+        let name = signature.ident.to_string();
+        if n_lines > FUNCTION_LINES_MAX {
+            self.find(signature.span(), format!("`{name}` has {n_lines} lines, more than {FUNCTION_LINES_MAX}"));
+        }
+        if EMPTY_FUNCTIONS.contains(&name.as_str()) {
+            self.find(signature.span(), format!("`{name}` does not say what the function does"));
+        }
+        if signature.inputs.iter().any(is_bool) {
+            self.find(signature.span(), format!("`{name}` takes a `bool`: make two functions or an enum of it"));
+        }
+    }
+
+    fn check_type_name(&mut self, name: &proc_macro2::Ident) {
+        if let Some(word) = empty_word(&name.to_string()) {
+            self.find(name.span(), format!("the name `{name}` says `{word}`, which is no concept"));
+        }
+    }
+}
+
+fn is_bool(input: &syn::FnArg) -> bool {
+    let syn::FnArg::Typed(input) = input else { return false };
+    matches!(&*input.ty, syn::Type::Path(path) if path.path.is_ident("bool"))
+}
+
+fn is_test_only(attributes: &[syn::Attribute]) -> bool {
+    let is_cfg_test = |attribute: &syn::Attribute| {
+        let syn::Meta::List(list) = &attribute.meta else { return false };
+        list.path.is_ident("cfg") && list.tokens.to_string() == "test"
+    };
+    attributes.iter().any(is_cfg_test)
+}
+
+impl<'ast> Visit<'ast> for Visitor<'_> {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.check_function(&item.sig, &item.block);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.check_function(&item.sig, &item.block);
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        if let Some(body) = &item.default {
+            self.check_function(&item.sig, body);
+        }
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.check_type_name(&item.ident);
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.check_type_name(&item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.check_type_name(&item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        if is_test_only(&field.attrs) {
+            self.find(field.span(), "a field only for tests: pass the clock, the RNG, the engine in".to_owned());
+        }
+        visit::visit_field(self, field);
+    }
+
+    fn visit_fn_arg(&mut self, input: &'ast syn::FnArg) {
+        if let syn::FnArg::Typed(typed) = input
+            && is_test_only(&typed.attrs)
+        {
+            self.find(typed.span(), "a parameter only for tests: pass the clock, the RNG, the engine in".to_owned());
+        }
+        visit::visit_fn_arg(self, input);
+    }
+}

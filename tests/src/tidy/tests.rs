@@ -1,0 +1,153 @@
+//! Bad samples: every rule can fail.
+
+use super::*;
+
+fn messages(findings: Vec<Finding>) -> String {
+    findings.iter().map(|finding| format!("{finding}\n")).collect()
+}
+
+fn rust(path: &str, text: &str) -> String {
+    messages(check_rust_source(Path::new(path), text))
+}
+
+fn tree(files: &[(&str, &str)]) -> Tree {
+    let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
+    Tree { root: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".."), files }
+}
+
+#[test]
+fn accepts_a_clean_file() {
+    assert_eq!(
+        rust("router/src/lib.rs", "//! A file.\n\n/// Adds.\npub fn add(a: u32, b: u32) -> u32 {\n    a + b\n}\n"),
+        ""
+    );
+}
+
+#[test]
+fn refuses_long_files_and_files_without_a_header() {
+    let long = format!("//! A file.\n{}", "\n".repeat(500));
+    assert_eq!(rust("a.rs", &long), "a.rs:0: 501 lines, more than 500\n");
+    assert_eq!(rust("a.rs", &long[..long.len() - 1]), "");
+    assert!(rust("a.rs", "fn f() {}\n").starts_with("a.rs:1: does not open with"));
+}
+
+#[test]
+fn refuses_long_functions_wherever_they_stand() {
+    let body = |n_lines: usize| "    f();\n".repeat(n_lines);
+    assert_eq!(rust("a.rs", &format!("//! A.\nfn f() {{\n{}}}\n", body(68))), "");
+    let long = "a.rs:2: `f` has 71 lines, more than 70\n";
+    assert_eq!(rust("a.rs", &format!("//! A.\nfn f() {{\n{}}}\n", body(69))), long);
+    assert!(rust("a.rs", &format!("//! A.\nimpl A {{\nfn f() {{\n{}}}\n}}\n", body(69))).contains("71 lines"));
+    assert!(rust("a.rs", &format!("//! A.\ntrait A {{\nfn f() {{\n{}}}\n}}\n", body(69))).contains("71 lines"));
+}
+
+#[test]
+fn refuses_names_that_name_no_concept() {
+    assert!(rust("a.rs", "//! A.\nstruct SlotManager;\n").contains("`manager`"));
+    assert!(rust("a.rs", "//! A.\nenum RequestData {}\n").contains("`data`"));
+    assert!(rust("router/src/http_utils.rs", "//! A.\n").contains("`utils`"));
+    assert!(rust("a.rs", "//! A.\nfn process() {}\n").contains("`process`"));
+    assert_eq!(rust("a.rs", "//! A.\nstruct DatasetOutline;\nfn process_id() {}\n"), "");
+}
+
+#[test]
+fn refuses_flags_as_parameters_and_parts_that_only_tests_have() {
+    assert!(rust("a.rs", "//! A.\nfn f(fast: bool) {}\n").contains("takes a `bool`"));
+    assert!(rust("a.rs", "//! A.\nstruct A { #[cfg(test)] clock: u8 }\n").contains("a field only for tests"));
+    assert!(rust("a.rs", "//! A.\nfn f(#[cfg(test)] clock: u8) {}\n").contains("a parameter only for tests"));
+}
+
+#[test]
+fn refuses_notes_to_self_and_files_that_do_not_parse() {
+    let note = format!("//! A.\n// {}: later\n", concat!("TO", "DO"));
+    assert!(rust("a.rs", &note).starts_with("a.rs:2: leaves a note to self"));
+    assert!(rust("a.rs", "//! A.\nfn {\n").contains("does not parse"));
+}
+
+#[test]
+fn refuses_io_and_clocks_in_pure_crates_but_not_in_their_tests() {
+    let reads = "//! A.\nfn f() { std::fs::read(\"x\"); }\n";
+    assert!(rust("router/core/src/a.rs", reads).contains("`std::fs` in a pure crate"));
+    assert!(rust("common/src/a.rs", "//! A.\nfn f() { Instant::now(); }\n").contains("`Instant::now`"));
+    assert_eq!(rust("router/src/a.rs", reads), "");
+    assert_eq!(rust("router/core/src/a/tests.rs", reads), "");
+    assert_eq!(rust("worker/core/src/a.rs", "//! A.\nfn f() -> &'static str { \"\" }\n"), "");
+    assert!(rust("worker/core/src/a.rs", "//! A.\nstatic N: u8 = 0;\n").contains("`static `"));
+    assert_eq!(rust("worker/core/src/a.rs", "//! A.\n#[cfg(test)]\nmod tests { static N: u8 = 0; }\n"), "");
+}
+
+#[test]
+fn refuses_dependencies_against_the_arrow() {
+    let manifest = |name: &str, used: &str| {
+        let text = format!(
+            "[package]\nname = \"{name}\"\n[lints]\nworkspace = true\n[dependencies]\n{used}.workspace = true\n"
+        );
+        messages(check_manifest(Path::new("x/Cargo.toml"), &text))
+    };
+    assert_eq!(manifest("warmpath-router", "warmpath-router-core"), "");
+    assert!(manifest("warmpath-router", "warmpath-worker-core").contains("point one way"));
+    assert!(manifest("warmpath-common", "warmpath-gguf").contains("point one way"));
+    assert!(manifest("warmpath-router-core", "tokio").contains("is pure"));
+    assert!(manifest("warmpath-common", "reqwest").contains("is pure"));
+    assert!(manifest("warmpath-new", "serde").contains("not in the table"));
+}
+
+#[test]
+fn refuses_manifests_without_the_shared_lints_or_with_a_second_profile() {
+    let found = check_manifest(Path::new("x/Cargo.toml"), "[package]\nname = \"warmpath-common\"\n");
+    assert!(messages(found).contains("lints"));
+    let root = |text: &str| messages(check_root_manifest(Path::new("Cargo.toml"), text));
+    assert!(root("[profile.bench]\ndebug = true\n").contains("profile `bench`"));
+    assert_eq!(root("[profile.release]\ndebug = \"none\"\n"), "");
+}
+
+#[test]
+fn refuses_links_that_lead_nowhere() {
+    let pages = tree(&[("docs/a.md", "# The first part: `a`\n"), ("tests/b.md", "")]);
+    let check = |text: &str| messages(check_page(Path::new("tests/b.md"), text, &pages));
+    assert_eq!(check("[a](../docs/a.md) [b](https://example.org) [c](b.md)"), "");
+    assert!(check("see\n[a](nowhere.md)").starts_with("tests/b.md:2: the link `nowhere.md`"));
+    assert!(check("![a](../docs/none.svg)").contains("leads nowhere"));
+    assert_eq!(anchors("# The first part: `a`\n"), ["the-first-part-a"]);
+}
+
+#[test]
+fn refuses_headings_that_are_not_on_the_page() {
+    let pages = tree(&[("CONTRIBUTING.md", "# Rules\n"), ("README.md", "")]);
+    let check = |text: &str| messages(check_page(Path::new("README.md"), text, &pages));
+    assert_eq!(check("[a](CONTRIBUTING.md#rules)"), "");
+    assert!(check("[a](#rules)").contains("`README.md` has no heading `#rules`"));
+    assert!(check("[a](CONTRIBUTING.md#laws)").contains("has no heading `#laws`"));
+}
+
+#[test]
+fn refuses_invariants_whose_test_does_not_exist() {
+    let pages = tree(&[
+        ("a.rs", "proptest! { #[test] fn holds(x in 0..3) {} }\nfn stands() {}\n"),
+        ("b.py", "    def test_it(self):\n"),
+    ]);
+    let check = |rows: &str| {
+        let text = format!("# A\n\n## Invariants\n\n| what | tests |\n|---|---|\n{rows}\n\n## Next\n| a | `b` |\n");
+        messages(check_page(Path::new("ARCHITECTURE.md"), &text, &pages))
+    };
+    assert_eq!(check("| it | `holds`, `stands`, `test_it` |"), "");
+    assert!(check("| it | `falls` |").contains("there is no test `falls`"));
+    assert!(check("| it | none |").contains("names no test"));
+    let without = check_page(Path::new("ARCHITECTURE.md"), "# A\n", &pages);
+    assert!(messages(without).contains("no table under a heading"));
+}
+
+#[test]
+fn refuses_mentions_of_decisions_that_were_never_written() {
+    let pages = tree(&[("docs/decisions/0001-build.md", "# Build\n")]);
+    // The folder is spelled apart from the number, so that the lint does not find this file.
+    let check = |name: &str| {
+        let text = format!("// see docs/decisions/{name} for the reason");
+        messages(check_decision_mentions(Path::new("a.rs"), &text, &pages))
+    };
+    assert_eq!(check("0001-build.md"), "");
+    assert_eq!(check("0001."), "");
+    assert_eq!(check(""), "");
+    assert!(check("0999.").contains("decisions/0999"));
+    assert!(check("0001-other.md").contains("decisions/0001-other.md"));
+}
