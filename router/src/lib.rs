@@ -1,1 +1,13 @@
-//! Placeholder.
+//! The router's shell: HTTP in front, a followed fleet behind, every decision by `warmpath-router-core`.
+//!
+//! Not here: the decision itself, rendering and tokenizing (`warmpath-prompt`), the protocol's types (`warmpath-common`).
+//! One request: `http` -> `lifecycle` -> `prompt` -> the core's choice -> `lifecycle::upstream` -> `lifecycle::relay`.
+
+pub mod config;
+pub mod error;
+pub mod fleet;
+pub mod http;
+pub mod lifecycle;
+pub mod metrics;
+pub mod prompt;
+pub mod server;

@@ -139,22 +139,17 @@ fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
 
 /// Returns the first field in which prompts would be hashed differently, with both values.
 fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, String)> {
-    let fields: [(&'static str, fn(&ModelInfo) -> String); 6] = [
-        ("fingerprint", |model| model.fingerprint.to_string()),
-        ("chat_template_fingerprint", |model| model.chat_template_fingerprint.to_string()),
-        ("block_size_tokens", |model| model.block_size_tokens.to_string()),
-        ("add_bos", |model| model.add_bos.to_string()),
-        ("add_eos", |model| model.add_eos.to_string()),
-        ("n_vocab", |model| model.n_vocab.to_string()),
-    ];
-    let same = a.fingerprint == b.fingerprint
-        && a.chat_template_fingerprint == b.chat_template_fingerprint
-        && a.block_size_tokens == b.block_size_tokens
-        && (a.add_bos, a.add_eos, a.n_vocab) == (b.add_bos, b.add_eos, b.n_vocab);
-    if same {
-        return None;
-    }
-    fields.iter().map(|(field, of)| (*field, of(a), of(b))).find(|(_, a, b)| a != b)
+    let field = |name, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
+        let (a, b) = (a.to_string(), b.to_string());
+        (a != b).then_some((name, a, b))
+    };
+    let template = "chat_template_fingerprint";
+    field("fingerprint", &a.fingerprint, &b.fingerprint)
+        .or_else(|| field(template, &a.chat_template_fingerprint, &b.chat_template_fingerprint))
+        .or_else(|| field("block_size_tokens", &a.block_size_tokens, &b.block_size_tokens))
+        .or_else(|| field("add_bos", &a.add_bos, &b.add_bos))
+        .or_else(|| field("add_eos", &a.add_eos, &b.add_eos))
+        .or_else(|| field("n_vocab", &a.n_vocab, &b.n_vocab))
 }
 
 #[cfg(test)]

@@ -1,0 +1,266 @@
+//! The router's configuration: flags in, checked values out, and every limit that no flag sets.
+//!
+//! Not here: the flags themselves (`flags`). The idea: each part receives its own struct and nothing else.
+
+pub mod flags;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use url::Url;
+use warmpath_router_core::dispatch::DispatchOptions;
+use warmpath_router_core::retry::RetryOptions;
+
+use self::flags::Flags;
+
+/// Is the most workers that one router follows.
+///
+/// Source: own choice; a worker costs one connection and one task, the index packs 24 bits of them.
+pub const WORKERS_MAX: usize = 10_000;
+
+/// Is the most reports of workers that wait for the tracker; one more makes its subscriber wait, and then the worker.
+pub const REPORTS_QUEUED_MAX: usize = 1024;
+
+/// Is how long a summary stream may be silent before it counts as lost.
+///
+/// Source: the protocol has a worker send at least every second; three may be late.
+pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
+
+/// Is how long a snapshot may take from its first frame to its last.
+pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Is the most blocks that one worker may claim: 134 million tokens at the default block size.
+pub const WORKER_BLOCKS_MAX: usize = 1 << 22;
+
+/// Is the most frames of one summary stream in a second; more is a flood.
+///
+/// Source: a worker pushes load at most 100 times a second, and blocks at most once a step of a millisecond or more.
+pub const SUMMARY_FRAMES_PER_S_MAX: u32 = 5_000;
+
+/// Is the most bytes of one summary stream's updates in a second; more is a flood. A snapshot is bounded by its blocks.
+pub const SUMMARY_BYTES_PER_S_MAX: usize = 32 << 20;
+
+/// Is the shortest pause before a lost summary stream is opened again.
+pub const RECONNECT_MIN: Duration = Duration::from_millis(50);
+
+/// Is the longest pause before a lost summary stream is opened again.
+///
+/// Source: a worker that returns must be back within seconds.
+pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// Is how long a stream must have lasted for the next pause to be short again.
+pub const STEADY_AFTER: Duration = Duration::from_secs(5);
+
+/// Is the longest vocabulary that is downloaded. Units: bytes.
+///
+/// Source: the largest of llama.cpp's vocabularies has 16 MB.
+pub const VOCABULARY_BYTES_MAX: usize = 256 << 20;
+
+/// Is how long the download of a vocabulary may take.
+pub const VOCABULARY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Is the most vocabularies that are kept at a time; models beyond are routed by load.
+pub const VOCABULARIES_MAX: usize = 32;
+
+/// Is the first pause before a vocabulary that could not be had is tried again; it doubles.
+pub const VOCABULARY_RETRY_MIN: Duration = Duration::from_millis(500);
+
+/// Is the longest such pause.
+pub const VOCABULARY_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Is the longest answer without streaming that is held back until it is whole, so that it can be retried. Units: bytes.
+pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Is the most prompts that wait to be tokenized; one more is routed by load.
+pub const PROMPTS_WAITING_MAX: usize = 256;
+
+/// Is what a router does.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Is the address for clients.
+    pub listen: SocketAddr,
+    /// Is the address for operators.
+    pub admin_listen: SocketAddr,
+    /// Is how long running answers get after the order to stop.
+    pub drain_timeout: Duration,
+    /// Is the fleet's part.
+    pub fleet: FleetConfig,
+    /// Is the requests' part.
+    pub requests: RequestConfig,
+}
+
+/// Is what the fleet is and how it is followed.
+#[derive(Debug, Clone)]
+pub struct FleetConfig {
+    /// Lists the workers, each URL without a path.
+    pub workers: Vec<Url>,
+    /// Is the most memory of the prefix index. Units: bytes.
+    pub index_bytes_max: usize,
+    /// Directs the choice.
+    pub dispatch: DispatchOptions,
+    /// Is how long a worker may take to accept a connection.
+    pub connect_timeout: Duration,
+}
+
+/// Bounds requests.
+#[derive(Debug, Clone)]
+pub struct RequestConfig {
+    /// Is the most requests at a time.
+    pub requests_max: usize,
+    /// Is the longest body. Units: bytes.
+    pub body_bytes_max: usize,
+    /// Is how long a body may take to arrive.
+    pub body_timeout: Duration,
+    /// Bounds the attempts.
+    pub retry: RetryOptions,
+    /// Is how long a worker may take to accept a connection.
+    pub connect_timeout: Duration,
+    /// Is how long a worker may take to begin its answer.
+    pub response_timeout: Duration,
+    /// Is how long a worker may be silent within an answer.
+    pub idle_timeout: Duration,
+}
+
+/// Says why flags cannot be obeyed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// There are too many workers.
+    #[error("--worker is given {n} times; the most is {WORKERS_MAX}")]
+    TooManyWorkers {
+        /// Is their number.
+        n: usize,
+    },
+    /// A worker's URL is not of a form that can be used.
+    #[error("--worker {url}: {reason}")]
+    WorkerUrl {
+        /// Is the URL.
+        url: String,
+        /// Says what is wrong with it.
+        reason: &'static str,
+    },
+    /// A flag's value is out of range.
+    #[error("{flag} must be {range}")]
+    Range {
+        /// Names the flag.
+        flag: &'static str,
+        /// Says what it must be.
+        range: &'static str,
+    },
+}
+
+/// Returns the configuration that flags ask for.
+///
+/// Errors: any [`ConfigError`]; it names the flag.
+pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
+    let connect_timeout = seconds("--connect-timeout", flags.connect_timeout)?;
+    at_least_one("--attempts-max", flags.attempts_max as usize)?;
+    at_least_one("--requests-max", flags.requests_max)?;
+    at_least_one("--body-max", flags.body_max)?;
+    let index_bytes_max = flags.index_max.checked_mul(1 << 20);
+    Ok(Config {
+        listen: flags.listen,
+        admin_listen: flags.admin_listen,
+        drain_timeout: seconds("--drain-timeout", flags.drain_timeout)?,
+        fleet: FleetConfig {
+            workers: resolve_workers(flags.workers)?,
+            index_bytes_max: index_bytes_max
+                .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
+            dispatch: DispatchOptions { policy: flags.policy, ..DispatchOptions::default() },
+            connect_timeout,
+        },
+        requests: RequestConfig {
+            requests_max: flags.requests_max,
+            body_bytes_max: flags.body_max,
+            body_timeout: seconds("--body-timeout", flags.body_timeout)?,
+            retry: RetryOptions {
+                attempts_max: flags.attempts_max,
+                elapsed_max: seconds("--retry-timeout", flags.retry_timeout)?,
+            },
+            connect_timeout,
+            response_timeout: seconds("--response-timeout", flags.response_timeout)?,
+            idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
+        },
+    })
+}
+
+/// Is the longest time that a flag may set. Units: seconds.
+const SECONDS_MAX: f64 = 1e9;
+
+fn seconds(flag: &'static str, value: f64) -> Result<Duration, ConfigError> {
+    if (0.0..=SECONDS_MAX).contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err(ConfigError::Range { flag, range: "a number of seconds, 0 or more" })
+    }
+}
+
+fn at_least_one(flag: &'static str, value: usize) -> Result<(), ConfigError> {
+    if value > 0 { Ok(()) } else { Err(ConfigError::Range { flag, range: "1 or more" }) }
+}
+
+fn resolve_workers(urls: Vec<Url>) -> Result<Vec<Url>, ConfigError> {
+    if urls.len() > WORKERS_MAX {
+        return Err(ConfigError::TooManyWorkers { n: urls.len() });
+    }
+    for (idx, url) in urls.iter().enumerate() {
+        let refuse = |reason| Err(ConfigError::WorkerUrl { url: url.to_string(), reason });
+        if url.scheme() != "http" {
+            return refuse("the scheme must be http");
+        }
+        if url.host_str().is_none_or(str::is_empty) {
+            return refuse("the host is missing");
+        }
+        if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+            return refuse("only scheme, host and port can be given");
+        }
+        if urls[..idx].contains(url) {
+            return refuse("the worker is listed twice");
+        }
+    }
+    Ok(urls)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn resolve_line(line: &str) -> Result<Config, ConfigError> {
+        let arguments = ["warmpath-router"].into_iter().chain(line.split_whitespace());
+        resolve(Flags::try_parse_from(arguments).expect("clap takes the line"))
+    }
+
+    #[test]
+    fn workers_are_listed_by_flags_or_commas() {
+        let config = resolve_line("--worker http://a:1,http://b:2 --worker http://c:3").expect("a good line");
+        let hosts: Vec<_> = config.fleet.workers.iter().map(|url| url.host_str().unwrap_or_default()).collect();
+        assert_eq!(hosts, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_router_without_workers_does_not_start() {
+        assert!(Flags::try_parse_from(["warmpath-router"]).is_err());
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (line, expected) in [
+            ("--worker https://a:1", "--worker https://a:1/: the scheme must be http"),
+            ("--worker http://a:1/v1", "--worker http://a:1/v1: only scheme, host and port can be given"),
+            ("--worker http://a:1,http://a:1", "--worker http://a:1/: the worker is listed twice"),
+            ("--worker http://a:1 --drain-timeout=-1", "--drain-timeout must be a number of seconds, 0 or more"),
+            ("--worker http://a:1 --idle-timeout NaN", "--idle-timeout must be a number of seconds, 0 or more"),
+            ("--worker http://a:1 --attempts-max 0", "--attempts-max must be 1 or more"),
+            ("--worker http://a:1 --body-max 0", "--body-max must be 1 or more"),
+        ] {
+            assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn too_many_workers_are_refused() {
+        let workers = vec![Url::parse("http://a:1").expect("a URL"); WORKERS_MAX + 1];
+        assert_eq!(resolve_workers(workers), Err(ConfigError::TooManyWorkers { n: WORKERS_MAX + 1 }));
+    }
+}

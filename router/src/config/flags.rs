@@ -1,0 +1,83 @@
+//! The command line of `warmpath-router`: what a user may say.
+//!
+//! Not here: whether the values fit together (`resolve` in `config`).
+
+use std::net::SocketAddr;
+
+use clap::{Parser, ValueEnum};
+use url::Url;
+use warmpath_router_core::choose::Policy;
+
+/// Is the flags of one start, unchecked.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
+pub struct Flags {
+    /// URL of a worker, as http://10.0.0.5:8081; may be repeated, or a list with commas.
+    #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',', required = true)]
+    pub workers: Vec<Url>,
+
+    /// Address to serve clients on; port 0 takes a free one.
+    #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+
+    /// Address to serve metrics and the fleet's state on; port 0 takes a free one.
+    #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:9090")]
+    pub admin_listen: SocketAddr,
+
+    /// How a worker is chosen: predicted-ttft, prefix, least-loaded, round-robin, random or consistent-hash.
+    #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
+    pub policy: Policy,
+
+    /// Most memory of the prefix index.
+    #[arg(long, env = "WARMPATH_INDEX_MAX", value_name = "MIB", default_value_t = 1024)]
+    pub index_max: usize,
+
+    /// Most requests at a time; one more is refused with 429.
+    #[arg(long, env = "WARMPATH_REQUESTS_MAX", value_name = "N", default_value_t = 4096)]
+    pub requests_max: usize,
+
+    /// Longest request body.
+    #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
+    pub body_max: usize,
+
+    /// Most workers that a request is tried on, the first included.
+    #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
+    pub attempts_max: u32,
+
+    /// Seconds after a request's arrival in which it may still be tried on another worker.
+    #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
+    pub retry_timeout: f64,
+
+    /// Seconds until a worker must have taken a connection.
+    #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]
+    pub connect_timeout: f64,
+
+    /// Seconds until a worker must have begun to answer: its queue, the prompt and, without streaming, the whole answer.
+    #[arg(long, env = "WARMPATH_RESPONSE_TIMEOUT", value_name = "SECONDS", default_value_t = 600.0)]
+    pub response_timeout: f64,
+
+    /// Seconds that a worker may be silent within an answer.
+    #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 300.0)]
+    pub idle_timeout: f64,
+
+    /// Seconds until a client must have sent its whole request.
+    #[arg(long, env = "WARMPATH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
+    pub body_timeout: f64,
+
+    /// Seconds that running answers get to finish after SIGTERM.
+    #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
+    pub drain_timeout: f64,
+
+    /// Form of the log lines on stderr.
+    #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// Is the form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}

@@ -1,0 +1,174 @@
+//! Why a request gets no answer from a worker: one type for everything between the body's first byte and the answer's.
+//!
+//! Not here: status codes and the error object (`http::error`); errors that a worker answers, which pass through.
+
+use warmpath_router_core::dispatch::NoWorker;
+use warmpath_router_core::fleet::LookupError;
+use warmpath_router_core::retry::Failure;
+
+/// Says why a request gets no answer from a worker.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The body is longer than the limit.
+    #[error("the request body is longer than {bytes_max} bytes")]
+    BodyTooLong {
+        /// Is the limit.
+        bytes_max: usize,
+    },
+    /// The body did not arrive whole.
+    #[error("the request body could not be read")]
+    BodyUnread,
+    /// The body did not arrive in time.
+    #[error("the request body did not arrive within {seconds} s")]
+    BodyLate {
+        /// Is the limit.
+        seconds: f64,
+    },
+    /// The body is not JSON.
+    #[error("the request body is not valid JSON: {reason}")]
+    Json {
+        /// Is what the parser says, with line and column.
+        reason: String,
+    },
+    /// A field is missing, has the wrong type or a value that cannot be used.
+    #[error("{reason}")]
+    Field {
+        /// Is the field's path; absent where the body as a whole is wrong.
+        param: Option<String>,
+        /// Says what is wrong with it.
+        reason: String,
+    },
+    /// The model cannot be found.
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
+    /// No worker can take the request.
+    #[error(transparent)]
+    NoWorker(#[from] NoWorker),
+    /// Every attempt failed.
+    #[error("{n_attempts} attempts failed, the last one: {}", failure_text(*last))]
+    Upstream {
+        /// Is the number of attempts.
+        n_attempts: u32,
+        /// Is how the last one failed.
+        last: Failure,
+    },
+    /// Too many requests are being answered.
+    #[error("the router answers {requests_max} requests already")]
+    RequestsFull {
+        /// Is the limit.
+        requests_max: usize,
+    },
+    /// The router is shutting down.
+    #[error("the router is shutting down")]
+    Draining,
+    /// There is nothing at this path.
+    #[error("there is nothing at {path}")]
+    PathUnknown {
+        /// Is the path.
+        path: String,
+    },
+    /// The path does not take this method.
+    #[error("{path} does not take {method}")]
+    MethodRefused {
+        /// Is the path.
+        path: String,
+        /// Is the method.
+        method: String,
+    },
+    /// The router is at fault.
+    #[error("the router failed on this request")]
+    Internal {
+        /// Says what failed, for the log.
+        reason: String,
+    },
+}
+
+fn failure_text(failure: Failure) -> &'static str {
+    match failure {
+        Failure::Connect => "the worker could not be reached",
+        Failure::Timeout => "the worker did not answer in time",
+        Failure::Full => "the worker's queue is full",
+        Failure::Unready => "the worker does not serve at the moment",
+        Failure::Broken => "the worker broke off its answer",
+    }
+}
+
+/// Is what kind of failure it is, and so who can do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The request can never succeed as it is.
+    Client,
+    /// There is no such thing.
+    NotFound,
+    /// The path is right, the method is not.
+    Method,
+    /// The body is over the limit.
+    TooLong,
+    /// The body took too long.
+    TooLate,
+    /// Every place is taken; later there will be room.
+    Overload,
+    /// Nobody serves at the moment.
+    Unavailable,
+    /// The worker failed.
+    Upstream,
+    /// The worker took too long.
+    UpstreamLate,
+    /// The router failed.
+    Internal,
+}
+
+impl RequestError {
+    /// Returns an error about the field `param`.
+    pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Field { param: Some(param.into()), reason: reason.into() }
+    }
+
+    /// Returns what kind of failure it is.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::BodyUnread | Self::Json { .. } | Self::Field { .. } => Class::Client,
+            Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
+            Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } => Class::NotFound,
+            Self::Lookup(LookupError::NoWorkers) | Self::Draining => Class::Unavailable,
+            Self::MethodRefused { .. } => Class::Method,
+            Self::BodyTooLong { .. } => Class::TooLong,
+            Self::BodyLate { .. } => Class::TooLate,
+            Self::RequestsFull { .. } => Class::Overload,
+            Self::NoWorker(refusal) if refusal.is_overload() => Class::Overload,
+            Self::NoWorker(_) => Class::Unavailable,
+            Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
+            Self::Upstream { last: Failure::Full, .. } => Class::Overload,
+            Self::Upstream { last: Failure::Unready, .. } => Class::Unavailable,
+            Self::Upstream { .. } => Class::Upstream,
+            Self::Internal { .. } => Class::Internal,
+        }
+    }
+
+    /// Returns the field that is to blame, where one is.
+    pub fn param(&self) -> Option<String> {
+        match self {
+            Self::Field { param, .. } => param.clone(),
+            Self::Lookup(LookupError::Unknown { .. } | LookupError::Ambiguous { .. }) => Some("model".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Returns the error's name for programs, where it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::BodyTooLong { .. } => Some("request_too_large"),
+            Self::BodyLate { .. } => Some("request_timeout"),
+            Self::Json { .. } => Some("invalid_json"),
+            Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
+            Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
+            Self::Lookup(LookupError::NoWorkers) => Some("no_worker"),
+            Self::NoWorker(refusal) if refusal.is_overload() => Some("queue_full"),
+            Self::NoWorker(_) => Some("no_worker"),
+            Self::RequestsFull { .. } | Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),
+            Self::Upstream { .. } => Some("worker_failed"),
+            Self::Draining => Some("draining"),
+            _ => None,
+        }
+    }
+}

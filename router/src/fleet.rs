@@ -1,0 +1,231 @@
+//! The fleet: what requests read at once, and the three kinds of task that keep it.
+//!
+//! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
+//! The idea: `subscriber` tasks listen to one worker each, the one `tracker` task owns view and index and publishes
+//! them, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any of them.
+
+pub mod subscriber;
+pub mod tracker;
+pub mod vocabulary;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use url::Url;
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker, Ticket};
+use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
+use warmpath_router_core::retry::Failure;
+
+use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
+use crate::config::{FleetConfig, REPORTS_QUEUED_MAX};
+use crate::metrics::Metrics;
+
+/// Is the fleet, shared by everything that asks for it.
+pub struct Fleet {
+    urls: Vec<Url>,
+    view: ArcSwap<FleetView>,
+    vocabularies: ArcSwap<Vocabularies>,
+    index: Arc<PrefixIndex>,
+    /// Guards the books of what was sent; held for one choice or one entry, never across `.await`.
+    books: Mutex<Dispatch>,
+    /// Says when each worker was last heard, in milliseconds after `started`; 0 means never.
+    heard_ms: Vec<AtomicU64>,
+    n_shed: AtomicU64,
+    started: Instant,
+    models_changed: Notify,
+    metrics: Arc<Metrics>,
+}
+
+impl Fleet {
+    /// Returns a fleet whose workers have not been heard, and starts the tasks that listen to them.
+    pub fn start(config: &FleetConfig, metrics: Arc<Metrics>, tasks: &mut JoinSet<()>) -> Arc<Self> {
+        let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
+        let workers = config.workers.iter().enumerate().map(|(idx, url)| unheard(idx, url)).collect();
+        let fleet = Arc::new(Self {
+            urls: config.workers.clone(),
+            view: ArcSwap::from_pointee(FleetView { workers }),
+            vocabularies: ArcSwap::default(),
+            index: writer.reader(),
+            books: Mutex::new(Dispatch::new(config.dispatch)),
+            heard_ms: config.workers.iter().map(|_| AtomicU64::new(0)).collect(),
+            n_shed: AtomicU64::new(0),
+            started: Instant::now(),
+            models_changed: Notify::new(),
+            metrics,
+        });
+        let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
+        for idx in (0..fleet.urls.len()).map(worker_idx) {
+            tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, reports.clone()));
+        }
+        tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), config.connect_timeout, reports));
+        tasks.spawn(tracker::track(Arc::clone(&fleet), writer, inbox));
+        fleet
+    }
+
+    /// Returns the fleet as it is at this moment.
+    pub fn view(&self) -> Arc<FleetView> {
+        self.view.load_full()
+    }
+
+    /// Returns the readers' side of the prefix index.
+    pub fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    /// Returns the URL of a worker.
+    pub fn url(&self, worker: WorkerIdx) -> &Url {
+        &self.urls[worker.0 as usize]
+    }
+
+    /// Returns what is needed to tokenize for a model, if it has been fetched.
+    pub fn vocabulary(&self, key: &VocabularyKey) -> Option<VocabularyState> {
+        self.vocabularies.load().get(key).cloned()
+    }
+
+    /// Returns all vocabularies that are wanted, and how far they are.
+    pub fn vocabularies(&self) -> Arc<Vocabularies> {
+        self.vocabularies.load_full()
+    }
+
+    /// Returns how long a worker has not been heard; absent if it never was.
+    pub fn age(&self, worker: WorkerIdx) -> Option<Duration> {
+        let heard_ms = self.heard_ms[worker.0 as usize].load(Ordering::Relaxed);
+        (heard_ms > 0).then(|| self.started.elapsed().saturating_sub(Duration::from_millis(heard_ms)))
+    }
+
+    /// Returns how many claims the index has dropped for its memory limit.
+    pub fn n_shed(&self) -> u64 {
+        self.n_shed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the books of what was sent.
+    pub fn books(&self) -> MutexGuard<'_, Dispatch> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chooses a worker and books the request there until the booking is dropped.
+    ///
+    /// Errors: [`NoWorker`], with the reasons.
+    pub fn dispatch(self: &Arc<Self>, view: &FleetView, ask: &Ask<'_>) -> Result<(Decision, Booking), NoWorker> {
+        let (decision, ticket) = self.books().choose(view, ask, &mut rand::rng())?;
+        let booking = Booking { fleet: Arc::clone(self), worker: decision.worker, ticket: Some(ticket) };
+        Ok((decision, booking))
+    }
+
+    /// Returns why no client should be sent here yet, or `None` where the fleet can serve.
+    pub fn unready(&self) -> Option<String> {
+        let view = self.view();
+        let now = Instant::now();
+        let is_connecting = |worker: &Arc<WorkerView>| worker.link == Link::Connecting;
+        let reasons: Vec<_> = view.workers.iter().filter_map(|worker| worker.unavailable(now)).collect();
+        if reasons.len() == view.workers.len() {
+            let listed: Vec<_> = view
+                .workers
+                .iter()
+                .zip(&reasons)
+                .map(|(worker, why)| format!("{} is {}", worker.name, why.label()))
+                .collect();
+            return Some(format!("no worker can take requests: {}", listed.join(", ")));
+        }
+        if view.workers.iter().any(is_connecting) {
+            return Some("some workers have not been tried yet".to_owned());
+        }
+        let vocabularies = self.vocabularies.load();
+        let wanted = vocabulary::wanted(&view);
+        let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
+        wanted.iter().any(is_pending).then(|| "a vocabulary is being fetched".to_owned())
+    }
+
+    fn heard(&self, worker: WorkerIdx) {
+        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard_ms[worker.0 as usize].store(elapsed_ms.max(1), Ordering::Relaxed);
+    }
+}
+
+/// Keeps a request booked on its worker until it is dropped.
+pub struct Booking {
+    fleet: Arc<Fleet>,
+    worker: WorkerIdx,
+    ticket: Option<Ticket>,
+}
+
+impl Booking {
+    /// Records that the worker has answered.
+    pub fn succeeded(&self) {
+        self.fleet.books().succeeded(self.worker);
+    }
+
+    /// Records that the worker has failed the request.
+    pub fn failed(&self, failure: Failure) {
+        self.fleet.books().failed(self.worker, failure, Instant::now());
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.fleet.books().ended(ticket);
+        }
+    }
+}
+
+fn worker_idx(idx: usize) -> WorkerIdx {
+    WorkerIdx(u32::try_from(idx).expect("the configuration bounds the number of workers"))
+}
+
+fn unheard(idx: usize, url: &Url) -> Arc<WorkerView> {
+    Arc::new(WorkerView {
+        idx: worker_idx(idx),
+        name: url.as_str().trim_end_matches('/').to_owned(),
+        uid: None,
+        model: None,
+        load: Default::default(),
+        link: Link::Connecting,
+        excluded: None,
+        n_blocks: 0,
+    })
+}
+
+/// Is what the subscribers and the vocabulary task tell the tracker.
+pub enum Report {
+    /// A worker's whole view.
+    Snapshot {
+        /// Names the worker.
+        worker: WorkerIdx,
+        /// Is the view.
+        view: Box<warmpath_router_core::follower::NewView>,
+    },
+    /// A change of a worker's view.
+    Update {
+        /// Names the worker.
+        worker: WorkerIdx,
+        /// Lists the changes in order.
+        changes: Vec<warmpath_common::summary::Change>,
+        /// Is the new load, where it changed.
+        load: Option<warmpath_common::summary::Load>,
+    },
+    /// A worker's stream has ended; the worker may be well.
+    Lost {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A worker cannot be reached, or is not ready.
+    Unreachable {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A vocabulary was fetched and compared with what the workers declare.
+    Vocabulary,
+}
+
+/// Returns a request id, for a client that gave none.
+pub fn fresh_request_id() -> RequestId {
+    RequestId::new(&uuid::Uuid::new_v4().to_string()).expect("a UUID is visible ASCII")
+}

@@ -1,0 +1,309 @@
+//! The vocabularies: fetches from a worker, once for each model, what the router needs to tokenize like its workers.
+//!
+//! Not here: tokenizing itself (`warmpath-prompt`), whether a prompt could be tokenized (`prompt`).
+//! The idea: one task looks at which models the fleet has, fetches what is missing, drops what nobody serves any more, and
+//! publishes the rest. Until a vocabulary is there, requests for its model are routed by load.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::summary::VOCABULARY_PATH;
+use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_router_core::agreement::Disagreement;
+use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+
+use super::subscriber::{chain, client, endpoint};
+use super::{Fleet, Report};
+use crate::config::{
+    VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
+};
+
+/// Names a vocabulary: what a model tokenizes and renders with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VocabularyKey {
+    /// Names the model.
+    pub fingerprint: Fingerprint,
+    /// Names the chat template, which a worker's flag may replace.
+    pub chat_template: Fingerprint,
+}
+
+impl VocabularyKey {
+    /// Returns the key of what `model` declares.
+    pub fn of(model: &ModelInfo) -> Self {
+        Self { fingerprint: model.fingerprint, chat_template: model.chat_template_fingerprint }
+    }
+}
+
+/// Is every vocabulary that is wanted.
+pub type Vocabularies = HashMap<VocabularyKey, VocabularyState>;
+
+/// Says how far a vocabulary is.
+#[derive(Debug, Clone)]
+pub enum VocabularyState {
+    /// It is being fetched for the first time.
+    Pending,
+    /// It could not be had; it is tried again.
+    Failed {
+        /// Says why.
+        reason: String,
+    },
+    /// It is not what the workers declare.
+    Disagrees(Disagreement),
+    /// It can be used.
+    Ready(Arc<Vocabulary>),
+}
+
+impl VocabularyState {
+    /// Returns whether nothing is known of it yet.
+    pub fn is_pending(&self) -> bool {
+        matches!(self, Self::Pending)
+    }
+
+    /// Returns what it disagrees in.
+    pub fn disagreement(&self) -> Option<&Disagreement> {
+        match self {
+            Self::Disagrees(disagreement) => Some(disagreement),
+            Self::Pending | Self::Failed { .. } | Self::Ready(_) => None,
+        }
+    }
+
+    /// Returns a short name for the fleet's page and for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Failed { .. } => "failed",
+            Self::Disagrees(_) => "disagrees",
+            Self::Ready(vocabulary) if vocabulary.template == TemplateUse::Unknown => "ready_without_template",
+            Self::Ready(_) => "ready",
+        }
+    }
+}
+
+/// Is a vocabulary that can be used.
+pub struct Vocabulary {
+    /// Tokenizes and renders.
+    pub maker: PromptMaker,
+    /// Says whether chats can be rendered as the workers do.
+    pub template: TemplateUse,
+}
+
+impl std::fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocabulary").field("template", &self.template).finish_non_exhaustive()
+    }
+}
+
+/// Says whether a vocabulary's chat template is the one that the workers use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateUse {
+    /// It is.
+    Known,
+    /// The workers use another, of which only the fingerprint is known: chats are routed by load.
+    Unknown,
+}
+
+/// Says why a vocabulary could not be had.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error("no worker that has it can be reached")]
+    NoWorker,
+    #[error("cannot fetch {url}")]
+    Fetch {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("{url} did not arrive within {} s", VOCABULARY_TIMEOUT.as_secs())]
+    Timeout { url: String },
+    #[error("{url} has more than {VOCABULARY_BYTES_MAX} bytes")]
+    TooLong { url: String },
+    #[error("cannot keep {url} in a temporary file")]
+    Keep {
+        url: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Open(#[from] warmpath_prompt::OpenError),
+    #[error("loading the vocabulary of {url} failed")]
+    Panicked { url: String },
+    #[error("there are {VOCABULARIES_MAX} vocabularies already")]
+    TooMany,
+}
+
+/// Returns the vocabularies that the workers in the fleet need, in the order of the workers.
+pub fn wanted(view: &FleetView) -> Vec<VocabularyKey> {
+    let mut keys = Vec::new();
+    for worker in &view.workers {
+        let key = worker.model.as_deref().map(VocabularyKey::of);
+        keys.extend(key.filter(|key| !keys.contains(key)));
+    }
+    keys
+}
+
+/// Is when a vocabulary that could not be had is tried again.
+struct Retry {
+    at: Instant,
+    pause: Duration,
+}
+
+/// Keeps the vocabularies for as long as the router runs.
+pub async fn fetch(fleet: Arc<Fleet>, connect_timeout: Duration, reports: mpsc::Sender<Report>) {
+    let client = client(connect_timeout);
+    let mut retries: HashMap<VocabularyKey, Retry> = HashMap::new();
+    loop {
+        let wanted = wanted(&fleet.view());
+        retries.retain(|key, _| wanted.contains(key));
+        keep_only(&fleet, &wanted);
+        let now = Instant::now();
+        let due = wanted.iter().find(|key| {
+            let is_missing = !matches!(fleet.vocabulary(key), Some(VocabularyState::Ready(_)));
+            is_missing && retries.get(key).is_none_or(|retry| retry.at <= now)
+        });
+        let Some(&key) = due else {
+            let next = retries.values().map(|retry| retry.at).min().filter(|at| *at > now);
+            let next = next.unwrap_or_else(|| now + VOCABULARY_RETRY_MAX);
+            tokio::select! {
+                () = fleet.models_changed.notified() => {}
+                () = tokio::time::sleep_until(next) => {}
+            }
+            continue;
+        };
+        let state = settle(&fleet, &client, key, &mut retries).await;
+        fleet.metrics.vocabularies.with_label_values(&[state.label()]).inc();
+        publish(&fleet, key, state);
+        if reports.send(Report::Vocabulary).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tries once to have a vocabulary.
+async fn settle(
+    fleet: &Fleet,
+    client: &reqwest::Client,
+    key: VocabularyKey,
+    retries: &mut HashMap<VocabularyKey, Retry>,
+) -> VocabularyState {
+    match obtain(fleet, client, key).await {
+        Ok(state) => {
+            // Workers may be put right, under the same model.
+            match state.disagreement() {
+                Some(_) => {
+                    let pause = VOCABULARY_RETRY_MAX;
+                    retries.insert(key, Retry { at: Instant::now() + pause, pause });
+                }
+                None => drop(retries.remove(&key)),
+            }
+            state
+        }
+        Err(error) => {
+            let before = retries.get(&key).map_or(VOCABULARY_RETRY_MIN / 2, |retry| retry.pause);
+            let pause = (before * 2).min(VOCABULARY_RETRY_MAX);
+            retries.insert(key, Retry { at: Instant::now() + pause, pause });
+            let reason = chain(&error);
+            tracing::warn!(fingerprint = %key.fingerprint, %reason, "vocabulary cannot be had; routing by load");
+            VocabularyState::Failed { reason }
+        }
+    }
+}
+
+async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> Result<VocabularyState, FetchError> {
+    let is_loaded = |state: &&VocabularyState| matches!(state, VocabularyState::Ready(_));
+    if fleet.vocabularies().values().filter(is_loaded).count() >= VOCABULARIES_MAX {
+        return Err(FetchError::TooMany);
+    }
+    let view = fleet.view();
+    let has_it = |worker: &&Arc<WorkerView>| {
+        !matches!(worker.link, Link::Down { .. } | Link::Connecting)
+            && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
+    };
+    // Another one each time, should one be unable to give it.
+    let sources: Vec<_> = view.workers.iter().filter(has_it).collect();
+    let nth = rand::random_range(0..sources.len().max(1));
+    let worker = sources.get(nth).ok_or(FetchError::NoWorker)?;
+    let model = worker.model.as_deref().ok_or(FetchError::NoWorker)?;
+    let url = endpoint(fleet.url(worker.idx), VOCABULARY_PATH);
+    let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(client, &url))
+        .await
+        .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
+    let path = file.path().to_owned();
+    let opened = tokio::task::spawn_blocking(move || open(&path)).await;
+    let maker = opened.map_err(|_| FetchError::Panicked { url: url.to_string() })??;
+    tracing::info!(fingerprint = %key.fingerprint, worker = %worker.name, "vocabulary is loaded");
+    Ok(compare(maker, model))
+}
+
+/// Fetches `url` into a temporary file that goes when it is dropped.
+async fn download(client: &reqwest::Client, url: &url::Url) -> Result<tempfile::NamedTempFile, FetchError> {
+    let fetch = |source| FetchError::Fetch { url: url.to_string(), source };
+    let keep = |source| FetchError::Keep { url: url.to_string(), source };
+    let response = client.get(url.clone()).send().await.and_then(reqwest::Response::error_for_status).map_err(fetch)?;
+    let mut file = tempfile::Builder::new().prefix("warmpath-vocabulary-").suffix(".gguf").tempfile().map_err(keep)?;
+    let mut n_bytes = 0;
+    let mut chunks = response.bytes_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(fetch)?;
+        n_bytes += chunk.len();
+        if n_bytes > VOCABULARY_BYTES_MAX {
+            return Err(FetchError::TooLong { url: url.to_string() });
+        }
+        // A write to the page cache; the file is some megabytes.
+        file.write_all(&chunk).map_err(keep)?;
+    }
+    file.flush().map_err(keep)?;
+    Ok(file)
+}
+
+fn open(path: &Path) -> Result<PromptMaker, warmpath_prompt::OpenError> {
+    PromptMaker::open(&PathBuf::from(path), PromptOptions::default())
+}
+
+/// Compares a vocabulary with what its worker declares.
+fn compare(maker: PromptMaker, model: &ModelInfo) -> VocabularyState {
+    let info = maker.vocabulary();
+    let fields = [
+        ("n_vocab", model.n_vocab.to_string(), info.n_vocab.to_string()),
+        ("add_bos", model.add_bos.to_string(), info.add_bos.to_string()),
+        ("add_eos", model.add_eos.to_string(), info.add_eos.to_string()),
+    ];
+    for (field, worker, vocabulary) in fields {
+        if worker != vocabulary {
+            return VocabularyState::Disagrees(Disagreement::Vocabulary { field, worker, vocabulary });
+        }
+    }
+    let template = if maker.chat_template_fingerprint() == model.chat_template_fingerprint {
+        TemplateUse::Known
+    } else {
+        tracing::error!(
+            declared = %model.chat_template_fingerprint,
+            served = %maker.chat_template_fingerprint(),
+            "workers use a chat template that is not in their vocabulary; chats are routed by load"
+        );
+        TemplateUse::Unknown
+    };
+    VocabularyState::Ready(Arc::new(Vocabulary { maker, template }))
+}
+
+fn keep_only(fleet: &Fleet, wanted: &[VocabularyKey]) {
+    let current = fleet.vocabularies();
+    if wanted.iter().all(|key| current.contains_key(key)) && current.len() == wanted.len() {
+        return;
+    }
+    let state = |key| current.get(key).cloned().unwrap_or(VocabularyState::Pending);
+    let kept = wanted.iter().map(|key| (*key, state(key))).collect();
+    fleet.vocabularies.store(Arc::new(kept));
+}
+
+fn publish(fleet: &Fleet, key: VocabularyKey, state: VocabularyState) {
+    let mut vocabularies = (*fleet.vocabularies()).clone();
+    vocabularies.insert(key, state);
+    fleet.vocabularies.store(Arc::new(vocabularies));
+}

@@ -1,0 +1,95 @@
+//! The router's HTTP surface: which path is whose, for clients and for operators.
+//!
+//! Not here: what happens to a request (`lifecycle`).
+
+mod admin;
+mod completions;
+pub mod error;
+mod health;
+mod models;
+pub mod state;
+
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{get, post};
+use warmpath_common::headers;
+use warmpath_common::ids::RequestId;
+
+use self::state::App;
+use crate::error::RequestError;
+use crate::fleet::fresh_request_id;
+
+/// Returns what clients see.
+pub fn client_routes(app: App) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(completions::chat))
+        .route("/v1/completions", post(completions::text))
+        .route("/tokenize", post(completions::pass))
+        .route("/detokenize", post(completions::pass))
+        .route("/apply-template", post(completions::pass))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::show))
+        .merge(health_routes())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(refused_method)
+        .layer(from_fn_with_state(app.clone(), around))
+        .with_state(app)
+}
+
+/// Returns what operators see.
+pub fn admin_routes(app: App) -> Router {
+    Router::new()
+        .route("/metrics", get(admin::metrics))
+        .route("/internal/v1/fleet", get(admin::fleet))
+        .merge(health_routes())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(refused_method)
+        .with_state(app)
+}
+
+fn health_routes() -> Router<App> {
+    Router::new()
+        .route("/health", get(health::health))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+}
+
+async fn unknown_path(uri: Uri) -> RequestError {
+    RequestError::PathUnknown { path: uri.path().to_owned() }
+}
+
+async fn refused_method(method: Method, uri: Uri) -> RequestError {
+    RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
+}
+
+/// Is what surrounds a request.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Names the request.
+    pub id: RequestId,
+    /// Is when its head arrived.
+    pub arrived: Instant,
+}
+
+/// Names a request, lets it be answered, and completes and counts the response.
+async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let given =
+        request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
+    let context = Context { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    request.extensions_mut().insert(context.clone());
+    let mut response = next.run(request).await;
+
+    let endpoint = path.as_deref().unwrap_or("none");
+    app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
+    tracing::debug!(request_id = %context.id, endpoint, status = response.status().as_u16(), "responded");
+    if let Ok(id) = HeaderValue::from_str(context.id.as_str()) {
+        response.headers_mut().insert(HeaderName::from_static(headers::REQUEST_ID), id);
+    }
+    response
+}

@@ -1,0 +1,127 @@
+//! What operators ask for: metrics, and the fleet as this router sees it.
+
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::breaker::BreakerState;
+use warmpath_router_core::fleet::{Link, WorkerView};
+
+use super::state::App;
+
+/// Lists every state that a worker can be in, so that each has its metric from the start.
+const STATES: &[&str] = &["ready", "connecting", "down", "stale", "excluded", "draining", "failing"];
+
+/// Answers with every metric in Prometheus' text format.
+pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    copy_fleet(&app);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.encode())
+}
+
+/// Answers with each worker's state as this router sees it.
+pub async fn fleet(State(app): State<App>) -> Json<Value> {
+    let view = app.fleet.view();
+    let workers: Vec<Value> = view.workers.iter().map(|worker| describe(&app, worker)).collect();
+    let vocabularies: Vec<Value> = app
+        .fleet
+        .vocabularies()
+        .iter()
+        .map(|(key, state)| {
+            json!({"fingerprint": key.fingerprint, "chat_template": key.chat_template, "state": state.label()})
+        })
+        .collect();
+    let index = app.fleet.index();
+    Json(json!({
+        "ready": app.unready().is_none(),
+        "unready_reason": app.unready(),
+        "workers": workers,
+        "vocabularies": vocabularies,
+        "index": {"blocks": index.n_blocks(), "bytes": index.bytes(), "shed_claims": app.fleet.n_shed()},
+    }))
+}
+
+fn describe(app: &App, worker: &WorkerView) -> Value {
+    let books = app.fleet.books();
+    let unreported = books.unreported(worker.idx);
+    let n_in_flight = books.n_in_flight(worker.idx);
+    let breaker = breaker_name(books.breaker(worker.idx, Instant::now()));
+    drop(books);
+    let stale = match worker.link {
+        Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
+        Link::Connecting | Link::Live | Link::Down { .. } => None,
+    };
+    json!({
+        "url": worker.name,
+        "uid": worker.uid,
+        "state": state(app, worker),
+        "excluded": worker.excluded.as_ref().map(ToString::to_string),
+        "stale_seconds": stale,
+        "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
+        "model": worker.model.as_deref(),
+        "load": worker.load,
+        "blocks": worker.n_blocks,
+        "breaker": breaker,
+        "in_flight": n_in_flight,
+        "unreported": {"requests": unreported.n_requests, "prefill_tokens": unreported.prefill_tokens},
+    })
+}
+
+fn state(app: &App, worker: &WorkerView) -> &'static str {
+    let now = Instant::now();
+    match worker.unavailable(now) {
+        Some(why) => why.label(),
+        None if matches!(worker.link, Link::Stale { .. }) => "stale",
+        None if app.fleet.books().breaker(worker.idx, now) == BreakerState::Open => "failing",
+        None => "ready",
+    }
+}
+
+fn breaker_name(state: BreakerState) -> &'static str {
+    match state {
+        BreakerState::Closed => "closed",
+        BreakerState::HalfOpen => "half_open",
+        BreakerState::Open => "open",
+    }
+}
+
+/// Copies what can be read off the fleet into its metrics.
+fn copy_fleet(app: &App) {
+    let (fleet, metrics) = (&app.fleet, &app.metrics);
+    let view = fleet.view();
+    let states: Vec<&str> = view.workers.iter().map(|worker| state(app, worker)).collect();
+    for name in STATES {
+        let n = states.iter().filter(|state| *state == name).count();
+        metrics.workers.with_label_values(&[name]).set(gauge(n));
+    }
+    let now = Instant::now();
+    for worker in &view.workers {
+        let label = &[worker.name.as_str()];
+        if let Some(age) = fleet.age(worker.idx) {
+            metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
+        }
+        metrics.worker_blocks.with_label_values(label).set(gauge(worker.n_blocks));
+        metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
+        let breaker = match fleet.books().breaker(worker.idx, now) {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        };
+        metrics.breaker.with_label_values(label).set(breaker);
+    }
+    metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
+    metrics.index_bytes.set(gauge(fleet.index().bytes()));
+    metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));
+    metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+}
+
+fn n_in_flight(app: &App, worker: WorkerIdx) -> u32 {
+    app.fleet.books().n_in_flight(worker)
+}
+
+fn gauge(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,91 @@
+//! What every handler may reach, and the places of the requests that are being answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::RequestConfig;
+use crate::error::RequestError;
+use crate::fleet::Fleet;
+use crate::metrics::Metrics;
+use crate::prompt::Preparing;
+
+/// Is what every handler may reach.
+#[derive(Clone)]
+pub struct App {
+    /// Is the fleet.
+    pub fleet: Arc<Fleet>,
+    /// Bounds requests.
+    pub requests: Arc<RequestConfig>,
+    /// Is the metrics.
+    pub metrics: Arc<Metrics>,
+    /// Connects to workers.
+    pub client: reqwest::Client,
+    /// Bounds the work before a choice.
+    pub preparing: Arc<Preparing>,
+    /// Is when the router started. Units: seconds since 1970.
+    pub started_s: u64,
+    places: Arc<Semaphore>,
+    draining: Arc<AtomicBool>,
+}
+
+/// Is a request's place among those that are being answered; it is free again when this is dropped.
+pub struct Place {
+    metrics: Arc<Metrics>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+    }
+}
+
+impl App {
+    /// Returns the state of a router that has answered nothing.
+    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, metrics: Arc<Metrics>) -> Self {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(requests.connect_timeout)
+            .tcp_nodelay(true)
+            .build()
+            .expect("a client without TLS has nothing to fail on");
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            fleet,
+            metrics,
+            client,
+            preparing: Arc::default(),
+            started_s: started.as_secs(),
+            places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
+            draining: Arc::default(),
+            requests: Arc::new(requests),
+        }
+    }
+
+    /// Returns a place for one more request.
+    ///
+    /// Errors: `RequestsFull` where every place is taken.
+    pub fn place(&self) -> Result<Place, RequestError> {
+        let full = |_| RequestError::RequestsFull { requests_max: self.requests.requests_max };
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
+        self.metrics.in_flight.inc();
+        Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit })
+    }
+
+    /// Says that the router is shutting down.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns why no client should be sent here, or `None` where the router serves.
+    pub fn unready(&self) -> Option<String> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("the router is shutting down".to_owned());
+        }
+        self.fleet.unready()
+    }
+}

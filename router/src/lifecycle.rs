@@ -1,0 +1,236 @@
+//! One request from its body to the end of its answer, whichever endpoint it came to.
+//!
+//! Not here: reading the body's fields (`prompt`), the choice (`warmpath-router-core`), endpoints (`http`).
+//! The idea: prepare once, then attempt: choose, send, wait for the first byte. Until that byte has reached the client a
+//! failed attempt is repeated at another worker; from then on the answer is relayed as it comes.
+
+mod headers;
+mod relay;
+mod upstream;
+
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method};
+use axum::response::Response;
+use bytes::Bytes;
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::choose::PromptView;
+use warmpath_router_core::dispatch::{Ask, Decision};
+use warmpath_router_core::index::Match;
+use warmpath_router_core::retry::{Failure, Verdict};
+
+use crate::error::RequestError;
+use crate::fleet::Booking;
+use crate::http::state::{App, Place};
+use crate::prompt::{Draft, Prepared, Prompt, Shape};
+
+use relay::Relay;
+use upstream::{Answer, AttemptError, Refusal, Upstream};
+
+/// Is a request that has arrived whole.
+pub struct Arrival {
+    /// Names the request.
+    pub id: RequestId,
+    /// Is when its head arrived.
+    pub at: Instant,
+    /// Is the method.
+    pub method: Method,
+    /// Is the path.
+    pub path: String,
+    /// Is the client's headers.
+    pub headers: HeaderMap,
+    /// Is the body, which workers get unchanged.
+    pub body: Bytes,
+    /// Says how the body spells its prompt.
+    pub shape: Shape,
+    /// Is the request's place among those that are answered.
+    pub place: Place,
+}
+
+/// Is where an attempt goes, and what is expected there.
+struct Choice {
+    decision: Decision,
+    booking: Booking,
+    /// Is what was predicted; absent where the prompt is not known.
+    predicted_cached_tokens: Option<u32>,
+    n_prompt_tokens: Option<u32>,
+    has_one_prompt: bool,
+    block_size_tokens: u32,
+}
+
+/// Returns the answer to a request: a worker's, or the error that stands for it.
+///
+/// Errors: any [`RequestError`] that shows before the first byte of an answer.
+pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestError> {
+    let draft = Draft {
+        shape: arrival.shape,
+        body: arrival.body.clone(),
+        cache_salt: headers::text(&arrival.headers, warmpath_common::headers::CACHE_SALT).map(str::to_owned),
+    };
+    let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
+    observe_phases(app, &prepared, arrival.shape);
+    attempt_until_answered(app, arrival, prepared).await
+}
+
+fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
+    let observe = |phase, took: std::time::Duration| {
+        app.metrics.decision.with_label_values(&[phase]).observe(took.as_secs_f64());
+    };
+    observe("parse", prepared.phases.parse);
+    match &prepared.prompt {
+        Prompt::Known { .. } => {
+            observe("prompt", prepared.phases.prompt);
+            observe("hash", prepared.phases.hash);
+        }
+        Prompt::Estimated { .. } if shape == Shape::None => {}
+        Prompt::Estimated { cause, .. } => app.metrics.unknown_prompts.with_label_values(&[cause]).inc(),
+    }
+}
+
+async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared) -> Result<Response, RequestError> {
+    let matches = find_matches(app, &prepared);
+    let mut tried: Vec<WorkerIdx> = Vec::new();
+    let mut last: Option<(Failure, Option<Refusal>)> = None;
+    loop {
+        let choice = match choose(app, &arrival, &prepared, Found { matches: &matches, tried: &tried }) {
+            Ok(choice) => choice,
+            Err(error) => return give_up(tried.len(), last).unwrap_or(Err(error)),
+        };
+        if !tried.is_empty() {
+            app.metrics.retries.inc();
+        }
+        let worker = choice.decision.worker;
+        let upstream = Upstream { client: &app.client, limits: &app.requests, base: app.fleet.url(worker) };
+        match upstream.attempt(&arrival, &choice).await {
+            Ok(answer) => return Ok(respond(app, arrival, choice, answer)),
+            Err(AttemptError { failure, refusal }) => {
+                choice.booking.failed(failure);
+                app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
+                tracing::info!(
+                    request_id = %arrival.id, worker = %app.fleet.url(worker), failure = failure.label(), "attempt failed"
+                );
+                tried.push(worker);
+                last = Some((failure, refusal));
+            }
+        }
+        let n_attempts = u32::try_from(tried.len()).unwrap_or(u32::MAX);
+        if app.requests.retry.after(n_attempts, arrival.at.elapsed()) == Verdict::GiveUp {
+            return give_up(tried.len(), last)
+                .unwrap_or_else(|| Err(RequestError::Internal { reason: "no attempt was made".to_owned() }));
+        }
+    }
+}
+
+/// Returns what the client hears after failed attempts: the worker's own words where it had any.
+fn give_up(n_attempts: usize, last: Option<(Failure, Option<Refusal>)>) -> Option<Result<Response, RequestError>> {
+    let (last, refusal) = last?;
+    let n_attempts = u32::try_from(n_attempts).unwrap_or(u32::MAX);
+    Some(refusal.map(Refusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+}
+
+fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
+    let Prompt::Known { keys, .. } = &prepared.prompt else { return Vec::new() };
+    let start = Instant::now();
+    let matches = app.fleet.index().matches(keys);
+    app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
+    if let Some(longest) = matches.first() {
+        app.fleet.index().touch(&keys[..keys.len().min(longest.blocks as usize)]);
+    }
+    matches
+}
+
+/// Is what is known of a prompt's holders, and where it has failed.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    matches: &'a [Match],
+    tried: &'a [WorkerIdx],
+}
+
+fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, found: Found<'_>) -> Result<Choice, RequestError> {
+    let start = Instant::now();
+    let view = app.fleet.view();
+    let prompt = match &prepared.prompt {
+        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches: found.matches },
+        Prompt::Estimated { .. } if arrival.shape == Shape::None => PromptView::Estimated { n_tokens: 0 },
+        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
+    };
+    let ask = Ask {
+        request_id: &arrival.id,
+        model_name: prepared.model_name.as_deref(),
+        model: &prepared.model,
+        prompt,
+        affinity: prepared.affinity,
+        tried: found.tried,
+        now: start,
+    };
+    let (decision, booking) = app.fleet.dispatch(&view, &ask)?;
+    app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
+    app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
+    let known = match prompt {
+        PromptView::Known { n_tokens, .. } => Some(n_tokens),
+        PromptView::Estimated { .. } => None,
+    };
+    tracing::debug!(
+        request_id = %arrival.id,
+        worker = %app.fleet.url(decision.worker),
+        reason = %decision.reason,
+        prompt_tokens = known,
+        predicted_cached_tokens = decision.cached_tokens,
+        cost_ms = decision.cost.total_ms(),
+        "chose worker"
+    );
+    Ok(Choice {
+        decision,
+        booking,
+        predicted_cached_tokens: known.map(|_| decision.cached_tokens),
+        n_prompt_tokens: known,
+        has_one_prompt: prepared.has_one_prompt,
+        block_size_tokens: prepared.model.block_size_tokens,
+    })
+}
+
+/// Returns a worker's answer with the router's headers; its body is relayed as it comes.
+fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Response {
+    choice.booking.succeeded();
+    let head = answer.head();
+    observe_reuse(app, &choice, &head.headers);
+    if head.status.is_success() && arrival.shape != Shape::None {
+        app.metrics.ttft.observe(arrival.at.elapsed().as_secs_f64());
+    }
+    let status = head.status;
+    let mut headers = headers::to_client(&head.headers);
+    let worker = app.fleet.url(choice.decision.worker);
+    headers::describe(&mut headers, &choice, worker);
+    let body = match answer {
+        Answer::Whole { body, .. } => {
+            app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());
+            Body::from(body)
+        }
+        Answer::Stream { head, first, rest } => {
+            let is_event_stream = head.is_event_stream();
+            let relay = Relay::new(app, arrival, choice.booking, worker.to_string());
+            Body::from_stream(relay.stream(first, rest, is_event_stream))
+        }
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// Compares what was reused with what was predicted, where both are known.
+fn observe_reuse(app: &App, choice: &Choice, headers: &HeaderMap) {
+    let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
+    let (Some(predicted), Some(actual), Some(n_prompt_tokens), true) =
+        (choice.predicted_cached_tokens, actual, choice.n_prompt_tokens, choice.has_one_prompt)
+    else {
+        return;
+    };
+    app.metrics.prompt_tokens.inc_by(u64::from(n_prompt_tokens));
+    app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
+    app.metrics.cached_tokens.inc_by(u64::from(actual));
+    let blocks = |tokens: u32| f64::from(tokens / choice.block_size_tokens.max(1));
+    app.metrics.prediction_error.observe(blocks(actual) - blocks(predicted));
+}

@@ -1,0 +1,103 @@
+//! Headers on their way: which of the client's reach the worker, which of the worker's reach the client, and ours.
+//!
+//! Not here: what they mean (`warmpath_common::headers`).
+
+use std::str::FromStr;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use url::Url;
+use warmpath_common::headers;
+
+use super::{Arrival, Choice};
+
+/// Lists the headers that belong to one connection (RFC 9110, section 7.6.1).
+const HOP_BY_HOP: &[&str] = &[
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Lists what the router says itself, and a client cannot.
+const OURS: &[&str] = &[
+    headers::WORKER,
+    headers::SLOT,
+    headers::CACHED_TOKENS,
+    headers::PREDICTED_CACHED_TOKENS,
+    headers::ROUTE,
+    headers::EXPECTED_BLOCK,
+    headers::REQUEST_ID,
+];
+
+/// Returns a header's text, if it has one.
+pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Returns a header's number, if it has one.
+pub(super) fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
+    text(headers, name)?.parse().ok()
+}
+
+/// Returns the headers that a worker gets: the client's, with the request's name and the hints.
+pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
+    let mut headers = end_to_end(&arrival.headers);
+    headers.remove(header::HOST);
+    headers.remove(header::EXPECT);
+    OURS.iter().for_each(|name| drop(headers.remove(*name)));
+    set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
+    if let Some(slot) = choice.decision.slot {
+        set(&mut headers, headers::SLOT, &slot.to_string());
+    }
+    if let Some(block) = choice.decision.expected_block {
+        set(&mut headers, headers::EXPECTED_BLOCK, &block.to_string());
+    }
+    if let Some(predicted) = choice.predicted_cached_tokens {
+        set(&mut headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
+    }
+    headers
+}
+
+/// Returns a worker's headers as a client gets them.
+pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
+    end_to_end(headers)
+}
+
+/// Adds what the router has to say about its choice.
+pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &Url) {
+    if !headers.contains_key(headers::WORKER) {
+        set(headers, headers::WORKER, worker.as_str().trim_end_matches('/'));
+    }
+    set(headers, headers::ROUTE, &choice.decision.reason.to_string());
+    if let Some(predicted) = choice.predicted_cached_tokens {
+        set(headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
+    }
+}
+
+fn end_to_end(headers: &HeaderMap) -> HeaderMap {
+    // What `Connection` names belongs to the connection too.
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    let mut kept = headers.clone();
+    HOP_BY_HOP.iter().for_each(|name| drop(kept.remove(*name)));
+    named.iter().for_each(|name| drop(kept.remove(name)));
+    // The length is counted anew where a body is sent on.
+    kept.remove(header::CONTENT_LENGTH);
+    kept
+}
+
+fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(HeaderName::from_static(name), value);
+    }
+}

@@ -1,0 +1,124 @@
+//! The rest of an answer: passes the worker's bytes on untouched, and tells the client if they break off.
+//!
+//! Not here: the first byte (`upstream`). The idea: the relay owns everything that the request holds, its booking and its
+//! place; whoever ends it, worker or client, frees all of it by dropping the relay.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+
+use super::Arrival;
+use super::upstream::Pieces;
+use crate::fleet::Booking;
+use crate::http::error::broken_stream_event;
+use crate::http::state::{App, Place};
+use crate::metrics::Metrics;
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::retry::Failure;
+
+/// Says that an answer broke off; the connection to the client ends with it.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker broke off its answer")]
+pub(super) struct BrokenOff;
+
+/// Is the way of one answer.
+pub(super) struct Relay {
+    metrics: Arc<Metrics>,
+    request_id: RequestId,
+    worker: String,
+    arrived: Instant,
+    booking: Booking,
+    _place: Place,
+    outcome: Outcome,
+}
+
+/// Says how an answer ended; as long as it has not, the client can still leave.
+enum Outcome {
+    Open,
+    Complete,
+    Broken,
+}
+
+impl Relay {
+    /// Returns the relay of an answer that has begun; the request's body is no longer needed.
+    pub(super) fn new(app: &App, arrival: Arrival, booking: Booking, worker: String) -> Self {
+        Self {
+            metrics: Arc::clone(&app.metrics),
+            request_id: arrival.id,
+            worker,
+            arrived: arrival.at,
+            booking,
+            _place: arrival.place,
+            outcome: Outcome::Open,
+        }
+    }
+
+    /// Returns the body that the client gets.
+    pub(super) fn stream(
+        self,
+        first: Bytes,
+        rest: Pieces,
+        is_event_stream: bool,
+    ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
+        let pieces = futures::stream::once(std::future::ready(Ok(first))).chain(rest).boxed();
+        let state = State { relay: self, pieces, tail: [0; 2], is_event_stream };
+        futures::stream::unfold(state, State::next)
+    }
+}
+
+struct State {
+    relay: Relay,
+    pieces: Pieces,
+    /// Is the last two bytes that were passed on: an event ends with an empty line.
+    tail: [u8; 2],
+    is_event_stream: bool,
+}
+
+impl State {
+    async fn next(mut self) -> Option<(Result<Bytes, BrokenOff>, Self)> {
+        if !matches!(self.relay.outcome, Outcome::Open) {
+            return None;
+        }
+        match self.pieces.next().await {
+            Some(Ok(piece)) => {
+                for &byte in piece.iter().rev().take(2).rev() {
+                    self.tail = [self.tail[1], byte];
+                }
+                Some((Ok(piece), self))
+            }
+            None => {
+                self.relay.outcome = Outcome::Complete;
+                None
+            }
+            Some(Err(failure)) => Some((self.broken(failure), self)),
+        }
+    }
+
+    /// Ends a stream of events with an event that says so; of anything else the client sees the connection break.
+    fn broken(&mut self, failure: Failure) -> Result<Bytes, BrokenOff> {
+        let relay = &mut self.relay;
+        relay.outcome = Outcome::Broken;
+        relay.metrics.broken_answers.inc();
+        relay.booking.failed(failure);
+        tracing::warn!(
+            request_id = %relay.request_id, worker = %relay.worker, failure = failure.label(), "answer broke off"
+        );
+        if !self.is_event_stream {
+            return Err(BrokenOff);
+        }
+        let event = broken_stream_event(&relay.worker);
+        let is_between_events = self.tail == *b"\n\n" || self.tail == [0; 2];
+        Ok(Bytes::from(if is_between_events { event } else { format!("\n\n{event}") }))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.metrics.request.observe(self.arrived.elapsed().as_secs_f64());
+        if matches!(self.outcome, Outcome::Open) {
+            self.metrics.abandoned_answers.inc();
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! One attempt at one worker: sends the request and waits for the first byte of the answer.
+//!
+//! Not here: who gets the next attempt (`lifecycle`), the rest of the answer (`relay`).
+//! The idea: an answer without streaming is taken in whole before any of it is shown, so that a worker that breaks off in
+//! the middle of it can still be replaced; of a stream, the first piece.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use url::Url;
+use warmpath_router_core::retry::Failure;
+
+use super::{Arrival, Choice, headers};
+use crate::config::{RequestConfig, WHOLE_ANSWER_BYTES_MAX};
+use crate::fleet::subscriber::endpoint;
+
+/// Is the way to one worker.
+pub(super) struct Upstream<'a> {
+    pub(super) client: &'a reqwest::Client,
+    pub(super) limits: &'a RequestConfig,
+    pub(super) base: &'a Url,
+}
+
+/// Is the pieces of a body, each awaited no longer than the limit.
+pub(super) type Pieces = BoxStream<'static, Result<Bytes, Failure>>;
+
+/// Is the head of an answer.
+pub(super) struct Head {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+}
+
+impl Head {
+    /// Returns whether the body is a stream of server-sent events.
+    pub(super) fn is_event_stream(&self) -> bool {
+        headers::text(&self.headers, header::CONTENT_TYPE.as_str())
+            .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+    }
+}
+
+/// Is an answer of which the client may see something.
+pub(super) enum Answer {
+    Whole { head: Head, body: Bytes },
+    Stream { head: Head, first: Bytes, rest: Pieces },
+}
+
+impl Answer {
+    pub(super) fn head(&self) -> &Head {
+        match self {
+            Self::Whole { head, .. } | Self::Stream { head, .. } => head,
+        }
+    }
+}
+
+/// Is a worker's own words for not serving now.
+pub(super) struct Refusal {
+    head: Head,
+    body: Bytes,
+}
+
+impl Refusal {
+    /// Returns the refusal as the client gets it.
+    pub(super) fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = self.head.status;
+        *response.headers_mut() = headers::to_client(&self.head.headers);
+        response
+    }
+}
+
+/// Says how an attempt failed, before the client saw anything.
+pub(super) struct AttemptError {
+    pub(super) failure: Failure,
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl From<Failure> for AttemptError {
+    fn from(failure: Failure) -> Self {
+        Self { failure, refusal: None }
+    }
+}
+
+impl Upstream<'_> {
+    /// Sends the request and waits until there is something to show.
+    pub(super) async fn attempt(&self, arrival: &Arrival, choice: &Choice) -> Result<Answer, AttemptError> {
+        let request = self
+            .client
+            .request(arrival.method.clone(), endpoint(self.base, &arrival.path))
+            .headers(headers::to_worker(arrival, choice))
+            .body(arrival.body.clone());
+        let response = tokio::time::timeout(self.limits.response_timeout, request.send()).await;
+        let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
+        let head = Head { status: response.status(), headers: response.headers().clone() };
+        let mut pieces = pieces(response, self.limits.idle_timeout);
+        let refused = match head.status {
+            StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
+            StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
+            _ => None,
+        };
+        if let Some(failure) = refused {
+            let refusal = match take_in(&mut pieces).await {
+                Ok(TakenIn::Whole(body)) => Some(Refusal { head, body }),
+                Ok(TakenIn::Part(_)) | Err(_) => None,
+            };
+            return Err(AttemptError { failure, refusal });
+        }
+        if head.is_event_stream() {
+            let first = pieces.next().await.unwrap_or(Ok(Bytes::new()))?;
+            return Ok(Answer::Stream { head, first, rest: pieces });
+        }
+        match take_in(&mut pieces).await? {
+            TakenIn::Whole(body) => Ok(Answer::Whole { head, body }),
+            TakenIn::Part(first) => Ok(Answer::Stream { head, first, rest: pieces }),
+        }
+    }
+}
+
+fn failure(error: &reqwest::Error) -> Failure {
+    if error.is_connect() {
+        Failure::Connect
+    } else if error.is_timeout() {
+        Failure::Timeout
+    } else {
+        Failure::Broken
+    }
+}
+
+fn pieces(response: reqwest::Response, idle_timeout: Duration) -> Pieces {
+    let body = response.bytes_stream();
+    futures::stream::unfold(body, move |mut body| async move {
+        match tokio::time::timeout(idle_timeout, body.next()).await {
+            Ok(Some(piece)) => Some((piece.map_err(|error| failure(&error)), body)),
+            Ok(None) => None,
+            Err(_) => Some((Err(Failure::Timeout), body)),
+        }
+    })
+    .boxed()
+}
+
+/// Is what has been taken in of a body.
+enum TakenIn {
+    Whole(Bytes),
+    /// There is more, and what is here is as much as is held back.
+    Part(Bytes),
+}
+
+async fn take_in(pieces: &mut Pieces) -> Result<TakenIn, Failure> {
+    let mut body = BytesMut::new();
+    while let Some(piece) = pieces.next().await {
+        body.extend_from_slice(&piece?);
+        if body.len() > WHOLE_ANSWER_BYTES_MAX {
+            return Ok(TakenIn::Part(body.freeze()));
+        }
+    }
+    Ok(TakenIn::Whole(body.freeze()))
+}

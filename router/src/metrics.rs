@@ -1,0 +1,161 @@
+//! Every metric of the router: its name, its kind, and its help text, which is the field's doc comment.
+//!
+//! Not here: where they are counted. What can be read off the fleet at any time is copied when somebody asks.
+
+use prometheus::{
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+/// Is the buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
+const REQUEST_BUCKETS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
+
+/// Is the buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
+const DECISION_BUCKETS: &[f64] =
+    &[2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
+
+/// Is the buckets for actual minus predicted reuse. Units: blocks.
+const ERROR_BUCKETS: &[f64] = &[-256.0, -64.0, -16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0, 64.0, 256.0];
+
+/// Declares the metrics: each line's doc comment is its help text.
+macro_rules! metrics {
+    ($(#[doc = $help:literal] $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
+        /// Is every metric of one router.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $(#[doc = $help] pub $field: $kind,)*
+        }
+
+        impl Metrics {
+            /// Returns metrics that stand at zero.
+            ///
+            /// Panics: never; the names are distinct and valid, which a test shows.
+            pub fn new() -> Self {
+                let registry = Registry::new();
+                $(
+                    let $field = $make(concat!("warmpath_router_", $name), $help.trim() $(, $extra)*);
+                    registry.register(Box::new($field.clone())).expect("metric names are distinct");
+                )*
+                Self { registry, $($field,)* }
+            }
+        }
+    };
+}
+
+metrics! {
+    /// Requests by endpoint and status.
+    requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
+    /// Requests that are being answered.
+    in_flight: IntGauge = gauge("requests_in_flight");
+    /// Time from a request's arrival to the first byte of its answer.
+    ttft: Histogram = histogram("ttft_seconds", REQUEST_BUCKETS);
+    /// Time from a request's arrival to the end of its answer.
+    request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
+    /// Time that a decision takes, by phase: parse, prompt (render and tokenize), hash, match, choose.
+    decision: HistogramVec = histograms("decision_seconds", &["phase"], DECISION_BUCKETS);
+    /// Decisions by reason.
+    routes: IntCounterVec = counters("routes_total", &["reason"]);
+    /// Prompts that could not be tokenized here and were routed by load, by cause.
+    unknown_prompts: IntCounterVec = counters("unknown_prompts_total", &["cause"]);
+    /// Prompt tokens of requests whose worker said what it reused.
+    prompt_tokens: IntCounter = counter("prompt_tokens_total");
+    /// Prompt tokens that were predicted to be reused, whole blocks.
+    predicted_cached_tokens: IntCounter = counter("predicted_cached_tokens_total");
+    /// Prompt tokens that were reused.
+    cached_tokens: IntCounter = counter("cached_tokens_total");
+    /// Reuse minus predicted reuse of one request, in whole blocks.
+    prediction_error: Histogram = histogram("prediction_error_blocks", ERROR_BUCKETS);
+    /// Attempts that failed before the client saw anything, by failure.
+    failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);
+    /// Attempts at another worker after a failed one.
+    retries: IntCounter = counter("retries_total");
+    /// Answers that broke off after the client had seen a part.
+    broken_answers: IntCounter = counter("broken_answers_total");
+    /// Answers whose client left before their end.
+    abandoned_answers: IntCounter = counter("abandoned_answers_total");
+    /// Summary streams that ended, by reason.
+    resyncs: IntCounterVec = counters("resyncs_total", &["reason"]);
+    /// Frames of summary streams.
+    summary_frames: IntCounter = counter("summary_frames_total");
+    /// Downloads of vocabularies, by outcome.
+    vocabularies: IntCounterVec = counters("vocabulary_downloads_total", &["outcome"]);
+    /// Workers by state.
+    workers: IntGaugeVec = gauges("workers", &["state"]);
+    /// Workers that are kept out of the fleet, by what they disagree in.
+    excluded: IntGaugeVec = gauges("workers_excluded", &["disagreement"]);
+    /// Time since the last word of a worker.
+    summary_age: GaugeVec = float_gauges("summary_age_seconds", &["worker"]);
+    /// Requests of this router at a worker.
+    worker_in_flight: IntGaugeVec = gauges("worker_requests_in_flight", &["worker"]);
+    /// State of a worker's breaker: 0 closed, 1 half open, 2 open.
+    breaker: IntGaugeVec = gauges("worker_breaker_state", &["worker"]);
+    /// Blocks that a worker holds.
+    worker_blocks: IntGaugeVec = gauges("worker_blocks", &["worker"]);
+    /// Different blocks in the prefix index.
+    index_blocks: IntGauge = gauge("index_blocks");
+    /// Memory of the prefix index.
+    index_bytes: IntGauge = gauge("index_bytes");
+    /// Claims that the prefix index has dropped for its memory limit.
+    index_shed: IntGauge = gauge("index_shed_claims");
+    /// The version, as a label.
+    info: IntGaugeVec = gauges("info", &["version"]);
+}
+
+const VALID: &str = "metric names and labels are valid";
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    IntCounter::new(name, help).expect(VALID)
+}
+
+fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    IntCounterVec::new(Opts::new(name, help), labels).expect(VALID)
+}
+
+fn gauge(name: &str, help: &str) -> IntGauge {
+    IntGauge::new(name, help).expect(VALID)
+}
+
+fn gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID)
+}
+
+fn float_gauges(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    GaugeVec::new(Opts::new(name, help), labels).expect(VALID)
+}
+
+fn histogram(name: &str, help: &str, buckets: &[f64]) -> Histogram {
+    Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())).expect(VALID)
+}
+
+fn histograms(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
+    HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels).expect(VALID)
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Returns every metric in Prometheus' text format.
+    pub fn encode(&self) -> String {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_comment_is_the_help_text() {
+        let metrics = Metrics::new();
+        metrics.requests.with_label_values(&["/v1/models", "200"]).inc();
+        let text = metrics.encode();
+        assert!(text.contains("# HELP warmpath_router_requests_total Requests by endpoint and status."), "{text}");
+        assert!(text.contains("warmpath_router_requests_total{endpoint=\"/v1/models\",status=\"200\"} 1\n"), "{text}");
+    }
+}

@@ -1,0 +1,336 @@
+//! From a request's body to what routing needs: the model, the prompt's length and the keys of its blocks.
+//!
+//! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
+//! The idea: this can cost milliseconds, so it happens as a whole where it stalls nobody. What is plainly wrong is refused;
+//! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
+use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::ids::Token;
+use warmpath_common::model::ModelInfo;
+use warmpath_common::openai::{ChatPrompt, CompletionPrompt, PromptField};
+use warmpath_prompt::PromptError;
+use warmpath_router_core::fleet::FleetView;
+
+use crate::config::PROMPTS_WAITING_MAX;
+use crate::error::RequestError;
+use crate::fleet::Fleet;
+use crate::fleet::vocabulary::{TemplateUse, VocabularyKey, VocabularyState};
+
+/// Is how many bytes of a body are taken for a token, where nothing better is known.
+///
+/// Source: English text in JSON, by common tokenizers.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Is how much of a text prompt names its conversation. Units: bytes.
+const AFFINITY_BYTES: usize = 256;
+
+/// Says how an endpoint spells its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// `messages`.
+    Chat,
+    /// `prompt`.
+    Completion,
+    /// There is none; the request only names a model, if that.
+    None,
+}
+
+/// Is a body with the salt that its headers gave.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    /// Says how the body spells its prompt.
+    pub shape: Shape,
+    /// Is the body.
+    pub body: Bytes,
+    /// Keeps a tenant's prefixes apart; the body's replaces it.
+    pub cache_salt: Option<String>,
+}
+
+/// Is what routing needs to know of a request.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Is the name under which the request asks for the model.
+    pub model_name: Option<String>,
+    /// Is the model that this means.
+    pub model: Arc<ModelInfo>,
+    /// Is what is known of the prompt.
+    pub prompt: Prompt,
+    /// Names the conversation.
+    pub affinity: u64,
+    /// Says whether the request has one prompt, so that reuse can be compared with what was predicted.
+    pub has_one_prompt: bool,
+    /// Is what the phases took.
+    pub phases: Phases,
+}
+
+/// Is what is known of a prompt.
+#[derive(Debug)]
+pub enum Prompt {
+    /// It was tokenized.
+    Known {
+        /// Is its length. Units: tokens.
+        n_tokens: u32,
+        /// Lists the keys of its full blocks; none where the request forbids reuse.
+        keys: Vec<BlockKey>,
+    },
+    /// It could not be tokenized.
+    Estimated {
+        /// Is its guessed length. Units: tokens.
+        n_tokens: u32,
+        /// Says why, for metrics.
+        cause: &'static str,
+    },
+}
+
+/// Is what the phases of preparing took.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Phases {
+    /// Is the time to parse the body.
+    pub parse: Duration,
+    /// Is the time to render and tokenize.
+    pub prompt: Duration,
+    /// Is the time to hash.
+    pub hash: Duration,
+}
+
+/// Is the fields that every endpoint reads alike.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Options {
+    model: Option<String>,
+    cache_salt: Option<String>,
+    cache_prompt: Option<bool>,
+    n: Option<u32>,
+}
+
+/// Bounds how many prompts are prepared: running ones by processors, waiting ones by places.
+pub struct Preparing {
+    processors: Arc<Semaphore>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Preparing {
+    fn default() -> Self {
+        let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            processors: Arc::new(Semaphore::new(n_processors)),
+            places: Arc::new(Semaphore::new(n_processors + PROMPTS_WAITING_MAX)),
+        }
+    }
+}
+
+impl Preparing {
+    /// Returns what routing needs to know of a request.
+    ///
+    /// Errors: `Json`, `Field` where the body is plainly wrong; `Lookup` where no such model is there.
+    pub async fn prepare(
+        &self,
+        fleet: &Arc<Fleet>,
+        view: Arc<FleetView>,
+        draft: Draft,
+    ) -> Result<Prepared, RequestError> {
+        // Where too many wait already, the prompt is left to the worker: tokenizing must not become the bottleneck.
+        let place = Arc::clone(&self.places).try_acquire_owned().ok();
+        let effort = if place.is_some() { Effort::Tokenize } else { Effort::ParseOnly };
+        let processor = Arc::clone(&self.processors).acquire_owned().await;
+        let fleet = Arc::clone(fleet);
+        let prepared = tokio::task::spawn_blocking(move || {
+            let prepared = prepare(&fleet, &view, &draft, effort);
+            // The work may outlive a client that leaves; its places are taken until it ends.
+            drop((place, processor));
+            prepared
+        });
+        prepared.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
+    }
+}
+
+/// Says how much is done for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    Tokenize,
+    ParseOnly,
+}
+
+/// Is a body's prompt, parsed.
+enum Parsed {
+    Chat(Box<ChatPrompt>),
+    Completion(PromptField),
+    None,
+}
+
+fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Result<Prepared, RequestError> {
+    let mut phases = Phases::default();
+    let (options, parsed) = timed(&mut phases.parse, || parse_body(draft))?;
+    let model = view.lookup(options.model.as_deref())?;
+    let affinity = affinity(&parsed, &options, draft);
+    let has_one_prompt =
+        options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Completion(field) if n_prompts(field) != 1);
+    let tokens = match effort {
+        Effort::ParseOnly => Err("busy"),
+        Effort::Tokenize => timed(&mut phases.prompt, || tokenize(fleet, &model, parsed))?,
+    };
+    let prompt = match tokens {
+        Ok(tokens) => {
+            let may_reuse = options.cache_prompt != Some(false);
+            let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
+            let hash = || if may_reuse { block_keys(&model, salt, &tokens) } else { Vec::new() };
+            let keys = timed(&mut phases.hash, hash);
+            Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
+        }
+        Err(cause) => {
+            let n_tokens = u32::try_from(draft.body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+            Prompt::Estimated { n_tokens, cause }
+        }
+    };
+    Ok(Prepared { model_name: options.model, model, prompt, affinity, has_one_prompt, phases })
+}
+
+fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    *took = start.elapsed();
+    result
+}
+
+fn parse_body(draft: &Draft) -> Result<(Options, Parsed), RequestError> {
+    let body = &draft.body;
+    match draft.shape {
+        Shape::None => Ok((parse(body).unwrap_or_default(), Parsed::None)),
+        Shape::Chat => {
+            let chat: ChatPrompt = parse(body)?;
+            if chat.messages.is_empty() {
+                return Err(RequestError::field("messages", "`messages` must not be empty"));
+            }
+            Ok((parse(body)?, Parsed::Chat(Box::new(chat))))
+        }
+        Shape::Completion => {
+            let completion: CompletionPrompt = parse(body)?;
+            Ok((parse(body)?, Parsed::Completion(completion.prompt)))
+        }
+    }
+}
+
+/// Returns the fields of a body that `T` names.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(refuse)?;
+    deserializer.end().map_err(|error| RequestError::Json { reason: error.to_string() })?;
+    Ok(value)
+}
+
+fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> RequestError {
+    let path = error.path().to_string();
+    let inner = error.into_inner();
+    if !inner.is_data() {
+        return RequestError::Json { reason: inner.to_string() };
+    }
+    // A path of "." is the body itself, as when a field is missing.
+    if path == "." {
+        return RequestError::Field { param: missing_field(&inner), reason: inner.to_string() };
+    }
+    let reason = format!("`{path}`: {inner}");
+    RequestError::Field { param: Some(path), reason }
+}
+
+/// Returns the field that serde says is missing; its error has no other form than its text.
+fn missing_field(error: &serde_json::Error) -> Option<String> {
+    let text = error.to_string();
+    let (_, rest) = text.split_once("missing field `")?;
+    rest.split_once('`').map(|(field, _)| field.to_owned())
+}
+
+/// Returns the prompt's tokens, or why they cannot be had here.
+///
+/// Errors: `Field` where the messages are plainly wrong.
+fn tokenize(
+    fleet: &Fleet,
+    model: &ModelInfo,
+    parsed: Parsed,
+) -> Result<Result<Vec<Token>, &'static str>, RequestError> {
+    if let Parsed::Completion(PromptField::Tokens(tokens)) = parsed {
+        return Ok(Ok(tokens));
+    }
+    let vocabulary = match fleet.vocabulary(&VocabularyKey::of(model)) {
+        Some(VocabularyState::Ready(vocabulary)) => vocabulary,
+        _ => return Ok(Err("no_vocabulary")),
+    };
+    let maker = &vocabulary.maker;
+    match parsed {
+        Parsed::None => Ok(Err("no_prompt")),
+        Parsed::Chat(_) if vocabulary.template == TemplateUse::Unknown => Ok(Err("other_template")),
+        Parsed::Chat(chat) => match maker.chat(&chat) {
+            Ok(prompt) => Ok(Ok(prompt.tokens)),
+            Err(PromptError::Messages { index, reason }) => {
+                Err(RequestError::field(format!("messages[{index}]"), reason))
+            }
+            Err(PromptError::Refused { .. }) => Ok(Err("refused")),
+            Err(error) => {
+                tracing::debug!(%error, "a chat could not be rendered");
+                Ok(Err("template"))
+            }
+        },
+        Parsed::Completion(field) => Ok(longest(field, |text| maker.text(text)).ok_or("no_prompt")),
+    }
+}
+
+fn n_prompts(field: &PromptField) -> usize {
+    match field {
+        PromptField::Text(_) | PromptField::Tokens(_) => 1,
+        PromptField::Texts(texts) => texts.len(),
+        PromptField::TokenLists(lists) => lists.len(),
+    }
+}
+
+/// Returns the longest of a request's prompts: it has the most to gain.
+fn longest(field: PromptField, tokenize: impl Fn(&str) -> Vec<Token>) -> Option<Vec<Token>> {
+    match field {
+        PromptField::Text(text) => Some(tokenize(&text)),
+        PromptField::Tokens(tokens) => Some(tokens),
+        PromptField::Texts(texts) => texts.iter().max_by_key(|text| text.len()).map(|text| tokenize(text)),
+        PromptField::TokenLists(lists) => lists.into_iter().max_by_key(Vec::len),
+    }
+}
+
+fn block_keys(model: &ModelInfo, salt: &str, tokens: &[Token]) -> Vec<BlockKey> {
+    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
+    block_chain(&root, tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
+}
+
+/// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its
+/// first question, or of the beginning of its text.
+fn affinity(parsed: &Parsed, options: &Options, draft: &Draft) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    let mut add = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
+    add(options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default().as_bytes());
+    let head = |bytes: &[u8]| bytes[..bytes.len().min(AFFINITY_BYTES)].to_vec();
+    match parsed {
+        Parsed::Chat(chat) => {
+            let is_user = |message: &&serde_json::Map<String, serde_json::Value>| {
+                message.get("role").is_some_and(|role| role == "user")
+            };
+            let first_user = chat.messages.iter().position(|message| is_user(&message)).unwrap_or(0);
+            for message in &chat.messages[..=first_user] {
+                add(serde_json::to_string(message).unwrap_or_default().as_bytes());
+            }
+        }
+        Parsed::Completion(PromptField::Text(text)) => add(&head(text.as_bytes())),
+        Parsed::Completion(PromptField::Texts(texts)) => {
+            texts.iter().take(1).for_each(|text| add(&head(text.as_bytes())))
+        }
+        Parsed::Completion(PromptField::Tokens(tokens)) => {
+            tokens.iter().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
+        }
+        Parsed::Completion(PromptField::TokenLists(lists)) => {
+            lists.iter().take(1).flatten().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
+        }
+        Parsed::None => {}
+    }
+    std::hash::Hasher::finish(&hasher)
+}

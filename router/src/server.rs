@@ -1,0 +1,94 @@
+//! The router as a running thing: binds both addresses, serves until it is told to stop, lets answers finish.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::config::Config;
+use crate::fleet::Fleet;
+use crate::http::state::App;
+use crate::http::{admin_routes, client_routes};
+use crate::metrics::Metrics;
+
+/// Says why a router does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Bind {
+        /// Is the address.
+        address: SocketAddr,
+        /// Is the system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Is a router that serves; dropping it ends it at once.
+pub struct Server {
+    /// Is the address for clients.
+    pub address: SocketAddr,
+    /// Is the address for operators.
+    pub admin_address: SocketAddr,
+    app: App,
+    stop: watch::Sender<bool>,
+    drain_timeout: std::time::Duration,
+    listeners: JoinSet<()>,
+    /// Would stop the admin listener; it ends with the server.
+    _never: watch::Sender<bool>,
+    /// Keeps the fleet's tasks and the admin listener; they end with the server.
+    _tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// Binds both addresses and starts to serve; workers are connected to meanwhile.
+    ///
+    /// Errors: [`StartError`].
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let listener = bind(config.listen).await?;
+        let admin_listener = bind(config.admin_listen).await?;
+        let address = listener.local_addr().unwrap_or(config.listen);
+        let admin_address = admin_listener.local_addr().unwrap_or(config.admin_listen);
+        let metrics = Arc::new(Metrics::new());
+        let mut tasks = JoinSet::new();
+        let fleet = Fleet::start(&config.fleet, Arc::clone(&metrics), &mut tasks);
+        let app = App::new(fleet, config.requests, metrics);
+        let (stop, stopped) = watch::channel(false);
+        let (never, stopped_never) = watch::channel(false);
+        let mut listeners = JoinSet::new();
+        listeners.spawn(serve(listener, client_routes(app.clone()), stopped));
+        // Operators may look on until the last answer has ended.
+        tasks.spawn(serve(admin_listener, admin_routes(app.clone()), stopped_never));
+        tracing::info!("listening on http://{address}");
+        tracing::info!("admin: listening on http://{admin_address}");
+        let drain_timeout = config.drain_timeout;
+        Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
+    }
+
+    /// Takes no more connections, lets running answers finish within the drain timeout, and ends.
+    pub async fn stop(mut self) {
+        self.app.drain();
+        self.stop.send_replace(true);
+        let all = async { while self.listeners.join_next().await.is_some() {} };
+        if tokio::time::timeout(self.drain_timeout, all).await.is_err() {
+            tracing::warn!(seconds = self.drain_timeout.as_secs_f64(), "answers were cut off by the drain timeout");
+        }
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
+}
+
+async fn serve(listener: TcpListener, routes: axum::Router, mut stopped: watch::Receiver<bool>) {
+    let until_stopped = async move {
+        // An error means that the server was dropped.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(until_stopped).await {
+        tracing::error!(%error, "a listener failed");
+    }
+}
