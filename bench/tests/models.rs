@@ -13,7 +13,11 @@ use warmpath_bench::model::{Oracle, Preset};
 
 fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
-    BACKEND.get_or_init(|| LlamaBackend::init().unwrap())
+    BACKEND.get_or_init(|| {
+        let mut backend = LlamaBackend::init().unwrap();
+        if std::env::var_os("LOG").is_none() { backend.void_logs(); }
+        backend
+    })
 }
 
 fn load(preset: Preset, seed: u64) -> LlamaModel {
@@ -26,19 +30,19 @@ fn prompt(n: usize, seed: u32, n_vocab: u32) -> Vec<u32> {
     (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 7) % n_vocab).collect()
 }
 
-fn check(preset: Preset) {
+fn check(preset: Preset, lengths: &[usize], n: usize) {
     let model = load(preset, 1);
     let prober = Prober { backend: backend(), model: &model };
     let oracle = Oracle::new(preset, 1).unwrap();
     let n_vocab = model.n_vocab() as u32;
-    let prompts: Vec<_> = [1, 2, 5, 40, 300, 1500].iter().zip(0..).map(|(&n, i)| prompt(n, i, n_vocab)).collect();
+    let prompts: Vec<_> = lengths.iter().zip(0..).map(|(&n, i)| prompt(n, i, n_vocab)).collect();
     let mut plain = Vec::new();
     for prompt in &prompts {
-        let answer = prober.answer(PLAIN, prompt, 48).unwrap();
-        let expected = oracle.answer(prompt, 48);
+        let answer = prober.answer(PLAIN, prompt, n).unwrap();
+        let expected = oracle.answer(prompt, n);
         let same = answer.tokens.iter().zip(&expected).filter(|(a, b)| a == b).count();
-        println!("{preset:?} prompt {}: {same} of 48 as the oracle says; margin {:?}", prompt.len(),
-            answer.margins().into_iter().fold(f32::MAX, f32::min));
+        println!("{preset:?} prompt {}: {same} of {n} as the oracle says; margin {:?} {:?}", prompt.len(),
+            answer.margins().into_iter().fold(f32::MAX, f32::min), &answer.tokens[..6]);
         plain.push(answer);
     }
     for setting in OTHERS {
@@ -53,10 +57,25 @@ fn check(preset: Preset) {
 
 #[test]
 fn tiny() {
-    check(Preset::Tiny);
+    check(Preset::Tiny, &[1, 2, 5, 40, 300, 1500], 32);
+}
+
+#[test]
+fn swa() {
+    check(Preset::TinySwa, &[1, 2, 5, 40, 300, 1500], 32);
+}
+
+#[test]
+fn hybrid() {
+    check(Preset::TinyHybrid, &[1, 2, 5, 40, 300, 1500], 32);
+}
+
+#[test]
+fn recurrent() {
+    check(Preset::TinyRecurrent, &[1, 2, 5, 40, 300, 1500], 32);
 }
 
 #[test]
 fn bench() {
-    check(Preset::Bench);
+    check(Preset::Bench, &[1, 5, 150], 8);
 }

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::Token;
 
-use crate::model::preset::{Preset, Spec};
+use crate::model::preset::{LayerKind, Preset, Spec};
 use crate::model::tokenizer::Tokenizer;
 
 /// Is the number of bits of a state.
@@ -42,30 +42,59 @@ impl Permutation {
 
 /// Is one layer: the states at these distances are permuted and xored in.
 #[derive(Debug, Clone)]
-pub(crate) struct Layer {
+pub(crate) struct Round {
     /// Lists distances and permutations.
     pub taps: Vec<(usize, Permutation)>,
+    /// Says what stands for a state before the first token.
+    pub missing: Missing,
+}
+
+/// Says what a layer fetches where its distance reaches before the first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// The position's own state: attention falls back to it.
+    Own,
+    /// Nothing: a convolution's state starts as zeros. The first and third missing operand count as ones, others as zeros,
+    /// because a step rises behind the whole number in its middle (`weights::parity`).
+    Nothing,
+}
+
+impl Round {
+    /// Returns the state at `t` behind this layer, from all states before it.
+    fn state(&self, before: &[u32], t: usize) -> u32 {
+        let mut state = before[t];
+        let mut n_missing = 0_u32;
+        for (distance, permutation) in &self.taps {
+            match (t.checked_sub(*distance), self.missing) {
+                (Some(from), _) => state ^= permutation.apply(before[from]),
+                (None, Missing::Own) => state ^= permutation.apply(before[t]),
+                (None, Missing::Nothing) => n_missing += 1,
+            }
+        }
+        if n_missing.div_ceil(2) % 2 == 1 { !state } else { state }
+    }
 }
 
 /// Is the function of one seed.
 #[derive(Debug, Clone)]
 pub struct HashNet {
     seed: u64,
-    pub(crate) layers: Vec<Layer>,
+    pub(crate) rounds: Vec<Round>,
 }
 
 impl HashNet {
     /// Returns the function that `seed` names for models of this shape.
     pub(crate) fn new(spec: &Spec, seed: u64) -> Self {
         let mut rng = rng(seed, 1);
-        let layers = spec
+        let rounds = spec
             .layers
             .iter()
-            .map(|layer| Layer {
+            .map(|layer| Round {
                 taps: (1..=layer.n_offsets).map(|i| (i * layer.stride, Permutation::random(&mut rng))).collect(),
+                missing: if layer.kind == LayerKind::Convolution { Missing::Nothing } else { Missing::Own },
             })
             .collect();
-        Self { seed, layers }
+        Self { seed, rounds }
     }
 
     pub(crate) fn seed(&self) -> u64 {
@@ -86,14 +115,8 @@ impl HashNet {
     /// Cost: O(n x layers); for tests.
     pub fn state(&self, tokens: &[Token]) -> u32 {
         let mut states: Vec<u32> = tokens.iter().map(|&token| self.code(token)).collect();
-        for layer in &self.layers {
-            // A position without a token so far back fetches its own state instead.
-            let fetch = |t: usize, (distance, permutation): &(usize, Permutation)| {
-                permutation.apply(states[t.checked_sub(*distance).unwrap_or(t)])
-            };
-            states = (0..states.len())
-                .map(|t| layer.taps.iter().fold(states[t], |state, tap| state ^ fetch(t, tap)))
-                .collect();
+        for round in &self.rounds {
+            states = (0..states.len()).map(|t| round.state(&states, t)).collect();
         }
         states.last().copied().unwrap_or(0)
     }

@@ -1,6 +1,6 @@
 //! The presets: which architecture, how large, which layers.
 //!
-//! Not here: the weights. One table, so that sizes and reach can be read side by side.
+//! Not here: the weights. The idea: one table, so that sizes and reach can be read side by side.
 
 use warmpath_gguf::TensorType;
 
@@ -37,35 +37,82 @@ impl Preset {
     /// Returns what the preset's model is made of.
     pub(crate) fn spec(self) -> Spec {
         match self {
-            Self::Tiny => Spec {
-                architecture: "llama",
-                width: 128,
-                n_ff: 672,
-                weight_type: TensorType::F16,
-                context_tokens: 8192,
-                layers: [1, 9, 81, 729].map(|stride| LayerSpec { kind: LayerKind::Full, stride, n_offsets: 8 }).to_vec(),
+            Self::Tiny => Spec { layers: [1, 9, 81, 729].map(|stride| full(stride, 8)).to_vec(), ..TINY },
+            Self::TinySwa => Spec {
+                architecture: "granite-swa",
+                layers: vec![sliding(1, 8), full(81, 8), sliding(9, 8), full(729, 8)],
+                ..TINY
+            },
+            Self::TinyHybrid => Spec {
+                architecture: "lfm2",
+                width: 256,
+                n_heads: 4,
+                n_ff: 416,
+                layers: vec![
+                    convolution(3),
+                    full(4, 4),
+                    full(20, 4),
+                    convolution(3),
+                    full(100, 4),
+                    full(500, 4),
+                    full(2500, 4),
+                ],
+                ..TINY
+            },
+            Self::TinyRecurrent => Spec {
+                architecture: "mamba",
+                width: 64,
+                n_heads: 0,
+                n_ff: 0,
+                weight_type: TensorType::F32,
+                layers: vec![Layer { kind: LayerKind::Recurrent, stride: 1, n_offsets: 0 }; 4],
+                ..TINY
             },
             Self::Bench => Spec {
-                architecture: "llama",
                 width: 512,
                 n_ff: 1536,
                 weight_type: TensorType::Q8_0,
                 context_tokens: 32768,
-                layers: (0..12)
-                    .map(|il| LayerSpec { kind: LayerKind::Full, stride: 3_usize.pow(il % 10), n_offsets: 2 })
-                    .collect(),
+                constant: 256.0,
+                rope_base: 0.2529,
+                layers: (0..12).map(|il| full(3_usize.pow(il % 10), 2)).collect(),
+                ..TINY
             },
-            Self::TinySwa | Self::TinyRecurrent | Self::TinyHybrid => unimplemented!("not yet made"),
         }
     }
 }
 
-/// Is the number of query heads of an attention layer.
-pub(crate) const N_HEADS: usize = 8;
+/// Is what `tiny` is made of, layers aside, and what other presets start from.
+const TINY: Spec = Spec {
+    architecture: "llama",
+    width: 128,
+    n_heads: 8,
+    n_ff: 672,
+    weight_type: TensorType::F16,
+    context_tokens: 8192,
+    constant: 2048.0,
+    rope_base: 0.1374,
+    layers: Vec::new(),
+};
+
+fn full(stride: usize, n_offsets: usize) -> Layer {
+    Layer { kind: LayerKind::Full, stride, n_offsets }
+}
+
+fn sliding(stride: usize, n_offsets: usize) -> Layer {
+    Layer { kind: LayerKind::Sliding, stride, n_offsets }
+}
+
+fn convolution(n_offsets: usize) -> Layer {
+    Layer { kind: LayerKind::Convolution, stride: 1, n_offsets }
+}
+
 /// Is the number of key and value heads of an attention layer.
 pub(crate) const N_KV_HEADS: usize = 2;
 /// Is the size of one head.
 pub(crate) const HEAD_SIZE: usize = 64;
+/// Is the window of a sliding layer: the farthest distance that one fetches, 72, lies inside it. Units: tokens.
+pub(crate) const WINDOW_TOKENS: usize = 128;
 
 /// Says what a model is made of.
 #[derive(Debug, Clone)]
@@ -74,19 +121,30 @@ pub(crate) struct Spec {
     pub architecture: &'static str,
     /// Is the size of the residual stream.
     pub width: usize,
+    /// Is the number of query heads of an attention layer.
+    pub n_heads: usize,
     /// Is the number of hidden units of a feed-forward layer.
     pub n_ff: usize,
     /// Is the type of the matrices.
     pub weight_type: TensorType,
     /// Is the longest context.
     pub context_tokens: usize,
+    /// Is the value of the constant channel.
+    ///
+    /// Larger makes norms depend less on the content; 8-bit weights, whose scales are 16-bit floats, bear less of it.
+    pub constant: f32,
+    /// Is the base of the rotary frequencies; below 1, so that they rise, from 1 radian a token.
+    ///
+    /// Source: our search for the base that tells the distances that matter apart from all others up to the context's
+    /// length (`docs/decisions/0004-test-models.md`).
+    pub rope_base: f32,
     /// Lists the layers.
-    pub layers: Vec<LayerSpec>,
+    pub layers: Vec<Layer>,
 }
 
 /// Says what one layer does: it fetches the states `stride`, `2 x stride`, ..., `n_offsets x stride` tokens back.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LayerSpec {
+pub(crate) struct Layer {
     /// Says how the layer fetches.
     pub kind: LayerKind,
     /// Units: tokens.
@@ -100,4 +158,10 @@ pub(crate) struct LayerSpec {
 pub(crate) enum LayerKind {
     /// Attention over the whole context.
     Full,
+    /// Attention over the last [`WINDOW_TOKENS`].
+    Sliding,
+    /// A short convolution, whose state is the last inputs.
+    Convolution,
+    /// A selective state space, whose state decays.
+    Recurrent,
 }

@@ -7,9 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warmpath_gguf::{Value, Writer};
 
 use crate::model::hash_net::HashNet;
-use crate::model::preset::{HEAD_SIZE, N_HEADS, N_KV_HEADS, Preset, Spec};
+use crate::model::preset::{HEAD_SIZE, Layer, LayerKind, N_KV_HEADS, Preset, Spec, WINDOW_TOKENS};
 use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::{ROPE_BASE, tensors};
+use crate::model::weights::{recurrent, tensors};
 
 /// Writes the model that `preset` and `seed` name to `out`, with the tokenizer of `vocab` or our own.
 ///
@@ -49,21 +49,52 @@ fn set_metadata(writer: &mut Writer, preset: Preset, spec: &Spec) -> anyhow::Res
     let arch = spec.architecture;
     writer.set("general.architecture", Value::Text(arch))?;
     writer.set("general.name", Value::Text(&format!("warmpath {}", preset.name())))?;
-    writer.set("general.file_type", Value::U32(if preset == Preset::Bench { 7 } else { 1 }))?;
-    for (key, number) in [
-        ("context_length", spec.context_tokens),
-        ("embedding_length", spec.width),
-        ("block_count", spec.layers.len()),
-        ("feed_forward_length", spec.n_ff),
-        ("attention.head_count", N_HEADS),
-        ("attention.head_count_kv", N_KV_HEADS),
-        ("attention.key_length", HEAD_SIZE),
-        ("attention.value_length", HEAD_SIZE),
-        ("rope.dimension_count", HEAD_SIZE),
-    ] {
-        writer.set(&format!("{arch}.{key}"), Value::U32(u32::try_from(number)?))?;
+    let mut number = |key: &str, value: usize| -> anyhow::Result<()> {
+        Ok(writer.set(&format!("{arch}.{key}"), Value::U32(u32::try_from(value)?))?)
+    };
+    number("context_length", spec.context_tokens)?;
+    number("embedding_length", spec.width)?;
+    number("block_count", spec.layers.len())?;
+    number("feed_forward_length", spec.n_ff)?;
+    number("attention.head_count", spec.n_heads)?;
+    if spec.n_heads > 0 {
+        number("attention.key_length", HEAD_SIZE)?;
+        number("attention.value_length", HEAD_SIZE)?;
+        number("rope.dimension_count", HEAD_SIZE)?;
     }
     writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), Value::F32(1e-6))?;
-    writer.set(&format!("{arch}.rope.freq_base"), Value::F32(ROPE_BASE))?;
+    writer.set(&format!("{arch}.rope.freq_base"), Value::F32(spec.rope_base))?;
+    set_own_metadata(writer, spec)
+}
+
+/// Sets the keys that only some architectures have.
+fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
+    let key = |key: &str| format!("{}.{key}", spec.architecture);
+    let has = |kind: LayerKind| spec.layers.iter().any(|layer| layer.kind == kind);
+    let kv_heads = |layer: &Layer| if layer.kind == LayerKind::Convolution { 0 } else { N_KV_HEADS as i32 };
+    if has(LayerKind::Recurrent) {
+        for (name, value) in [
+            ("ssm.conv_kernel", recurrent::KERNEL),
+            ("ssm.inner_size", 2 * spec.width),
+            ("ssm.state_size", recurrent::STATE_SIZE),
+            ("ssm.time_step_rank", recurrent::TIME_STEP_RANK),
+        ] {
+            writer.set(&key(name), Value::U32(u32::try_from(value)?))?;
+        }
+    } else {
+        let kv_heads: Vec<i32> = spec.layers.iter().map(kv_heads).collect();
+        writer.set(&key("attention.head_count_kv"), Value::I32s(&kv_heads))?;
+    }
+    if has(LayerKind::Convolution) {
+        let reach = spec.layers.iter().filter(|layer| layer.kind == LayerKind::Convolution).map(|layer| layer.n_offsets);
+        let length = reach.max().unwrap_or(0) + 1;
+        writer.set(&key("shortconv.l_cache"), Value::U32(u32::try_from(length)?))?;
+    }
+    if has(LayerKind::Sliding) {
+        let pattern: Vec<bool> = spec.layers.iter().map(|layer| layer.kind == LayerKind::Sliding).collect();
+        writer.set(&key("attention.sliding_window"), Value::U32(u32::try_from(WINDOW_TOKENS)?))?;
+        writer.set(&key("attention.sliding_window_pattern"), Value::Bools(&pattern))?;
+        writer.set(&key("logit_scale"), Value::F32(1.0))?;
+    }
     Ok(())
 }
