@@ -69,6 +69,12 @@ impl FragmentCache {
         tokens
     }
 
+    /// Waits until the cache has weighed every entry.
+    #[cfg(test)]
+    pub fn settle(&self) {
+        self.cache.run_pending_tasks();
+    }
+
     pub fn counters(&self) -> CacheCounters {
         CacheCounters {
             hits: self.hits.load(Ordering::Relaxed),

@@ -33,9 +33,10 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         messages.push(Json::Object(fit(message, caps).map_err(refused)?));
     }
     variables.insert("messages".to_owned(), Json::Array(messages));
-    if let Some(tools) = request.tools.as_ref().filter(|tools| !tools.is_empty()) {
-        variables.insert("tools".to_owned(), Json::Array(tools.clone()));
-    }
+    // As transformers does, which always defines these two.
+    let tools = request.tools.clone().filter(|tools| !tools.is_empty());
+    variables.insert("tools".to_owned(), tools.map_or(Json::Null, Json::Array));
+    variables.entry("documents").or_insert(Json::Null);
     if let Some(add) = request.add_generation_prompt {
         variables.insert("add_generation_prompt".to_owned(), Json::Bool(add));
     } else {

@@ -5,6 +5,7 @@
 
 mod python;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
@@ -12,6 +13,7 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 
 use crate::error::PromptError;
+use crate::messages::to_template_value;
 
 /// Is the longest source of a chat template that is compiled.
 ///
@@ -72,18 +74,26 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders the template with `variables`, a map.
+    /// Renders the template with the fields of a JSON object.
     ///
     /// Errors: `Refused` where the template calls `raise_exception`, `Template` where it fails or runs too long,
     /// `TooLong` over [`RENDERED_BYTES_MAX`].
-    pub fn render(&self, variables: Value) -> Result<String, PromptError> {
+    pub fn render_json(&self, variables: &serde_json::Value) -> Result<String, PromptError> {
+        self.render(to_template_value(variables))
+    }
+
+    /// Renders the template with `variables`, a map.
+    pub(crate) fn render(&self, variables: Value) -> Result<String, PromptError> {
         let template = self.environment.get_template(NAME).map_err(failed)?;
         let mut text = LimitedText { bytes: Vec::new(), full: false };
-        let rendered = template.render_captured_to(variables, &mut text);
+        // minijinja 3.0.5 panics on `list[::-1]` of an empty list (its ops.rs, range_step_backwards).
+        let render = AssertUnwindSafe(|| template.render_captured_to(variables, &mut text).map(drop));
+        let rendered = catch_unwind(render);
         if text.full {
             return Err(PromptError::TooLong { what: "the rendered prompt", bytes_max: RENDERED_BYTES_MAX });
         }
-        rendered.map(drop).map_err(failed)?;
+        let reason = "the template engine panicked".to_owned();
+        rendered.map_err(|_| PromptError::Template { reason })?.map_err(failed)?;
         String::from_utf8(text.bytes).map_err(|error| PromptError::Template { reason: error.to_string() })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Not here: the settings that both have. The idea: functions, filters and methods that give Python's results.
 
-use minijinja::value::Value;
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::Clock;
@@ -18,7 +18,20 @@ pub(super) struct Raised(pub String);
 /// Adds transformers' functions and filters to `environment`.
 pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
     environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_formatter(|out, state, value| match float_text(value) {
+        Some(text) => Ok(out.write_str(&text)?),
+        None => escape_formatter(out, state, value),
+    });
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("string", |value: &Value| -> Value {
+        match (value.as_str(), float_text(value)) {
+            (Some(_), _) => value.clone(),
+            (None, Some(text)) => Value::from(text),
+            (None, None) => Value::from(value.to_string()),
+        }
+    });
+    // Python's None is no iterable; minijinja takes it for an empty one.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_string())))
     });
@@ -26,6 +39,12 @@ pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
         jiff::fmt::strtime::format(&format, &clock())
             .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
     });
+}
+
+/// Returns Python's text of a float; `None` for anything else.
+fn float_text(value: &Value) -> Option<String> {
+    let float = value.kind() == ValueKind::Number && !value.is_integer();
+    float.then(|| f64::try_from(value.clone()).ok().map(json::float_repr)).flatten()
 }
 
 /// Replaces `{% generation %}` and `{% endgeneration %}`, which mark training data only, by blocks that do nothing.

@@ -140,7 +140,7 @@ fn number(value: &Value) -> String {
 }
 
 /// Returns Python's `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
-fn float_repr(float: f64) -> String {
+pub(super) fn float_repr(float: f64) -> String {
     if float.is_nan() {
         return "NaN".to_owned();
     }
