@@ -177,7 +177,10 @@ fn drain_timeout(flags: &Flags) -> Result<Duration, ConfigError> {
 fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
     let visible = |name: &String| !name.is_empty() && name.len() <= 128 && name.bytes().all(|b| b.is_ascii_graphic());
     if flags.name.as_ref().is_some_and(|name| !visible(name)) {
-        return Err(ConfigError::Range { flag: "name", reason: "must be 1 to 128 visible ASCII characters".to_owned() });
+        return Err(ConfigError::Range {
+            flag: "name",
+            reason: "must be 1 to 128 visible ASCII characters".to_owned(),
+        });
     }
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
@@ -190,10 +193,8 @@ fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
 fn parse_uid(text: &str) -> Result<WorkerUid, ConfigError> {
     let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
     let uid = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
-    uid.map(WorkerUid).ok_or_else(|| ConfigError::Range {
-        flag: "worker-id",
-        reason: "must be 16 hexadecimal digits".to_owned(),
-    })
+    uid.map(WorkerUid)
+        .ok_or_else(|| ConfigError::Range { flag: "worker-id", reason: "must be 16 hexadecimal digits".to_owned() })
 }
 
 #[cfg(test)]
@@ -215,7 +216,10 @@ mod tests {
     fn understands_the_short_forms_of_llama_server() {
         let config = config("-m a.gguf -np 3 -c 4096 -t 2 -tb 5 -ngl 7 -b 64 -ub 32 -ctk q8_0 -fa on -kvu").unwrap();
         let engine = config.engine;
-        assert_eq!((engine.n_slots, engine.context_tokens_total, engine.threads, engine.threads_batch), (3, 4096, 2, 5));
+        assert_eq!(
+            (engine.n_slots, engine.context_tokens_total, engine.threads, engine.threads_batch),
+            (3, 4096, 2, 5)
+        );
         assert_eq!((engine.n_gpu_layers, engine.batch_tokens, engine.ubatch_tokens), (7, 64, 32));
         assert_eq!((engine.flash_attn, engine.kv_unified), (Switch::On, Switch::On));
     }

@@ -126,7 +126,9 @@ impl GenerationFields {
         match n {
             -1 => Ok(None),
             1.. => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
-            _ => Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is {n}"))),
+            _ => {
+                Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is {n}")))
+            }
         }
     }
 
@@ -136,7 +138,12 @@ impl GenerationFields {
             seed: resolve_seed(self.seed),
             temperature: within("temperature", self.temperature, 0.0..=100.0, default.temperature)?,
             dynatemp_range: within("dynatemp_range", self.dynatemp_range, 0.0..=100.0, default.dynatemp_range)?,
-            dynatemp_exponent: within("dynatemp_exponent", self.dynatemp_exponent, 0.0..=100.0, default.dynatemp_exponent)?,
+            dynatemp_exponent: within(
+                "dynatemp_exponent",
+                self.dynatemp_exponent,
+                0.0..=100.0,
+                default.dynatemp_exponent,
+            )?,
             top_k: within("top_k", self.top_k, -1..=i32::MAX, default.top_k)?,
             top_p: within("top_p", self.top_p, 0.0..=1.0, default.top_p)?,
             min_p: within("min_p", self.min_p, 0.0..=1.0, default.min_p)?,
@@ -146,12 +153,32 @@ impl GenerationFields {
             xtc_threshold: within("xtc_threshold", self.xtc_threshold, 0.0..=1.0, default.xtc_threshold)?,
             repeat_last_n: within("repeat_last_n", self.repeat_last_n, -1..=i32::MAX, default.repeat_last_n)?,
             repeat_penalty: within("repeat_penalty", self.repeat_penalty, 0.01..=100.0, default.repeat_penalty)?,
-            presence_penalty: within("presence_penalty", self.presence_penalty, -100.0..=100.0, default.presence_penalty)?,
-            frequency_penalty: within("frequency_penalty", self.frequency_penalty, -100.0..=100.0, default.frequency_penalty)?,
+            presence_penalty: within(
+                "presence_penalty",
+                self.presence_penalty,
+                -100.0..=100.0,
+                default.presence_penalty,
+            )?,
+            frequency_penalty: within(
+                "frequency_penalty",
+                self.frequency_penalty,
+                -100.0..=100.0,
+                default.frequency_penalty,
+            )?,
             dry_multiplier: within("dry_multiplier", self.dry_multiplier, 0.0..=100.0, default.dry_multiplier)?,
             dry_base: within("dry_base", self.dry_base, 1.0..=100.0, default.dry_base)?,
-            dry_allowed_length: within("dry_allowed_length", self.dry_allowed_length, 0..=i32::MAX, default.dry_allowed_length)?,
-            dry_penalty_last_n: within("dry_penalty_last_n", self.dry_penalty_last_n, -1..=i32::MAX, default.dry_penalty_last_n)?,
+            dry_allowed_length: within(
+                "dry_allowed_length",
+                self.dry_allowed_length,
+                0..=i32::MAX,
+                default.dry_allowed_length,
+            )?,
+            dry_penalty_last_n: within(
+                "dry_penalty_last_n",
+                self.dry_penalty_last_n,
+                -1..=i32::MAX,
+                default.dry_penalty_last_n,
+            )?,
             dry_sequence_breakers: resolve_breakers(self.dry_sequence_breakers, default.dry_sequence_breakers)?,
             mirostat: within("mirostat", self.mirostat, 0..=2, default.mirostat)?,
             mirostat_tau: within("mirostat_tau", self.mirostat_tau, 0.0..=100.0, default.mirostat_tau)?,

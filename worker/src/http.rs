@@ -61,3 +61,6 @@ async fn path_unknown(uri: Uri) -> RequestError {
 async fn method_refused(method: Method, uri: Uri) -> RequestError {
     RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
 }
+
+#[cfg(test)]
+mod tests;

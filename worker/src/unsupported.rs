@@ -41,11 +41,7 @@ const REFUSED: &[Refused] = &[
     refused("t_max_predict_ms", Some("only 0"), |value| value.as_f64().is_some_and(|ms| ms <= 0.0)),
 ];
 
-const fn refused(
-    param: &'static str,
-    only: Option<&'static str>,
-    asks_for_nothing: fn(&Value) -> bool,
-) -> Refused {
+const fn refused(param: &'static str, only: Option<&'static str>, asks_for_nothing: fn(&Value) -> bool) -> Refused {
     Refused { param, only, asks_for_nothing }
 }
 

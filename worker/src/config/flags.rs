@@ -10,7 +10,11 @@ use clap::{Parser, ValueEnum};
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "warmpath-worker", version, about = "Serves one GGUF model with llama.cpp and says what it has cached")]
+#[command(
+    name = "warmpath-worker",
+    version,
+    about = "Serves one GGUF model with llama.cpp and says what it has cached"
+)]
 pub struct Flags {
     /// GGUF file of the model.
     #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]

@@ -29,7 +29,8 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
     let serving = app.serving()?;
     let file = &serving.vocabulary;
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
-    let known = known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
+    let known =
+        known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
     let described = [
         (header::ETAG.as_str(), file.etag.clone()),
         (MODEL_FINGERPRINT, serving.model.fingerprint.to_string()),

@@ -138,9 +138,10 @@ impl Answer {
             None => return Err(EngineError::Stopped.into()),
         };
         choices[0].cached_tokens = started.cached_tokens;
-        let events = receivers.into_iter().enumerate().map(|(idx, receiver)| {
-            UnboundedReceiverStream::new(receiver).map(move |event| (idx, event)).boxed()
-        });
+        let events = receivers
+            .into_iter()
+            .enumerate()
+            .map(|(idx, receiver)| UnboundedReceiverStream::new(receiver).map(move |event| (idx, event)).boxed());
         let events = futures::stream::select_all(events);
         Ok(Self { delivery, started, n_open: choices.len(), choices, events, clock })
     }

@@ -45,10 +45,10 @@ impl Published {
         for announced in self.runs.values() {
             let stretches = announced.keys.split(Option::is_none).filter(|stretch| !stretch.is_empty());
             let n_runs_before = runs.len();
-            runs.extend(stretches.map(|stretch| Run {
-                keys: stretch.iter().copied().flatten().collect(),
-                ..announced.form.clone()
-            }));
+            runs.extend(
+                stretches
+                    .map(|stretch| Run { keys: stretch.iter().copied().flatten().collect(), ..announced.form.clone() }),
+            );
             // A checkpoint's run can be resumed at its own last block only, so what lies before a hole cannot.
             if announced.form.resume == Resume::LastBlock {
                 let keep_from = match announced.keys.last() {
@@ -127,7 +127,8 @@ mod tests {
     }
 
     fn any_change() -> impl Strategy<Value = Change> {
-        let keys = || prop::collection::btree_set(0_u64..12, 0..6).prop_map(|keys| keys.into_iter().map(BlockKey).collect());
+        let keys =
+            || prop::collection::btree_set(0_u64..12, 0..6).prop_map(|keys| keys.into_iter().map(BlockKey).collect());
         let stored = (keys(), any::<bool>(), any::<bool>(), 0_u16..3).prop_map(|(keys, every, ready, slot)| {
             Change::Stored(Run {
                 keys,

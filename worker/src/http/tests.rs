@@ -1,0 +1,55 @@
+//! Tests of the phases before and after a model is there.
+
+use std::sync::Arc;
+
+use axum::http::HeaderValue;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::serving::Phase;
+
+/// Serves a worker whose model is still loading; returns its address and its phase.
+async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
+    let (phase, seen) = watch::channel(Phase::Loading { percent });
+    let worker = HeaderValue::from_static("w");
+    let app = App { phase: seen, worker, body_bytes_max: 1000, metrics: Arc::new(Metrics::new()) };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let base = format!("http://{}", listener.local_addr().expect("it is bound"));
+    tokio::spawn(async move { axum::serve(listener, router(app)).await });
+    (base, phase)
+}
+
+#[tokio::test]
+async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
+    let (base, phase) = loading(42).await;
+    let get = async |path: &str| {
+        let response = reqwest::get(format!("{base}{path}")).await.expect("a response");
+        (response.status().as_u16(), response.json::<Value>().await.expect("JSON"))
+    };
+    assert_eq!(get("/livez").await, (200, json!({"status": "ok"})));
+    assert_eq!(get("/readyz").await, (503, json!({"status": "loading", "progress": 0.42})));
+    phase.send_replace(Phase::Loading { percent: 90 });
+    assert_eq!(get("/readyz").await.1["progress"], 0.9);
+    for path in ["/health", "/v1/models", "/props", "/slots", SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH] {
+        let (status, body) = get(path).await;
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("model_loading")), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_to_a_worker_that_loads_is_told_to_come_again() {
+    let (base, _phase) = loading(10).await;
+    let body = r#"{"messages": [{"role": "user", "content": "a"}]}"#;
+    let request = reqwest::Client::new().post(format!("{base}/v1/chat/completions")).body(body);
+    let response = request.header("x-request-id", "early").send().await.expect("a response");
+    assert_eq!((response.status().as_u16(), response.headers()["retry-after"].as_bytes()), (503, &b"5"[..]));
+    assert_eq!(
+        (response.headers()["x-request-id"].as_bytes(), &response.headers()["x-warmpath-worker"]),
+        (&b"early"[..], &HeaderValue::from_static("w"))
+    );
+    let error: Value = response.json().await.expect("JSON");
+    assert!(error["error"]["message"].as_str().is_some_and(|text| text.contains("10 %")), "{error}");
+}

@@ -1,0 +1,147 @@
+//! A worker in the test's own process on a free port, and a client for it.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_model;
+use warmpath_worker::config::flags::Flags;
+use warmpath_worker::config::resolve;
+use warmpath_worker::start::{RunError, bind};
+
+/// Is how long a test waits for what must come.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns a folder for files that tests make.
+pub fn folder() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-http");
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    folder
+}
+
+/// Returns the tiny model, made once.
+pub fn tiny() -> &'static Path {
+    static TINY: OnceLock<PathBuf> = OnceLock::new();
+    TINY.get_or_init(|| cached_model(Preset::Tiny, 1, &folder()).expect("the model can be made"))
+}
+
+/// Is a running worker.
+pub struct TestWorker {
+    base: String,
+    client: Client,
+    stop: CancellationToken,
+    served: JoinHandle<Result<(), RunError>>,
+}
+
+impl TestWorker {
+    /// Starts a worker with `flags` besides those for the model and the address, and waits until it is ready.
+    pub async fn start(flags: &str) -> Self {
+        // One thread each: many workers on few processors would wait for each other in every step.
+        let fixed = "--listen 127.0.0.1:0 --alias tiny --threads 1";
+        let command = format!("warmpath-worker --model {} {fixed} {flags}", tiny().display());
+        let flags = Flags::from_command_line(command.split_whitespace().map(Into::into)).expect("the flags parse");
+        let bound = bind(resolve(flags).expect("the flags fit together")).await.expect("the worker binds");
+        let base = format!("http://{}", bound.address());
+        let stop = CancellationToken::new();
+        let served = tokio::spawn(bound.serve(stop.clone().cancelled_owned()));
+        let worker = Self { base, client: Client::new(), stop, served };
+        worker.until("the worker is ready", async |worker| worker.get("/readyz").await.status().is_success()).await;
+        worker
+    }
+
+    /// Asks the worker to stop and returns what its life came to.
+    pub async fn stop(self) -> Result<(), RunError> {
+        self.stop.cancel();
+        tokio::time::timeout(PATIENCE, self.served).await.expect("the worker stops").expect("the worker does not panic")
+    }
+
+    /// Asks the worker to stop, and goes on.
+    pub fn ask_to_stop(&self) {
+        self.stop.cancel();
+    }
+
+    pub async fn get(&self, path: &str) -> Response {
+        self.client.get(format!("{}{path}", self.base)).send().await.expect("the worker responds")
+    }
+
+    pub async fn get_json(&self, path: &str) -> Value {
+        let response = self.get(path).await;
+        assert!(response.status().is_success(), "{path}: {}", response.status());
+        response.json().await.expect("the response is JSON")
+    }
+
+    pub fn request(&self, path: &str) -> RequestBuilder {
+        self.client.get(format!("{}{path}", self.base))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> RequestBuilder {
+        self.client.post(format!("{}{path}", self.base)).body(body.to_string())
+    }
+
+    /// Posts bytes as they are.
+    pub async fn post_bytes(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
+        self.client.post(format!("{}{path}", self.base)).body(body).send().await.expect("the worker responds")
+    }
+
+    /// Returns the object of a request that succeeds.
+    pub async fn ask(&self, path: &str, body: Value) -> Value {
+        let response = self.post(path, &body).send().await.expect("the worker responds");
+        let status = response.status();
+        let object: Value = response.json().await.expect("the response is JSON");
+        assert_eq!(status, StatusCode::OK, "{object}");
+        object
+    }
+
+    /// Returns the events of a stream that begins, without the last, `[DONE]`.
+    pub async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
+        let response = self.post(path, &body).send().await.expect("the worker responds");
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut events = events(&response.text().await.expect("the stream ends well"));
+        assert_eq!(events.pop(), Some(Value::String("[DONE]".to_owned())));
+        events
+    }
+
+    /// Begins an answer that goes on for thousands of tokens; returns once its first text is here.
+    pub async fn begin_long(&self) -> impl futures::Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin + use<> {
+        let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "temperature": 0});
+        let response = self.post("/v1/completions", &body).send().await.expect("the worker responds");
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut stream = Box::pin(response.bytes_stream());
+        stream.next().await.expect("there is a first text").expect("the stream is whole");
+        stream
+    }
+
+    /// Asks again and again until `holds`; fails after [`PATIENCE`].
+    pub async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self).await {
+            assert!(Instant::now() < deadline, "it never came true that {what}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Returns the value of a metric without labels.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").await.text().await.expect("metrics are text");
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("warmpath_worker_{name} ")));
+        line.unwrap_or_else(|| panic!("{name} is not in {text}")).parse().expect("a metric is a number")
+    }
+}
+
+/// Returns the content of every `data:` line: JSON, or text where it is none.
+pub fn events(text: &str) -> Vec<Value> {
+    let lines = text.split("\n\n").filter(|event| !event.is_empty());
+    let content = lines.map(|event| event.strip_prefix("data: ").unwrap_or_else(|| panic!("no data line: {event:?}")));
+    content.map(|content| serde_json::from_str(content).unwrap_or_else(|_| Value::String(content.to_owned()))).collect()
+}
+
+/// Returns one user's message.
+pub fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}

@@ -1,0 +1,147 @@
+//! A worker's beginning and end: what it refuses to load, how it drains.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use futures::StreamExt;
+use reqwest::StatusCode;
+use serde_json::json;
+
+use crate::harness::{PATIENCE, TestWorker, events, folder, tiny};
+
+fn run_to_end(model: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+        .args(["--listen", "127.0.0.1:0", "--model"])
+        .arg(model)
+        .output()
+        .expect("the worker runs")
+}
+
+#[test]
+fn a_model_that_cannot_be_served_is_named_and_the_worker_exits_with_an_error() {
+    let whole = std::fs::read(tiny()).expect("the model can be read");
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder().join(name);
+        std::fs::write(&path, bytes).expect("the file is written");
+        path
+    };
+    let mut wrong_version = whole.clone();
+    wrong_version[4..8].copy_from_slice(&77_u32.to_le_bytes());
+    let cases = [
+        (folder().join("missing.gguf"), "No such file"),
+        (write("empty.gguf", b""), ""),
+        (write("text.gguf", b"this is not a model, it is a text of some length"), "GGUF"),
+        (write("truncated.gguf", &whole[..whole.len() / 2]), "truncated"),
+        (write("header-cut.gguf", &whole[..100]), ""),
+        (write("version.gguf", &wrong_version), "version"),
+    ];
+    for (path, says) in cases {
+        let output = run_to_end(&path);
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{}: {log}", path.display());
+        assert!(log.contains(&path.display().to_string()), "{} is not named: {log}", path.display());
+        assert!(log.contains(says), "{}: {log}", path.display());
+    }
+}
+
+/// Is the worker's program, ended when the test is.
+struct Program {
+    child: Child,
+    base: String,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Program {
+    fn start(flags: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+            .args(["--listen", "127.0.0.1:0", "--slots", "1", "--threads", "1", "--model"])
+            .arg(tiny())
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the worker starts");
+        let mut log = BufReader::new(child.stderr.take().expect("there is a log"));
+        let mut line = String::new();
+        let base = loop {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).expect("the log is text"), 0, "the worker ended");
+            if let Some((_, address)) = line.trim().split_once("listening on ") {
+                break address.to_owned();
+            }
+        };
+        std::thread::spawn(move || std::io::copy(&mut log.by_ref(), &mut std::io::sink()));
+        Self { child, base }
+    }
+
+    fn terminate(&self) {
+        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    async fn exit_code(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the worker does not end");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn until_status(&self, path: &str, status: u16) {
+        let deadline = Instant::now() + PATIENCE;
+        let url = format!("{}{path}", self.base);
+        while reqwest::get(&url).await.is_ok_and(|response| response.status().as_u16() != status) {
+            assert!(Instant::now() < deadline, "{path} never became {status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn sigterm_stops_admission_and_lets_streams_finish() {
+    let mut program = Program::start(&["--ctx-size", "4096", "--drain-timeout", "60"]);
+    program.until_status("/readyz", 200).await;
+    let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "max_tokens": 1000});
+    let client = reqwest::Client::new();
+    let url = format!("{}/v1/completions", program.base);
+    let running = client.post(&url).body(body.to_string()).send().await.expect("a response");
+    let mut stream = running.bytes_stream();
+    let mut text = stream.next().await.expect("there is a first text").expect("the stream is whole").to_vec();
+
+    program.terminate();
+    program.until_status("/readyz", 503).await;
+    let refused = client.post(&url).body(r#"{"prompt": "more"}"#).send().await.expect("a response");
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+
+    while let Some(chunk) = stream.next().await {
+        text.extend_from_slice(&chunk.expect("the stream is whole"));
+    }
+    let events = events(&String::from_utf8(text).expect("events are text"));
+    assert_eq!(events.last(), Some(&json!("[DONE]")), "the stream had its end");
+    assert_eq!(events[events.len() - 2]["timings"]["predicted_n"], 1000);
+    assert_eq!(program.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_stream_that_outlasts_the_drain_ends_with_an_error() {
+    let worker = TestWorker::start("--slots 1 --drain-timeout 0.05").await;
+    let mut running = worker.begin_long().await;
+    worker.ask_to_stop();
+    let mut text = Vec::new();
+    while let Some(chunk) = running.next().await {
+        text.extend_from_slice(&chunk.expect("the stream is whole"));
+    }
+    let events = events(&String::from_utf8(text).expect("events are text"));
+    assert_eq!(events.last().map(|event| &event["error"]["code"]), Some(&json!("draining")));
+    worker.stop().await.expect("it was asked to stop");
+}

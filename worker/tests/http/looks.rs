@@ -1,0 +1,105 @@
+//! The endpoints that show something: models, tokens, slots, properties, metrics.
+
+use serde_json::json;
+
+use crate::harness::{TestWorker, user};
+
+#[tokio::test]
+async fn models_lists_every_name_of_the_model() {
+    let worker = TestWorker::start("--slots 1 --alias org/other").await;
+    let list = worker.get_json("/v1/models").await;
+    let names: Vec<_> = list["data"].as_array().expect("an array").iter().map(|model| model["id"].clone()).collect();
+    assert_eq!(names, ["tiny", "org/other"]);
+    assert_eq!(worker.get_json("/v1/models/org/other").await["id"], "org/other");
+}
+
+#[tokio::test]
+async fn tokens_go_there_and_back() {
+    let worker = TestWorker::start("--slots 1").await;
+    let text = "Grüße, 世界! <|im_start|> 🙂";
+    let tokens = worker.ask("/tokenize", json!({"content": text, "parse_special": false})).await["tokens"].clone();
+    assert_eq!(worker.ask("/detokenize", json!({"tokens": tokens})).await["content"], text);
+
+    let parsed = worker.ask("/tokenize", json!({"content": "<|im_start|>"})).await["tokens"].clone();
+    assert_eq!(parsed.as_array().map(Vec::len), Some(1), "a control token is one token unless told otherwise");
+
+    let pieces = worker.ask("/tokenize", json!({"content": text, "parse_special": false, "with_pieces": true})).await;
+    let mut bytes = Vec::new();
+    for (piece, token) in
+        pieces["tokens"].as_array().expect("an array").iter().zip(tokens.as_array().expect("an array"))
+    {
+        assert_eq!(&piece["id"], token);
+        match piece["piece"].as_array() {
+            Some(raw) => {
+                bytes.extend(raw.iter().map(|byte| u8::try_from(byte.as_u64().expect("a byte")).expect("a byte")))
+            }
+            None => bytes.extend_from_slice(piece["piece"].as_str().expect("a text").as_bytes()),
+        }
+    }
+    assert_eq!(String::from_utf8(bytes).as_deref(), Ok(text));
+}
+
+#[tokio::test]
+async fn slots_show_what_runs_and_a_client_that_leaves_frees_its_slot() {
+    let worker = TestWorker::start("--slots 2").await;
+    let n_busy = async |worker: &TestWorker| {
+        let slots = worker.get_json("/slots").await;
+        slots.as_array().expect("an array").iter().filter(|slot| slot["is_processing"] == true).count()
+    };
+    let running = worker.begin_long().await;
+    worker.until("the running slot is shown", async |worker| n_busy(worker).await == 1).await;
+    let slots = worker.get_json("/slots").await;
+    let busy = slots.as_array().expect("an array").iter().find(|slot| slot["is_processing"] == true);
+    let busy = busy.expect("it goes on for thousands of tokens");
+    assert!(busy["request_id"].is_string() && busy["n_prompt_tokens"].as_u64() > Some(0), "{slots}");
+
+    drop(running);
+    worker.until("the slot is free", async |worker| worker.metric("slots_busy").await == 0.0).await;
+    assert_eq!(worker.metric("sequences_cancelled_total").await, 1.0);
+    let decoded = worker.metric("decode_tokens_total").await;
+    assert!(decoded < 8000.0, "it stopped long before the context was full: {decoded} tokens");
+    worker.until("no slot is shown as running", async |worker| n_busy(worker).await == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_it_waits_gives_up_its_place() {
+    let worker = TestWorker::start("--slots 1 --queue-max 1").await;
+    let running = worker.begin_long().await;
+    let waiting = tokio::spawn(worker.post("/v1/completions", &json!({"prompt": "Wait"})).send());
+    worker.until("one request waits", async |worker| worker.metric("queue_length").await == 1.0).await;
+    waiting.abort();
+    worker.until("none waits", async |worker| worker.metric("queue_length").await == 0.0).await;
+    drop(running);
+}
+
+#[tokio::test]
+async fn properties_are_those_of_llama_server() {
+    let worker = TestWorker::start("--slots 3 --ctx-size 1536").await;
+    let props = worker.get_json("/props").await;
+    assert_eq!(props["total_slots"], 3);
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
+    assert_eq!(props["default_generation_settings"]["params"]["top_k"], 40);
+    assert!(props["chat_template"].as_str().is_some_and(|template| template.contains("im_start")));
+    assert_eq!(props["eos_token"], "<|im_end|>");
+}
+
+#[tokio::test]
+async fn metrics_count_requests_and_tokens() {
+    let worker = TestWorker::start("--slots 1").await;
+    let body = json!({"messages": user("Count me"), "max_tokens": 5, "ignore_eos": true});
+    let answer = worker.ask("/v1/chat/completions", body.clone()).await;
+    worker.ask("/v1/chat/completions", body).await;
+    worker.post_bytes("/v1/chat/completions", "{").await;
+    let text = worker.get("/metrics").await.text().await.expect("text");
+    let requests = |status: u16| {
+        format!("warmpath_worker_requests_total{{endpoint=\"/v1/chat/completions\",status=\"{status}\"}}")
+    };
+    assert!(text.contains(&format!("{} 2\n", requests(200))), "{text}");
+    assert!(text.contains(&format!("{} 1\n", requests(400))), "{text}");
+    let prompt_tokens = answer["usage"]["prompt_tokens"].as_f64().expect("a number");
+    assert_eq!(worker.metric("prompt_tokens_total").await, 2.0 * prompt_tokens);
+    assert!(worker.metric("cached_tokens_total").await > 0.0);
+    assert_eq!(worker.metric("ttft_seconds_count").await, 2.0);
+    assert_eq!(worker.metric("tpot_seconds_count").await, 2.0);
+    assert_eq!(worker.metric("request_seconds_count").await, 2.0);
+}

@@ -1,0 +1,10 @@
+//! The worker over HTTP, with the real engine and a tiny model made by code.
+//!
+//! Not here: whether the tokens are right (the engine's own tests), several workers (`warmpath-tests`).
+
+mod answers;
+mod bad_input;
+mod harness;
+mod life;
+mod looks;
+mod summary;

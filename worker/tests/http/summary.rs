@@ -1,0 +1,166 @@
+//! What routers get: the snapshot, the stream, the vocabulary.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use reqwest::StatusCode;
+use serde_json::json;
+use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
+use tokio_util::io::StreamReader;
+use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::openai::ChatPrompt;
+use warmpath_common::summary::{
+    Body, Change, Frame, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, VOCABULARY_PATH,
+};
+use warmpath_prompt::{PromptMaker, PromptOptions};
+
+use crate::harness::{TestWorker, folder, user};
+
+/// Is what a router knows: each block with the rest of its run.
+#[derive(Debug, Default, PartialEq)]
+struct View {
+    blocks: BTreeMap<BlockKey, Run>,
+    seq: u64,
+    accepted: Vec<String>,
+}
+
+impl View {
+    fn apply(&mut self, frame: Frame) {
+        let follows = match frame.body {
+            Body::Update { .. } => self.seq + 1,
+            Body::Begin(_) => frame.stamp.seq,
+            _ => self.seq,
+        };
+        assert_eq!(frame.stamp.seq, follows, "the stream has a gap");
+        self.seq = frame.stamp.seq;
+        match frame.body {
+            Body::Begin(_) => self.blocks.clear(),
+            Body::Runs(runs) => runs.into_iter().for_each(|run| self.store(run)),
+            Body::End(_) => {}
+            Body::Update { changes, .. } => changes.into_iter().for_each(|change| match change {
+                Change::Stored(run) => self.store(run),
+                Change::Removed(keys) => keys.iter().for_each(|key| drop(self.blocks.remove(key))),
+                Change::Accepted(id) => self.accepted.push(id.as_str().to_owned()),
+            }),
+        }
+    }
+
+    fn store(&mut self, run: Run) {
+        for key in &run.keys {
+            self.blocks.insert(*key, Run { keys: Vec::new(), ..run.clone() });
+        }
+    }
+}
+
+async fn snapshot(worker: &TestWorker) -> Snapshot {
+    serde_json::from_value(worker.get_json(SNAPSHOT_PATH).await).expect("the snapshot is one")
+}
+
+async fn frames(worker: &TestWorker) -> impl futures::Stream<Item = Frame> + Unpin + use<> {
+    let response = worker.get(STREAM_PATH).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let bytes = StreamReader::new(response.bytes_stream().map(|chunk| chunk.map_err(std::io::Error::other)));
+    let frames = FramedRead::new(bytes, LengthDelimitedCodec::new());
+    Box::pin(frames.map(|bytes| Frame::decode(&bytes.expect("a frame is whole")).expect("a frame decodes")))
+}
+
+/// Applies frames until the view has the number `seq`.
+async fn follow(frames: &mut (impl futures::Stream<Item = Frame> + Unpin), view: &mut View, seq: u64) {
+    let mut complete = view.seq > 0;
+    while view.seq < seq || !complete {
+        let frame = tokio::time::timeout(crate::harness::PATIENCE, frames.next()).await.expect("a frame comes in time");
+        let frame = frame.expect("the stream goes on");
+        complete |= matches!(frame.body, Body::End(_));
+        view.apply(frame);
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_what_the_stream_says_after_any_traffic() {
+    let worker = TestWorker::start("--slots 3 --ctx-size 3072 --block-size 8").await;
+    let mut stream = frames(&worker).await;
+    let mut view = View::default();
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    for round in 0..30 {
+        let topic = ["owls ", "foxes ", "a long river "][rng.random_range(0..3)].repeat(rng.random_range(3..60));
+        let body = json!({"messages": user(&topic), "max_tokens": rng.random_range(1..20), "seed": round});
+        worker.ask("/v1/chat/completions", body).await;
+        let snapshot = snapshot(&worker).await;
+        follow(&mut stream, &mut view, snapshot.stamp.seq).await;
+        let mut from_snapshot = View::default();
+        snapshot.runs.into_iter().for_each(|run| from_snapshot.store(run));
+        // The stream may already be ahead, but only by heartbeats and load: nothing runs.
+        assert_eq!(from_snapshot.blocks, view.blocks, "round {round}");
+    }
+    assert_eq!(view.accepted.len(), 30);
+    assert!(view.blocks.values().all(|run| run.state == RunState::Ready), "nothing is being computed any more");
+}
+
+#[tokio::test]
+async fn a_running_requests_blocks_are_announced_under_the_keys_that_a_router_computes() {
+    let worker = TestWorker::start("--slots 1 --block-size 8").await;
+    let before = snapshot(&worker).await;
+    let mut stream = frames(&worker).await;
+    let chat: ChatPrompt =
+        serde_json::from_value(json!({"messages": user(&"Tell me more. ".repeat(20))})).expect("a chat");
+    let body = json!({"messages": chat.messages, "max_tokens": 2, "cache_salt": "tenant-1"});
+    let request = worker.post("/v1/chat/completions", &body).header("x-request-id", "announce-me");
+    let answer: serde_json::Value = request.send().await.expect("a response").json().await.expect("JSON");
+
+    let vocabulary = worker.get(VOCABULARY_PATH).await.bytes().await.expect("bytes");
+    let file = folder().join(format!("announced-{}.gguf", std::process::id()));
+    std::fs::write(&file, &vocabulary).expect("the vocabulary is written");
+    let prompt = PromptMaker::open(&file, PromptOptions::default()).expect("it opens").chat(&chat).expect("it renders");
+    assert_eq!(answer["usage"]["prompt_tokens"], prompt.tokens.len(), "router and worker count the same tokens");
+    let root = ChainRoot { model_fingerprint: &before.model.fingerprint.0, lora: &[], cache_salt: b"tenant-1" }.hash();
+    let keys: Vec<BlockKey> = block_chain(&root, &prompt.tokens, 8).iter().map(|hash| hash.key()).collect();
+
+    let mut announced = None;
+    let mut accepted = false;
+    let mut view = View::default();
+    while announced.is_none() || !accepted {
+        let frame = stream.next().await.expect("the stream goes on");
+        if let Body::Update { changes, .. } = &frame.body {
+            let filling = changes.iter().find_map(|change| match change {
+                Change::Stored(run) if run.state == RunState::Filling => Some(run.keys.clone()),
+                _ => None,
+            });
+            announced = announced.or(filling);
+            accepted |=
+                changes.iter().any(|change| matches!(change, Change::Accepted(id) if id.as_str() == "announce-me"));
+        }
+        view.apply(frame);
+    }
+    assert_eq!(announced, Some(keys), "the whole prompt's blocks, when the request is admitted");
+}
+
+#[tokio::test]
+async fn the_vocabulary_is_sent_once() {
+    let worker = TestWorker::start("--slots 1").await;
+    let response = worker.get(VOCABULARY_PATH).await;
+    let fingerprint = snapshot(&worker).await.model.fingerprint.to_string();
+    assert_eq!(response.headers()["x-warmpath-model-fingerprint"].to_str().ok(), Some(fingerprint.as_str()));
+    let etag = response.headers()["etag"].clone();
+    assert!(!response.bytes().await.expect("bytes").is_empty());
+    let again = worker.request(VOCABULARY_PATH).header("if-none-match", &etag).send().await.expect("a response");
+    assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
+    assert!(again.bytes().await.expect("bytes").is_empty());
+    let other = worker.request(VOCABULARY_PATH).header("if-none-match", "\"other\"").send().await.expect("a response");
+    assert_eq!(other.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_vocabulary_carries_the_chat_template_in_use() {
+    let template = folder().join("own.jinja");
+    std::fs::write(&template, "own template: {{ messages[0].content }}").expect("the template is written");
+    let worker = TestWorker::start(&format!("--slots 1 --chat-template-file {}", template.display())).await;
+    let vocabulary = worker.get(VOCABULARY_PATH).await.bytes().await.expect("bytes");
+    let file = folder().join(format!("own-{}.gguf", std::process::id()));
+    std::fs::write(&file, &vocabulary).expect("the vocabulary is written");
+    let maker = PromptMaker::open(&file, PromptOptions::default()).expect("it opens");
+    assert_eq!(maker.chat_template(), Some("own template: {{ messages[0].content }}"));
+    let declared = snapshot(&worker).await.model.chat_template_fingerprint;
+    assert_eq!(maker.chat_template_fingerprint(), declared);
+}
