@@ -1,5 +1,7 @@
 //! `warmpath-router`: reads the command line, serves, and stops on SIGTERM or SIGINT.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -7,6 +9,9 @@ use tracing_subscriber::EnvFilter;
 use warmpath_router::config::flags::{Flags, LogFormat};
 use warmpath_router::config::resolve;
 use warmpath_router::server::Server;
+
+/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every vocabulary it loads.
+const LOG_FILTER: &str = "info,llama-cpp-2=warn";
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
@@ -31,8 +36,9 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),

@@ -1,0 +1,234 @@
+//! Where requests go: to the holder of their prefix, by load where nothing is known, elsewhere when a worker fails.
+
+mod support;
+
+use serde_json::json;
+use support::worker::{Behaviour, FakeWorker, chat_keys, idle};
+use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::Load;
+
+/// Waits until the router knows of so many blocks of a worker.
+async fn knows_blocks(router: &TestRouter, idx: usize, n: usize) {
+    eventually("the router knows the blocks", || async { router.fleet().await["workers"][idx]["blocks"] == json!(n) })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    let keys = chat_keys(&text, "");
+    workers[1].hold(&text, None, 2);
+    knows_blocks(&router, 1, keys.len()).await;
+
+    let response = router.chat(&text).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
+    assert_eq!(header(&response, "x-warmpath-route"), "prefix");
+    let predicted = keys.len() * 16;
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), predicted.to_string());
+    assert_eq!(header(&response, "x-warmpath-cached-tokens"), "32");
+    assert!(!header(&response, "x-request-id").is_empty());
+    assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}");
+
+    let seen = workers[1].seen();
+    assert_eq!(seen[0].body, chat_body(&text, false), "the body is unchanged");
+    assert_eq!(seen[0].headers["x-warmpath-slot"], "2");
+    assert_eq!(seen[0].headers["x-warmpath-expected-block"], keys[keys.len() - 1].to_string());
+    assert_eq!(router.metric("warmpath_router_routes_total{reason=\"prefix\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_cached_tokens_total").await, 32.0);
+    assert_eq!(router.metric("warmpath_router_predicted_cached_tokens_total").await, predicted as f64);
+    assert_eq!(router.metric("warmpath_router_prediction_error_blocks_count").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_salt_keeps_prefixes_apart() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    workers[1].hold(&text, None, 0);
+    knows_blocks(&router, 1, chat_keys(&text, "").len()).await;
+    let salted = |body_salt: Option<&str>, header_salt: Option<&str>| {
+        let mut body = json!({"messages": [{"role": "user", "content": text}]});
+        if let Some(salt) = body_salt {
+            body["cache_salt"] = json!(salt);
+        }
+        let request = router.client.post(router.url("/v1/chat/completions")).body(body.to_string());
+        header_salt.into_iter().fold(request, |request, salt| request.header("x-warmpath-cache-salt", salt)).send()
+    };
+    for (body_salt, header_salt, expected) in
+        [(None, None, "prefix"), (Some("a"), None, "cold"), (None, Some("a"), "cold"), (Some(""), Some("a"), "prefix")]
+    {
+        let response = salted(body_salt, header_salt).await.expect("an answer");
+        assert_eq!(header(&response, "x-warmpath-route"), expected, "{body_salt:?} {header_salt:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_forbids_reuse_counts_on_none() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    workers[1].hold(&text, None, 0);
+    knows_blocks(&router, 1, chat_keys(&text, "").len()).await;
+    let body = json!({"messages": [{"role": "user", "content": text}], "cache_prompt": false});
+    let response = router.post("/v1/chat/completions", body.to_string()).await;
+    assert_eq!(header(&response, "x-warmpath-route"), "cold");
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_vocabulary_requests_go_by_load_until_it_can_be_had() {
+    let worker = FakeWorker::start(1);
+    let other = FakeWorker::start(2);
+    for worker in [&worker, &other] {
+        worker.with(|script| script.has_vocabulary = false);
+    }
+    let router = TestRouter::ready(&[&worker, &other], &[]).await;
+    let response = router.chat("hello").await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "x-warmpath-route"), "load");
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "");
+    assert_eq!(router.fleet().await["vocabularies"][0]["state"], "failed");
+    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"no_vocabulary\"}").await, 1.0);
+    for worker in [&worker, &other] {
+        worker.with(|script| script.has_vocabulary = true);
+    }
+    eventually("the vocabulary is there", || async { router.fleet().await["vocabularies"][0]["state"] == "ready" })
+        .await;
+    assert_eq!(header(&router.chat("hello").await, "x-warmpath-predicted-cached-tokens"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_that_refuses_leaves_the_answer_to_the_worker() {
+    let worker = FakeWorker::start(1);
+    let other = FakeWorker::start(2);
+    let router = TestRouter::ready(&[&worker, &other], &[]).await;
+    worker.with(|script| script.behaviour = Behaviour::Refuse(400));
+    other.with(|script| script.behaviour = Behaviour::Refuse(400));
+    // Nothing renders with `messages` replaced by a kwarg of the wrong type.
+    let body =
+        json!({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": 1, "tools": 1}});
+    let response = router.post("/v1/chat/completions", body.to_string()).await;
+    assert_eq!(error_of(response, 400).await["message"], "scripted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_attempt_is_repeated_elsewhere_before_the_first_byte() {
+    for (behaviour, failure) in [
+        (Behaviour::Refuse(503), "unready"),
+        (Behaviour::Refuse(429), "full"),
+        (Behaviour::BreakAtOnce, "broken"),
+        (Behaviour::BreakMidway, "broken"),
+    ] {
+        let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+        let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+        let text = long_text("bread");
+        workers[0].hold(&text, None, 0);
+        knows_blocks(&router, 0, chat_keys(&text, "").len()).await;
+        workers[0].with(|script| script.behaviour = behaviour);
+        let response = router.chat(&text).await;
+        assert_eq!(response.status(), 200, "{behaviour:?}");
+        assert_eq!(header(&response, "x-warmpath-route"), "retry");
+        assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
+        assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}", "nothing of the first attempt is seen");
+        assert_eq!((workers[0].seen().len(), workers[1].seen().len()), (1, 1));
+        let line = format!("warmpath_router_failed_attempts_total{{failure=\"{failure}\"}}");
+        assert_eq!(router.metric(&line).await, 1.0, "{behaviour:?}");
+        assert_eq!(router.metric("warmpath_router_retries_total").await, 1.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_errors_of_a_worker_pass_through() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(400)));
+    let error = error_of(router.chat("hello").await, 400).await;
+    assert_eq!(error["message"], "scripted");
+    assert_eq!(workers[0].seen().len() + workers[1].seen().len(), 1, "it is not repeated");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_every_worker_is_full_the_client_hears_a_worker_s_own_words() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(429)));
+    let response = router.chat("hello").await;
+    assert_eq!(header(&response, "retry-after"), "7");
+    assert_eq!(error_of(response, 429).await["message"], "scripted");
+    let response = router.chat("hello").await;
+    assert_eq!(header(&response, "retry-after"), "1", "both have a pause, so none was asked");
+    assert_eq!(error_of(response, 429).await["code"], "queue_full");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_bounded() {
+    let workers: Vec<_> = (0..4).map(FakeWorker::start).collect();
+    let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &["--attempts-max", "2"]).await;
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::BreakAtOnce));
+    let error = error_of(router.chat("hello").await, 502).await;
+    assert_eq!(error["code"], "worker_failed");
+    assert!(error["message"].as_str().is_some_and(|text| text.starts_with("2 attempts failed")), "{error}");
+    assert_eq!(workers.iter().map(|worker| worker.seen().len()).sum::<usize>(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_and_draining_are_honoured() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let busy_slots = (0..4).map(SlotId).collect();
+    let busy = Load { queued_prefill_tokens: 100_000, n_queued: 9, n_decoding: 4, busy_slots, ..idle() };
+    workers[0].update(Vec::new(), Some(busy));
+    workers[1].update(Vec::new(), Some(Load { draining: true, ..idle() }));
+    eventually("the load is known", || async {
+        let fleet = router.fleet().await;
+        fleet["workers"][0]["load"]["n_queued"] == 9 && fleet["workers"][1]["state"] == "draining"
+    })
+    .await;
+    for _ in 0..4 {
+        assert_eq!(header(&router.chat("hello").await, "x-warmpath-worker"), "0000000000000003");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn round_robin_takes_turns() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
+    let router = TestRouter::ready(&workers.each_ref(), &["--policy", "round-robin"]).await;
+    for _ in 0..6 {
+        let response = router.chat("hello").await;
+        assert_eq!(header(&response, "x-warmpath-route"), "policy:round-robin");
+    }
+    assert!(workers.iter().all(|worker| worker.seen().len() == 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_of_several_prompts_decides() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let tokens: Vec<u32> = (0..64).collect();
+    for (body, has_comparison) in [
+        (json!({"prompt": [[1, 2, 3], tokens]}), false),
+        (json!({"prompt": tokens}), true),
+        (json!({"prompt": ["a", "b"]}), false),
+        (json!({"prompt": "a"}), true),
+    ] {
+        let before = router.metric("warmpath_router_prediction_error_blocks_count").await;
+        let response = router.post("/v1/completions", body.to_string()).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "0");
+        let compared = router.metric("warmpath_router_prediction_error_blocks_count").await - before;
+        assert_eq!(compared > 0.0, has_comparison, "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_endpoints_are_passed_on() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let response = router.post("/tokenize", "{\"content\": \"hello\"}").await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(worker.seen()[0].body, "{\"content\": \"hello\"}");
+}

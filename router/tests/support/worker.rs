@@ -1,0 +1,361 @@
+//! A fake worker: speaks the summary protocol and answers requests as its script says, in a runtime of its own, so that it
+//! can be killed with all its connections.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::sync::broadcast;
+use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::ids::{SlotId, WorkerUid};
+use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::openai::ChatPrompt;
+use warmpath_common::summary::{
+    self, Body as FrameBody, Change, Frame, Load, Rates, Resume, Run, RunState, Snapshot, Stamp, Tier,
+};
+use warmpath_prompt::{PromptMaker, PromptOptions};
+
+use super::VOCABULARY;
+
+/// Says how the worker answers chats and completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Whole, or as a stream of three events.
+    Answer,
+    /// With this status and an error object.
+    Refuse(u16),
+    /// Not at all: the connection breaks.
+    BreakAtOnce,
+    /// In part: the connection breaks behind the second event, or in the middle of the JSON.
+    BreakMidway,
+    /// One event, and then nothing; notes when the client leaves.
+    Hang,
+}
+
+/// Is a request as the worker saw it.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// Is what the worker is and does.
+pub struct Script {
+    pub snapshot: Snapshot,
+    pub behaviour: Behaviour,
+    /// Says whether the vocabulary can be fetched.
+    pub has_vocabulary: bool,
+    /// Says whether heartbeats are sent.
+    pub has_heartbeat: bool,
+    /// Is sent in place of the snapshot's frames.
+    pub raw_stream: Option<Vec<u8>>,
+}
+
+struct Shared {
+    script: Mutex<Script>,
+    seen: Mutex<Vec<Seen>>,
+    /// Carries the bytes of updates to every stream.
+    updates: broadcast::Sender<Bytes>,
+    n_streams: AtomicUsize,
+    n_left: AtomicUsize,
+}
+
+/// Is a fake worker.
+pub struct FakeWorker {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+}
+
+impl FakeWorker {
+    /// Starts a worker that holds nothing and answers everything.
+    pub fn start(uid: u64) -> Self {
+        let stamp = Stamp { worker_uid: WorkerUid(uid), boot_epoch: 1, seq: 0 };
+        let snapshot = Snapshot { stamp, model: model(), runs: Vec::new(), load: idle() };
+        let script = Script {
+            snapshot,
+            behaviour: Behaviour::Answer,
+            has_vocabulary: true,
+            has_heartbeat: true,
+            raw_stream: None,
+        };
+        let shared = Arc::new(Shared {
+            script: Mutex::new(script),
+            seen: Mutex::default(),
+            updates: broadcast::channel(100_000).0,
+            n_streams: AtomicUsize::new(0),
+            n_left: AtomicUsize::new(0),
+        });
+        let mut worker = Self { address: "127.0.0.1:0".parse().expect("an address"), shared, runtime: None };
+        worker.revive();
+        worker
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Changes the script.
+    pub fn with(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.script());
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.shared.script.lock().expect("no test panics here")
+    }
+
+    /// Ends the worker with all its connections.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Starts the worker, again on the same port, as a new life that holds nothing.
+    pub fn revive(&mut self) {
+        self.with(|script| {
+            script.snapshot.stamp.boot_epoch += 1;
+            script.snapshot.stamp.seq = 0;
+            script.snapshot.runs.clear();
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (address, shared) = (self.address, Arc::clone(&self.shared));
+        // A runtime cannot wait inside another one.
+        let bound = std::thread::scope(|scope| {
+            let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
+            scope.spawn(bind).join().expect("binding does not panic")
+        });
+        self.address = bound.local_addr().expect("it is bound");
+        let routes = routes(Arc::clone(&shared));
+        runtime.spawn(async move { axum::serve(bound, routes).await.expect("it serves") });
+        runtime.spawn(heartbeat(shared));
+        self.runtime = Some(runtime);
+    }
+
+    /// Says that it holds the first `n_blocks` of a chat (all of them for `None`), in `slot`.
+    pub fn hold(&self, text: &str, n_blocks: Option<usize>, slot: u16) {
+        let mut keys = chat_keys(text, "");
+        keys.truncate(n_blocks.unwrap_or(keys.len()));
+        let run = Run {
+            keys,
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            resume: Resume::EveryBlock,
+            slot: Some(SlotId(slot)),
+        };
+        self.update(vec![Change::Stored(run.clone())], None);
+        self.with(|script| script.snapshot.runs.push(run));
+    }
+
+    /// Sends an update.
+    pub fn update(&self, changes: Vec<Change>, load: Option<Load>) {
+        send_update(&self.shared, changes, load);
+    }
+
+    /// Sends an update under a number of its own.
+    pub fn send_seq(&self, skip: i64) {
+        let mut script = self.script();
+        let stamp = &mut script.snapshot.stamp;
+        stamp.seq = stamp.seq.checked_add_signed(skip).expect("a number");
+        let frame = Frame { stamp: *stamp, body: FrameBody::Update { changes: Vec::new(), load: None } };
+        self.send_raw(&framed(&frame.encode()));
+    }
+
+    /// Sends bytes on every stream.
+    pub fn send_raw(&self, bytes: &[u8]) {
+        // Without a stream there is nobody to hear.
+        let _ = self.shared.updates.send(Bytes::copy_from_slice(bytes));
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.seen.lock().expect("no test panics here").clone()
+    }
+
+    /// Returns how many summary streams were opened.
+    pub fn n_streams(&self) -> usize {
+        self.shared.n_streams.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many clients left a hanging answer.
+    pub fn n_left(&self) -> usize {
+        self.shared.n_left.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FakeWorker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Returns what the worker's model is: the tiny one's vocabulary.
+pub fn model() -> ModelInfo {
+    let maker = &*MAKER;
+    ModelInfo {
+        names: vec!["tiny".to_owned(), "alias".to_owned()],
+        fingerprint: Fingerprint([7; 32]),
+        kv_fingerprint: Fingerprint([8; 32]),
+        chat_template_fingerprint: maker.chat_template_fingerprint(),
+        hash_version: warmpath_common::block_hash::HASH_VERSION,
+        block_size_tokens: 16,
+        add_bos: maker.vocabulary().add_bos,
+        add_eos: maker.vocabulary().add_eos,
+        context_tokens: 8192,
+        n_slots: 4,
+        memory: MemoryKind::Full,
+        n_vocab: maker.vocabulary().n_vocab,
+    }
+}
+
+static MAKER: std::sync::LazyLock<PromptMaker> = std::sync::LazyLock::new(|| {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::io::Write::write_all(&mut file, &VOCABULARY).expect("it takes the vocabulary");
+    PromptMaker::open(file.path(), PromptOptions::default()).expect("the vocabulary loads")
+});
+
+/// Returns the keys of a chat's blocks.
+pub fn chat_keys(text: &str, salt: &str) -> Vec<BlockKey> {
+    let chat: ChatPrompt = serde_json::from_str(&super::chat_body(text, false)).expect("a chat");
+    let tokens = MAKER.chat(&chat).expect("it renders").tokens;
+    let model = model();
+    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
+    block_chain(&root, &tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
+}
+
+pub fn idle() -> Load {
+    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(50.0) };
+    Load { free_cells: 8192, rates, ..Load::default() }
+}
+
+/// Returns bytes behind their length.
+pub fn framed(bytes: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(bytes.len()).expect("a short frame").to_be_bytes();
+    [&length[..], bytes].concat()
+}
+
+fn send_update(shared: &Shared, changes: Vec<Change>, load: Option<Load>) {
+    let mut script = shared.script.lock().expect("no test panics here");
+    script.snapshot.stamp.seq += 1;
+    if let Some(load) = &load {
+        script.snapshot.load = load.clone();
+    }
+    let frame = Frame { stamp: script.snapshot.stamp, body: FrameBody::Update { changes, load } };
+    // Without a stream there is nobody to hear.
+    let _ = shared.updates.send(Bytes::from(framed(&frame.encode())));
+}
+
+async fn heartbeat(shared: Arc<Shared>) {
+    let mut beats = tokio::time::interval(Duration::from_millis(300));
+    loop {
+        beats.tick().await;
+        let (beats, load) = {
+            let script = shared.script.lock().expect("no test panics here");
+            (script.has_heartbeat, script.snapshot.load.clone())
+        };
+        if beats {
+            send_update(&shared, Vec::new(), Some(load));
+        }
+    }
+}
+
+fn routes(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route(summary::STREAM_PATH, get(stream))
+        .route(summary::VOCABULARY_PATH, get(vocabulary))
+        .route("/v1/chat/completions", post(answer))
+        .route("/v1/completions", post(answer))
+        .route("/tokenize", post(answer))
+        .with_state(shared)
+}
+
+async fn stream(State(shared): State<Arc<Shared>>) -> Response {
+    shared.n_streams.fetch_add(1, Ordering::SeqCst);
+    let (updates, head) = {
+        let script = shared.script.lock().expect("no test panics here");
+        let frames = script.snapshot.clone().into_frames();
+        let head = frames.iter().flat_map(|frame| framed(&frame.encode())).collect();
+        (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head))
+    };
+    let updates = futures::stream::unfold(updates, |mut updates| async {
+        updates.recv().await.ok().map(|bytes| (Ok::<_, std::io::Error>(bytes), updates))
+    });
+    let head = futures::stream::once(async move { Ok(Bytes::from(head)) });
+    ([("content-type", summary::CONTENT_TYPE)], Body::from_stream(head.chain(updates))).into_response()
+}
+
+async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
+    if shared.script.lock().expect("no test panics here").has_vocabulary {
+        VOCABULARY.clone().into_response()
+    } else {
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+    let (behaviour, uid) = {
+        let script = shared.script.lock().expect("no test panics here");
+        (script.behaviour, script.snapshot.stamp.worker_uid)
+    };
+    let wants_stream = serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["stream"] == json!(true));
+    let pieces: Vec<&'static str> = if wants_stream {
+        vec!["data: {\"n\": 1}\n\n", "data: {\"n\": 2}\n\n", "data: [DONE]\n\n"]
+    } else {
+        vec!["{\"answer\":", " 42}"]
+    };
+    let kind = if wants_stream { "text/event-stream" } else { "application/json" };
+    let headers = [("content-type", kind.to_owned()), ("x-warmpath-worker", uid.to_string())];
+    let chunks = |n: usize| pieces.clone().into_iter().take(n).map(|piece| Ok(Bytes::from_static(piece.as_bytes())));
+    let broken = || Err(std::io::Error::other("scripted"));
+    match behaviour {
+        Behaviour::Answer => {
+            let body = Body::from_stream(futures::stream::iter(chunks(3).collect::<Vec<Result<_, std::io::Error>>>()));
+            (headers, [("x-warmpath-cached-tokens", "32")], body).into_response()
+        }
+        Behaviour::Refuse(status) => {
+            let body = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
+            let status = StatusCode::from_u16(status).expect("a status");
+            (status, headers, [("retry-after", "7")], body.to_string()).into_response()
+        }
+        Behaviour::BreakAtOnce => panic!("scripted: the connection breaks"),
+        Behaviour::BreakMidway => {
+            let n = if wants_stream { 2 } else { 1 };
+            // Time for the pieces to leave before the connection breaks.
+            let last = futures::stream::once(async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                broken()
+            });
+            (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(last)))
+                .into_response()
+        }
+        Behaviour::Hang => {
+            let guard = Left(shared);
+            let never = futures::stream::once(async move {
+                let _guard = guard;
+                std::future::pending().await
+            });
+            (headers, Body::from_stream(futures::stream::iter(chunks(1).collect::<Vec<_>>()).chain(never)))
+                .into_response()
+        }
+    }
+}
+
+/// Counts a client that leaves.
+struct Left(Arc<Shared>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.n_left.fetch_add(1, Ordering::SeqCst);
+    }
+}
