@@ -108,10 +108,9 @@ async fn a_template_that_refuses_leaves_the_answer_to_the_worker() {
     let router = TestRouter::ready(&[&worker, &other], &[]).await;
     worker.with(|script| script.behaviour = Behaviour::Refuse(400));
     other.with(|script| script.behaviour = Behaviour::Refuse(400));
-    // Nothing renders with `messages` replaced by a kwarg of the wrong type.
-    let body =
-        json!({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": 1, "tools": 1}});
+    let body = json!({"messages": [{"role": "villain", "content": "a"}]});
     let response = router.post("/v1/chat/completions", body.to_string()).await;
+    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"refused\"}").await, 1.0);
     assert_eq!(error_of(response, 400).await["message"], "scripted");
 }
 

@@ -1,0 +1,234 @@
+//! Summary streams: followed, cut off when they lie, opened again, and workers that come and go.
+
+mod support;
+
+use serde_json::json;
+use support::worker::{FakeWorker, chat_keys, framed, idle, model};
+use support::{TestRouter, error_of, eventually, header, long_text};
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::ModelInfo;
+use warmpath_common::summary::{Body, Change, FRAME_BYTES_MAX, Frame, Load, Resume, Run, RunState, Stamp, Tier};
+
+fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
+    Run { keys, tier: Tier::Resident, state: RunState::Ready, resume: Resume::EveryBlock, slot: Some(SlotId(slot)) }
+}
+
+/// Starts a worker and a router, lets `lie` spoil the stream, and checks that it is cut off for `reason` and resynced.
+async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let text = long_text("bread");
+    worker.hold(&text, None, 0);
+    let n_blocks = chat_keys(&text, "").len();
+    let knows = || async { router.fleet().await["workers"][0]["blocks"] == json!(n_blocks) };
+    eventually("the blocks are known", knows).await;
+    let n_streams = worker.n_streams();
+    lie(&worker);
+    router.wait_for_metric(&format!("warmpath_router_resyncs_total{{reason=\"{reason}\"}}"), 1.0).await;
+    eventually("the stream is opened again", || async { worker.n_streams() > n_streams }).await;
+    eventually("the worker is used again", || async { router.state_of(0).await == "ready" }).await;
+    eventually("the view is what the worker says", knows).await;
+    assert_eq!(router.chat("hello").await.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_is_cut_off_and_resynced() {
+    check_cut_off("gap", |worker| worker.send_seq(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_update_is_cut_off_and_resynced() {
+    check_cut_off("duplicate", |worker| worker.send_seq(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_no_frame_are_cut_off_and_resynced() {
+    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x01nonsense"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frame_over_the_limit_is_cut_off_and_resynced() {
+    let length = u32::try_from(FRAME_BYTES_MAX + 1).expect("a length").to_be_bytes();
+    check_cut_off("frame_too_long", |worker| worker.send_raw(&length)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_worker_s_frame_is_cut_off_and_resynced() {
+    let stamp = Stamp { worker_uid: warmpath_common::ids::WorkerUid(99), boot_epoch: 2, seq: 1 };
+    let frame = Frame { stamp, body: Body::Update { changes: Vec::new(), load: None } };
+    check_cut_off("identity", |worker| worker.send_raw(&framed(&frame.encode()))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_not_there_is_cut_off_and_resynced() {
+    check_cut_off("unknown_slot", |worker| {
+        worker.update(vec![Change::Stored(run(vec![BlockKey(1)], 99))], None);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_cannot_be_is_cut_off_and_resynced() {
+    check_cut_off("load", |worker| {
+        let mut load = idle();
+        load.rates.prefill_tokens_per_s = Some(f32::NAN);
+        worker.update(Vec::new(), Some(load));
+        worker.with(|script| script.snapshot.load = idle());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_is_cut_off_and_resynced() {
+    check_cut_off("flood", |worker| (0..20_000).for_each(|_| worker.update(Vec::new(), None))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_stops_in_the_middle_of_a_frame_is_cut_off() {
+    let mut worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    worker.send_raw(&[0, 0, 1, 0, 1, 2, 3]);
+    worker.kill();
+    eventually("the worker is down", || async { router.state_of(0).await == "down" }).await;
+    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"broken\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_is_cut_off_and_the_worker_gets_nothing() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    worker.with(|script| script.has_heartbeat = false);
+    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"idle\"}", 1.0).await;
+    worker.with(|script| script.has_heartbeat = true);
+    eventually("it is used again", || async { router.state_of(0).await == "ready" }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_no_worker_is_down() {
+    let worker = FakeWorker::start(1);
+    worker.with(|script| script.raw_stream = Some(b"HTTP is not what you think".to_vec()));
+    let router = TestRouter::start(&[&worker], &[]).await;
+    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"frame_too_long\"}", 2.0).await;
+    assert_ne!(router.state_of(0).await, "ready");
+    assert_eq!(router.get("/readyz").await.0, 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_disagrees_is_excluded_loudly() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
+    workers[1].with(|script| script.snapshot.model = ModelInfo { block_size_tokens: 64, ..model() });
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let worker = router.fleet().await["workers"][1].clone();
+    assert_eq!(worker["state"], "excluded");
+    assert_eq!(
+        worker["excluded"], "the worker serves `tiny` with block_size_tokens = 64, most of the fleet with 16",
+        "the page says what differs"
+    );
+    assert_eq!(router.metric("warmpath_router_workers{state=\"excluded\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"model\"}").await, 1.0);
+    for _ in 0..6 {
+        assert_eq!(router.chat("hello").await.status(), 200);
+    }
+    assert!(workers[1].seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vocabulary_that_is_not_the_declared_one_excludes_its_workers() {
+    let worker = FakeWorker::start(1);
+    worker.with(|script| script.snapshot.model = ModelInfo { n_vocab: 5, ..model() });
+    let router = TestRouter::start(&[&worker], &[]).await;
+    eventually("it is excluded", || async { router.state_of(0).await == "excluded" }).await;
+    let reason = router.fleet().await["workers"][0]["excluded"].clone();
+    assert!(reason.as_str().is_some_and(|reason| reason.contains("n_vocab = 5")), "{reason}");
+    assert_eq!(error_of(router.chat("hello").await, 503).await["code"], "no_worker");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_workers_the_router_says_so() {
+    let mut worker = FakeWorker::start(1);
+    worker.kill();
+    let router = TestRouter::start(&[&worker], &[]).await;
+    eventually("it is tried", || async { router.state_of(0).await == "down" }).await;
+    let (status, body) = router.get("/readyz").await;
+    assert_eq!(status, 503);
+    let expected = format!("no worker can take requests: {} is down", worker.url());
+    assert_eq!(body["reason"], expected);
+    assert_eq!(router.get("/health").await.0, 503);
+    assert_eq!(router.get("/livez").await.0, 200);
+    let response = router.chat("hello").await;
+    assert_eq!(header(&response, "retry-after"), "2");
+    assert_eq!(error_of(response, 503).await["code"], "no_worker");
+    assert_eq!(router.get("/v1/models").await, (200, json!({"object": "list", "data": []})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_return() {
+    let mut workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    workers[0].hold(&text, None, 0);
+    let n_blocks = chat_keys(&text, "").len();
+    eventually("known", || async { router.fleet().await["workers"][0]["blocks"] == json!(n_blocks) }).await;
+    assert_eq!(header(&router.chat(&text).await, "x-warmpath-worker"), "0000000000000001");
+
+    workers[0].kill();
+    for _ in 0..20 {
+        let response = router.chat(&text).await;
+        assert_eq!(response.status(), 200, "every request succeeds elsewhere");
+        assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
+    }
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
+    assert_eq!(router.fleet().await["index"]["blocks"], 0, "what it held is forgotten");
+
+    // Long enough down for the pauses between attempts to have grown to their longest.
+    let connects = "warmpath_router_resyncs_total{reason=\"connect\"}";
+    router.wait_for_metric(connects, router.metric(connects).await + 5.0).await;
+    workers[0].revive();
+    let returned = std::time::Instant::now();
+    eventually("it is back", || async { router.state_of(0).await == "ready" }).await;
+    assert!(returned.elapsed().as_secs_f64() < 3.0, "{:?}", returned.elapsed());
+    assert_eq!(router.fleet().await["workers"][0]["blocks"], 0, "a new life holds nothing");
+    workers[1].kill();
+    assert_eq!(header(&router.chat(&text).await, "x-warmpath-worker"), "0000000000000001");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accepted_requests_are_no_longer_counted_by_the_router() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    worker.with(|script| script.behaviour = support::worker::Behaviour::Hang);
+    let response = router
+        .client
+        .post(router.url("/v1/chat/completions"))
+        .header("x-request-id", "mine")
+        .body(support::chat_body("hello", true))
+        .send()
+        .await
+        .expect("an answer");
+    assert_eq!(header(&response, "x-request-id"), "mine");
+    assert_eq!(worker.seen()[0].headers["x-request-id"], "mine");
+    assert_eq!(router.fleet().await["workers"][0]["unreported"]["requests"], 1);
+    let id = warmpath_common::ids::RequestId::new("mine").expect("an id");
+    worker.update(vec![Change::Accepted(id)], None);
+    eventually("it is counted by the worker", || async {
+        router.fleet().await["workers"][0]["unreported"]["requests"] == 0
+    })
+    .await;
+    assert_eq!(router.fleet().await["workers"][0]["in_flight"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_blocks_are_no_longer_counted_on() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    let keys = chat_keys(&text, "");
+    workers[1].hold(&text, None, 0);
+    workers[1].update(vec![Change::Removed(keys[4..].to_vec())], Some(Load { free_cells: 1, ..idle() }));
+    eventually("known", || async { router.fleet().await["workers"][1]["blocks"] == 4 }).await;
+    let response = router.chat(&text).await;
+    let predicted: usize = header(&response, "x-warmpath-predicted-cached-tokens").parse().expect("a number");
+    assert!(predicted == 64 || predicted == 0, "{predicted}");
+    assert_eq!(router.fleet().await["index"]["blocks"], 4);
+}
