@@ -85,6 +85,7 @@ type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
 ///
 /// Errors: any [`RequestError`] that shows before the first token.
 pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, arrival: Arrival) -> Result<Answer, RequestError> {
+    serving.check_room()?;
     let clock = Clock::start(arrival.at, metrics);
     let prepared = serving.prepare(move |serving| prepare(serving, arrival)).await;
     metrics.prompt.observe(clock.elapsed_s());

@@ -75,6 +75,26 @@ impl Preparing {
             processors: Arc::new(Semaphore::new(n_processors)),
         }
     }
+
+    /// Returns what `work` returns, computed where it stalls nobody.
+    ///
+    /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let full = |_| RequestError::PreparingFull { places: self.n_places };
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
+        let processor = Arc::clone(&self.processors).acquire_owned().await;
+        let processor = processor.map_err(|_| RequestError::Engine(EngineError::Stopped))?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let result = work();
+            // The work may outlive a client that leaves; its places are taken until it ends.
+            drop((place, processor));
+            result
+        });
+        worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
+    }
 }
 
 impl Serving {
@@ -83,26 +103,28 @@ impl Serving {
         self.preparing.n_places
     }
 
-    /// Returns what `work` returns, computed where it stalls nobody.
+    /// Returns what `work` makes of this, computed where it stalls nobody.
     ///
     /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
     pub async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
-        let places = self.n_places();
-        let full = |_| RequestError::PreparingFull { places };
-        let place = Arc::clone(&self.preparing.places).try_acquire_owned().map_err(full)?;
-        let processor = Arc::clone(&self.preparing.processors).acquire_owned().await;
-        let processor = processor.map_err(|_| RequestError::Engine(EngineError::Stopped))?;
         let serving = Arc::clone(self);
-        let worked = tokio::task::spawn_blocking(move || {
-            let result = work(&serving);
-            // The work may outlive a client that leaves; its places are taken until it ends.
-            drop((place, processor));
-            result
-        });
-        worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
+        self.preparing.run(move || work(&serving)).await
+    }
+
+    /// Checks that the engine has room, so that nobody prepares a prompt that is then refused.
+    ///
+    /// The count is that of the last step; `submit` has the last word. Errors: `Engine(QueueFull)`.
+    pub fn check_room(&self) -> Result<(), RequestError> {
+        let counters = self.engine.counters();
+        let n_held = usize::try_from(counters.busy_slots + counters.queued).unwrap_or(usize::MAX);
+        if n_held < self.n_places() {
+            return Ok(());
+        }
+        let queue_max = self.n_places() - usize::from(self.model.n_slots);
+        Err(EngineError::QueueFull { queue_max }.into())
     }
 
     /// Returns the tokens of a piece of text that is no prompt by itself.
@@ -126,5 +148,36 @@ impl Serving {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_more_than_the_places_is_refused_while_they_are_taken() {
+        let preparing = Arc::new(Preparing::new(1));
+        let (release, released) = mpsc::channel::<()>();
+        let holder = Arc::clone(&preparing);
+        let held = tokio::spawn(async move { holder.run(move || Ok(released.recv().is_ok())).await });
+        while preparing.places.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let refused = preparing.run(|| Ok(())).await;
+        assert!(matches!(refused, Err(RequestError::PreparingFull { places: 1 })), "{refused:?}");
+        release.send(()).expect("the work waits");
+        assert!(held.await.expect("no panic").expect("the work succeeds"));
+        preparing.run(|| Ok(())).await.expect("the place is free again");
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_is_the_workers_fault_and_frees_its_place() {
+        let preparing = Preparing::new(1);
+        let failed = preparing.run(|| -> Result<(), RequestError> { panic!("a test's panic") }).await;
+        assert!(matches!(failed, Err(RequestError::Internal { .. })), "{failed:?}");
+        preparing.run(|| Ok(())).await.expect("the place is free again");
     }
 }
