@@ -8,7 +8,7 @@ use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use warmpath_bench::model::cache::cached_model;
-use warmpath_bench::model::stability::{OTHERS, PLAIN, Prober, compare};
+use warmpath_bench::model::stability::{Cells, OTHERS, PLAIN, Prober, compare};
 use warmpath_bench::model::{Oracle, Preset};
 
 fn backend() -> &'static LlamaBackend {
@@ -46,6 +46,7 @@ fn check(preset: Preset, lengths: &[usize], n: usize) {
         plain.push(answer);
     }
     for setting in OTHERS {
+        if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) { continue; }
         let other: Vec<_> = prompts
             .iter()
             .zip(&plain)

@@ -39,7 +39,7 @@ impl Preset {
         match self {
             Self::Tiny => Spec { layers: [1, 9, 81, 729].map(|stride| full(stride, 8)).to_vec(), ..TINY },
             Self::TinySwa => Spec {
-                architecture: "granite-swa",
+                architecture: "granite_swa",
                 layers: vec![sliding(1, 8), full(81, 8), sliding(9, 8), full(729, 8)],
                 ..TINY
             },

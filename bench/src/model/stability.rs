@@ -49,7 +49,7 @@ pub const PLAIN: Setting =
 /// Lists the settings that should not change an answer of a model with attention.
 pub const OTHERS: [Setting; 6] = [
     Setting { name: "flash attention on", flash_attn: true, ..PLAIN },
-    Setting { name: "batches of 7", ubatch_tokens: 7, ..PLAIN },
+    Setting { name: "one token at a time", ubatch_tokens: 1, ..PLAIN },
     Setting { name: "flash attention on, batches of 33", flash_attn: true, ubatch_tokens: 33, ..PLAIN },
     Setting { name: "scattered cells", cells: Cells::Scattered, ..PLAIN },
     Setting { name: "scattered cells, flash attention on", flash_attn: true, cells: Cells::Scattered, ..PLAIN },

@@ -80,13 +80,13 @@ fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, (il, kind, round): (usize, 
         add("attn_v", spec.weight_type, attention::values(spec));
         add("attn_output", spec.weight_type, attention::output(round, spec));
     }
-    let [gate, up, down] = parity::feed_forward(round.taps.len(), spec);
+    let [gate, up, down] = parity::feed_forward(round, spec);
     add("ffn_gate", spec.weight_type, gate);
     add("ffn_up", spec.weight_type, up);
     add("ffn_down", spec.weight_type, down);
     tensors.extend([norm(&name("attn_norm"), spec), norm(&name("ffn_norm"), spec)]);
     match (spec.architecture, kind) {
-        ("granite-swa", _) => {
+        ("granite_swa", _) => {
             let n_heads = spec.n_heads;
             tensors.push(tensor(&name("attn_sinks"), TensorType::F32, &[n_heads], move || {
                 vec![attention::SINK_SCORE; n_heads]
