@@ -29,8 +29,8 @@ pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
 /// Is how long a snapshot may take from its first frame to its last.
 pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Is the most blocks that one worker may claim: 134 million tokens at the default block size.
-pub const WORKER_BLOCKS_MAX: usize = 1 << 22;
+/// Is the most blocks that one worker may claim: 67 million tokens at the default block size.
+pub const WORKER_BLOCKS_MAX: usize = 1 << 21;
 
 /// Is the most frames of one summary stream in a second; more is a flood.
 ///

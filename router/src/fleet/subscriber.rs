@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
 use url::Url;
-use warmpath_common::summary::{self, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH};
+use warmpath_common::summary::{self, Body, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
 
@@ -160,6 +160,9 @@ async fn read(
         let frame = Frame::decode(&bytes)?;
         fleet.heard(worker);
         fleet.metrics.summary_frames.inc();
+        // The bytes of a snapshot are bounded by its blocks.
+        let is_update = matches!(frame.body, Body::Update { .. });
+        gate.pass(if is_update { bytes.len() } else { 0 })?;
         let report = match follower.apply(frame)? {
             Step::Partial if Instant::now() > snapshot_deadline => return Err(StreamError::SlowSnapshot),
             Step::Partial => continue,
@@ -167,10 +170,7 @@ async fn read(
                 has_view = true;
                 Report::Snapshot { worker, view }
             }
-            Step::Update { changes, load } => {
-                gate.pass(bytes.len())?;
-                Report::Update { worker, changes, load }
-            }
+            Step::Update { changes, load } => Report::Update { worker, changes, load },
         };
         // The tracker's count is some frames behind; the limit is against lies, not a budget.
         if has_view {
@@ -182,7 +182,7 @@ async fn read(
     }
 }
 
-/// Counts frames and bytes of updates in windows of a second.
+/// Counts frames, and bytes of updates, in windows of a second.
 struct FloodGate {
     window: Instant,
     n_frames: u32,
