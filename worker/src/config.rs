@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn understands_the_short_forms_of_llama_server() {
-        let config = config("-m a.gguf -np 3 -c 4096 -t 2 -tb 5 -ngl 7 -b 64 -ub 32 -ctk q8_0 -fa on -kvu").unwrap();
+        let config = config("-m a.gguf -np 3 -c 4096 -t 2 -tb 5 -ngl 7 -b 64 -ub 32 -ctk q8_0 -fa -kvu").unwrap();
         let engine = config.engine;
         assert_eq!(
             (engine.n_slots, engine.context_tokens_total, engine.threads, engine.threads_batch),

@@ -1,8 +1,8 @@
 //! The generation fields of a request, as OpenAI and llama-server name them, and their ranges.
 //!
 //! Not here: the fields that decide the prompt (`warmpath_common::openai`), what sampling does (the engine).
-//! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is refused
-//! by name instead of being bent.
+//! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is
+//! refused by name instead of being bent.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -1,7 +1,8 @@
 //! The llama.cpp worker: HTTP, the engine thread that owns llama.cpp, the summary for routers, metrics.
 //!
 //! Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens (`warmpath-prompt`).
-//! The idea: a request is `http` -> `lifecycle` -> `engine`, and its answer comes back the same way; `start` sets it up.
+//! The idea: a request is `http` -> `lifecycle` -> `engine`, and its answer comes back the same way; `start` sets it
+//! up.
 
 pub mod config;
 pub mod engine;

@@ -1,7 +1,7 @@
 //! A worker's life: check the model's file, listen, load, serve, drain, leave.
 //!
-//! Not here: flags (`config`), what is served (`http`). The idea: HTTP is up before the model is, so that everyone can see
-//! how far it is; nothing but this file changes the phase.
+//! Not here: flags (`config`), what is served (`http`). The idea: HTTP is up before the model is, so that everyone can
+//! see how far it is; nothing but this file and the loading below it changes the phase.
 
 mod load;
 
@@ -116,8 +116,9 @@ impl Bound {
 
         tokio::pin!(shutdown);
         let began = Instant::now();
+        let job = load::Job { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
         let loaded = tokio::select! {
-            loaded = load::load(load::Job { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) }) => loaded,
+            loaded = load::load(job) => loaded,
             () = &mut shutdown => {
                 info!("asked to stop while the model was loading");
                 return Ok(());

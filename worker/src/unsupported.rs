@@ -1,6 +1,7 @@
-//! The fields of OpenAI and llama-server that change the answer and that this worker cannot honour: refused, not ignored.
+//! The fields of OpenAI and llama-server that change the answer and that this worker cannot honour: refused, not
+//! ignored.
 //!
-//! Not here: fields that only advise (`user`, `metadata`, `service_tier`, ...), which are ignored as `docs/api.md` says.
+//! Not here: fields that only advise (`user`, `metadata`, ...), which are ignored as `docs/api.md` says.
 //! The idea: one table of fields, each with the values that ask for nothing; the rest of the body is skipped unread.
 
 use serde::Deserialize;

@@ -32,7 +32,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_NAME")]
     pub name: Option<String>,
 
-    /// Identity of this worker across restarts: 16 hexadecimal digits. The default follows from host, address and model.
+    /// Identity across restarts: 16 hexadecimal digits. The default follows from host, address and model.
     #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
     pub worker_id: Option<String>,
 
@@ -80,12 +80,14 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]
     pub disable_prefix_cache: bool,
 
-    /// Flash attention (-fa); auto measures.
+    /// Flash attention (-fa); auto is off on a CPU, where it slows short suffixes behind a cached prefix.
     #[arg(long, env = "WARMPATH_FLASH_ATTN", value_name = "WHEN", default_value = "auto")]
+    #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub flash_attn: Switch,
 
-    /// One KV buffer for all slots (-kvu); auto measures.
-    #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto", num_args = 0..=1, default_missing_value = "on")]
+    /// One KV buffer for all slots (-kvu); auto is off on a CPU, where every step pays for idle slots in one buffer.
+    #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto")]
+    #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub kv_unified: Switch,
 
     /// File with a chat template that replaces the model's.

@@ -1,7 +1,8 @@
 //! The task that owns the published view and feeds every subscriber the same frames.
 //!
-//! Not here: the view itself (`published`), HTTP. The idea: one owner, so a snapshot and the updates behind it can neither
-//! overlap nor leave a gap; one bounded broadcast, so a subscriber that does not keep up is cut off and starts afresh.
+//! Not here: the view itself (`published`), HTTP. The idea: one owner, so a snapshot and the updates behind it can
+//! neither overlap nor leave a gap; one bounded broadcast, so a subscriber that does not keep up is cut off and starts
+//! afresh.
 
 use std::pin::Pin;
 use std::sync::Arc;
