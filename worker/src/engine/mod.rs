@@ -6,6 +6,7 @@
 
 mod config;
 mod counters;
+mod grammar;
 mod handle;
 mod llama;
 mod messages;

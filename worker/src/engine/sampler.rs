@@ -13,17 +13,8 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use warmpath_common::ids::Token;
 
+use super::grammar;
 use super::messages::{EngineError, Generation, Sampling, Submission};
-
-/// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
-const GRAMMAR_BYTES_MAX: usize = 128 << 10;
-
-/// Is the most groups in a grammar, nested or not; llama.cpp's parser recurses once per level.
-const GRAMMAR_GROUPS_MAX: usize = 8192;
-
-/// Is the stack on which a grammar is parsed: 8 kB for each level that [`GRAMMAR_GROUPS_MAX`] allows, 512 bytes for each
-/// rule that [`GRAMMAR_BYTES_MAX`] can name in llama.cpp's recursive check for left recursion.
-const GRAMMAR_STACK_BYTES: usize = 64 << 20;
 
 /// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
@@ -52,7 +43,8 @@ impl TokenSampler {
         let generation = &submission.generation;
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
-        let grammar = grammar(model, generation.sampling.grammar.as_deref())?;
+        let grammar = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
+        let grammar = grammar.map(|text| grammar::build(model, text)).transpose().map_err(refuse)?;
         let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
         let prompt = &submission.prompt;
@@ -237,25 +229,6 @@ fn check_lists(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
         }
     }
     Ok(())
-}
-
-fn grammar(model: &LlamaModel, text: Option<&str>) -> Result<Option<LlamaSampler>, EngineError> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
-    if text.len() > GRAMMAR_BYTES_MAX {
-        return Err(refuse(format!("the grammar has {} bytes, at most {GRAMMAR_BYTES_MAX} are read", text.len())));
-    }
-    if text.matches('(').count() > GRAMMAR_GROUPS_MAX {
-        return Err(refuse(format!("the grammar has more than {GRAMMAR_GROUPS_MAX} groups")));
-    }
-    let parsed = std::thread::scope(|scope| {
-        let parser = std::thread::Builder::new().name("grammar".to_owned()).stack_size(GRAMMAR_STACK_BYTES);
-        let parse = parser.spawn_scoped(scope, || LlamaSampler::grammar(model, text, "root"));
-        parse
-            .map_err(|error| refuse(format!("no thread to parse the grammar: {error}")))?
-            .join()
-            .map_err(|_| refuse("the grammar's parser failed".to_owned()))
-    })?;
-    parsed.map(Some).map_err(|error| refuse(format!("the grammar does not parse ({error})")))
 }
 
 fn to_llama(token: Token) -> LlamaToken {

@@ -77,6 +77,7 @@ impl Stepper<'_> {
     pub(super) fn step(&mut self) {
         self.drop_abandoned();
         self.admit();
+        self.count();
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.report.touch();
@@ -215,6 +216,7 @@ impl Stepper<'_> {
             Err(DecodeError::NoKvCacheSlot) => return self.make_room(batch),
             Err(error) => return self.fail_batch(batch, &error),
         }
+        self.count_batch(batch);
         for share in &batch.shares {
             let n_held = self.n_held(share.slot);
             if let Some(sequence) = &self.running[usize::from(share.slot.0)] {
@@ -232,7 +234,6 @@ impl Stepper<'_> {
             }
         }
         self.averages.step(batch.n_prefill, batch.n_decode, began.elapsed());
-        self.count_batch(batch);
     }
 
     /// Chooses the next token of a slot's sequence.

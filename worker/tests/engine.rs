@@ -1,0 +1,14 @@
+//! The engine on the real llama.cpp, with models made by code.
+//!
+//! Not here: HTTP (the worker's other tests), the pure plans (`warmpath-worker-core`).
+//! The idea: the made models' greedy answers depend on every token of the context and survive numeric noise, so any KV
+//! state that is not what the engine thinks shows in the answer.
+
+mod engine {
+    mod batching;
+    mod endings;
+    mod property;
+    mod refusals;
+    mod reports;
+    mod support;
+}

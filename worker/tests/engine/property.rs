@@ -1,0 +1,225 @@
+//! The heart of the matter: whatever was computed before and beside it, an answer is what a fresh context gives.
+
+use rand::{Rng, RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use warmpath_bench::model::{Oracle, Preset};
+use warmpath_common::ids::Token;
+use warmpath_worker::engine::{EngineConfig, EngineHandle, FinishReason, PrefixCache, Switch};
+
+use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop};
+
+/// Is how many groups of up to five requests one run sends.
+const N_WAVES: usize = 50;
+
+/// Is one conversation: what was said so far, prompt and answers.
+struct Conversation {
+    salt: u8,
+    tokens: Vec<Token>,
+}
+
+/// Is the random traffic of one run.
+struct Traffic {
+    rng: ChaCha8Rng,
+    systems: Vec<Vec<Token>>,
+    conversations: Vec<Conversation>,
+    stop_texts: Vec<String>,
+}
+
+/// Is one request of a wave.
+struct Request {
+    ask: Ask,
+    conversation: usize,
+    /// Is after how many tokens the client leaves; absent if it stays.
+    leaves_after: Option<usize>,
+}
+
+impl Traffic {
+    fn new(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let systems = [40, 90, 3].map(|n| random_tokens(&mut rng, n)).to_vec();
+        Self { rng, systems, conversations: Vec::new(), stop_texts: Vec::new() }
+    }
+
+    fn wave(&mut self) -> Vec<Request> {
+        let n = self.rng.random_range(1..=5);
+        (0..n).map(|_| self.request()).collect()
+    }
+
+    fn request(&mut self) -> Request {
+        let conversation = match self.conversations.len() {
+            n if n < 2 || (n < 5 && self.rng.random_bool(0.1)) => self.open(),
+            n => self.rng.random_range(0..n),
+        };
+        let tokens = &mut self.conversations[conversation].tokens;
+        if self.rng.random_bool(0.3) {
+            let n_kept = self.rng.random_range(1..=tokens.len());
+            tokens.truncate(n_kept);
+        }
+        if self.rng.random_bool(0.8) || tokens.len() > 600 {
+            tokens.truncate(600);
+            let n = self.rng.random_range(1..60);
+            tokens.extend(random_tokens(&mut self.rng, n));
+        }
+        let mut ask = ask(tokens, self.rng.random_range(0..24));
+        ask.salt = self.conversations[conversation].salt;
+        self.vary(&mut ask);
+        let leaves_after = self.rng.random_bool(0.15).then(|| self.rng.random_range(0..6));
+        Request { ask, conversation, leaves_after }
+    }
+
+    fn open(&mut self) -> usize {
+        let system = self.rng.random_range(0..self.systems.len());
+        let tokens = self.systems[system].clone();
+        self.conversations.push(Conversation { salt: self.rng.random_range(0..2), tokens });
+        self.conversations.len() - 1
+    }
+
+    fn vary(&mut self, ask: &mut Ask) {
+        let rng = &mut self.rng;
+        ask.cache_prompt = rng.random_bool(0.9);
+        ask.generation.ignore_eos = rng.random_bool(0.5);
+        let sampling = &mut ask.generation.sampling;
+        if rng.random_bool(0.4) {
+            sampling.temperature = 8.0;
+            sampling.seed = Some(rng.random_range(0..1000));
+            sampling.min_p = 0.0;
+        }
+        if rng.random_bool(0.2) {
+            sampling.repeat_penalty = 1.3;
+            sampling.presence_penalty = 0.4;
+            sampling.dry_multiplier = if rng.random_bool(0.2) { 0.8 } else { 0.0 };
+        }
+        if rng.random_bool(0.3) && !self.stop_texts.is_empty() {
+            let idx = rng.random_range(0..self.stop_texts.len());
+            ask.generation.stop = vec![self.stop_texts[idx].clone()];
+        }
+    }
+
+    /// Lets a conversation go on with an answer, and texts that occurred become stop texts.
+    fn learn(&mut self, request: &Request, answer: &Answer) {
+        let tokens = &mut self.conversations[request.conversation].tokens;
+        if request.ask.prompt == *tokens {
+            tokens.extend(&answer.tokens);
+        }
+        let middle: String = answer.text.chars().skip(4).take(3).collect();
+        if !middle.is_empty() && self.stop_texts.len() < 40 {
+            self.stop_texts.push(middle);
+        }
+    }
+}
+
+fn random_tokens(rng: &mut impl Rng, n: usize) -> Vec<Token> {
+    (0..n).map(|_| rng.random_range(0..N_TEXT_TOKENS)).collect()
+}
+
+async fn run_wave(engine: &EngineHandle, wave: &[Request]) -> Vec<Option<Answer>> {
+    let mut answering = Vec::new();
+    for request in wave {
+        let mut answer = request.ask.submit(engine).unwrap();
+        if request.leaves_after == Some(0) {
+            answering.push(None);
+            continue;
+        }
+        // A client that leaves late has others beside it meanwhile.
+        if let Some(n) = request.leaves_after {
+            while answer.so_far().tokens.len() < n && answer.next().await {}
+            answering.push(None);
+        } else {
+            answering.push(Some(answer));
+        }
+    }
+    let mut answers = Vec::new();
+    for answer in answering {
+        answers.push(match answer {
+            Some(answer) => Some(answer.answer().await),
+            None => None,
+        });
+    }
+    answers
+}
+
+/// Runs random traffic on three slots and compares every answer with the one that a cold engine gives.
+async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
+    let mut warm =
+        EngineConfig { model: model(preset, seed), n_slots: 3, context_tokens_total: 3 * 1024, ..config(preset) };
+    change(&mut warm);
+    let cold =
+        EngineConfig { n_slots: 1, context_tokens_total: 1024, prefix_cache: PrefixCache::Disabled, ..warm.clone() };
+    let (warm, _updates) = start(warm);
+    let (cold, _cold_updates) = start(cold);
+    let oracle = (preset == Preset::Tiny).then(|| Oracle::new(preset, seed).unwrap());
+    let mut traffic = Traffic::new(seed);
+    let (mut n_answers, mut n_reused, mut n_oracled) = (0, 0, 0);
+    for _ in 0..N_WAVES {
+        let wave = traffic.wave();
+        let answers = run_wave(&warm, &wave).await;
+        for (request, answer) in wave.iter().zip(answers) {
+            let Some(answer) = answer else { continue };
+            let expected = request.ask.answer(&cold).await;
+            assert_eq!(expected.cached_tokens(), 0);
+            assert_eq!(answer.tokens, expected.tokens, "{preset:?} {seed}: {request:?}", request = request.ask);
+            assert_eq!(answer.text, expected.text);
+            assert_eq!(answer.finished().reason, expected.finished().reason);
+            assert_eq!(answer.finished().stopping_word, expected.finished().stopping_word);
+            if let Some(oracle) = &oracle
+                && is_plain(&request.ask)
+            {
+                assert_eq!(answer.tokens, oracle.answer(&request.ask.prompt, answer.tokens.len()));
+                n_oracled += 1;
+            }
+            n_answers += 1;
+            n_reused += usize::from(answer.cached_tokens() > 0);
+            traffic.learn(request, &answer);
+        }
+    }
+    println!("{preset:?} {seed}: {n_answers} answers, {n_reused} reused, {n_oracled} known to the oracle");
+    assert!(n_answers > N_WAVES, "{n_answers} answers say little");
+    assert!(n_reused > n_answers / 8, "of {n_answers} answers only {n_reused} reused anything");
+    assert!(oracle.is_none() || n_oracled > N_WAVES / 8);
+    stop(warm).await;
+    stop(cold).await;
+}
+
+/// Returns whether the answer is the model's own choice at every token.
+fn is_plain(ask: &Ask) -> bool {
+    let sampling = &ask.generation.sampling;
+    !ask.generation.ignore_eos && sampling.temperature == 0.0 && sampling.repeat_penalty == 1.0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_are_those_of_a_fresh_context_whatever_was_computed_before() {
+    for seed in [1, 2, 3] {
+        check(Preset::Tiny, seed, |_| {}).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_in_a_shared_buffer_with_flash_attention_and_small_batches() {
+    let change = |config: &mut EngineConfig| {
+        config.kv_unified = Switch::On;
+        config.flash_attn = Switch::On;
+        config.batch_tokens = 40;
+        config.ubatch_tokens = 16;
+    };
+    check(Preset::Tiny, 4, change).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_with_a_sliding_window() {
+    check(Preset::TinySwa, 5, |_| {}).await;
+    check(Preset::TinySwa, 6, |config| config.kv_unified = Switch::On).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_where_only_the_end_can_be_resumed() {
+    check(Preset::TinyRecurrent, 7, |_| {}).await;
+    check(Preset::TinyHybrid, 8, |_| {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_finished_prompt_without_tokens_is_told_as_such() {
+    let (engine, _updates) = start(config(Preset::Tiny));
+    let answer = ask(&[1, 2, 3], 0).answer(&engine).await;
+    assert_eq!((answer.tokens.len(), answer.finished().reason), (0, FinishReason::Length));
+    stop(engine).await;
+}

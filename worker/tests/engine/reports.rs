@@ -1,0 +1,160 @@
+//! What the engine tells routers and watchers.
+
+use std::collections::HashMap;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use warmpath_bench::model::Preset;
+use warmpath_common::block_hash::{BlockKey, block_chain};
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::model::MemoryKind;
+use warmpath_common::summary::{Change, Load, Resume, RunState};
+use warmpath_worker::engine::{EngineConfig, EngineUpdate};
+
+use super::support::{ask, config, root, start, stop, tokens, until};
+
+const BLOCK: u32 = 16;
+
+fn blocks(preset: Preset) -> EngineConfig {
+    EngineConfig { n_slots: 2, context_tokens_total: 4096, block_size_tokens: BLOCK, ..config(preset) }
+}
+
+/// Is what a router would believe.
+#[derive(Default)]
+struct Router {
+    held: HashMap<BlockKey, (RunState, SlotId)>,
+    n_accepted: usize,
+    n_filling: usize,
+    load: Load,
+}
+
+impl Router {
+    /// Takes in everything that has been told so far.
+    fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) {
+        while let Ok(update) = updates.try_recv() {
+            for change in update.changes {
+                self.apply(change);
+            }
+            self.load = update.load;
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Stored(run) => {
+                self.n_filling += usize::from(run.state == RunState::Filling);
+                self.held.extend(run.keys.iter().map(|key| (*key, (run.state, run.slot.unwrap()))));
+            }
+            Change::Removed(keys) => keys.iter().for_each(|key| assert!(self.held.remove(key).is_some())),
+            Change::Accepted(_) => self.n_accepted += 1,
+        }
+    }
+}
+
+fn keys(tokens: &[Token]) -> Vec<BlockKey> {
+    block_chain(&root(0), tokens, BLOCK).iter().map(|hash| hash.key()).collect()
+}
+
+#[tokio::test]
+async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
+    let (engine, mut updates) = start(blocks(Preset::Tiny));
+    let mut router = Router::default();
+    let mut answering = ask(&tokens(1, 100), 60).submit(&engine).unwrap();
+    answering.next().await;
+    until("the prompt is announced", || {
+        router.listen(&mut updates);
+        router.n_filling > 0
+    })
+    .await;
+    assert_eq!(router.n_accepted, 1);
+    let answer = answering.answer().await;
+    until("the load falls to nothing", || {
+        router.listen(&mut updates);
+        router.load.busy_slots.is_empty() && router.load.rates.answer_tokens.is_some()
+    })
+    .await;
+    let held = [tokens(1, 100), answer.tokens[..59].to_vec()].concat();
+    let slot = answer.started.unwrap().slot;
+    let expected: HashMap<_, _> = keys(&held).into_iter().map(|key| (key, (RunState::Ready, slot))).collect();
+    assert_eq!(router.held, expected);
+    assert_eq!(router.load.free_cells, 4096 - 159);
+    assert_eq!((router.load.n_queued, router.load.n_decoding, router.load.draining), (0, 0, false));
+    assert_eq!(router.load.rates.answer_tokens, Some(60.0));
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn routers_learn_what_was_given_up() {
+    let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
+    let mut router = Router::default();
+    let first = ask(&tokens(1, 64), 1).answer(&engine).await;
+    assert_eq!(first.tokens.len(), 1);
+    ask(&[tokens(1, 32), tokens(2, 48)].concat(), 1).answer(&engine).await;
+    stop(engine).await;
+    router.listen(&mut updates);
+    let expected = keys(&[tokens(1, 32), tokens(2, 48)].concat());
+    assert_eq!(router.held.len(), expected.len());
+    assert!(expected.iter().all(|key| router.held[key].0 == RunState::Ready));
+}
+
+#[tokio::test]
+async fn requests_that_leave_nothing_behind_are_not_announced() {
+    let (engine, mut updates) = start(blocks(Preset::Tiny));
+    let mut router = Router::default();
+    let mut request = ask(&tokens(1, 100), 20);
+    request.cache_prompt = false;
+    request.answer(&engine).await;
+    stop(engine).await;
+    router.listen(&mut updates);
+    assert_eq!((router.held.len(), router.n_filling, router.n_accepted), (0, 0, 1));
+}
+
+#[tokio::test]
+async fn a_recurrent_model_announces_the_end_of_a_sequence_once_it_is_over() {
+    let (engine, mut updates) = start(blocks(Preset::TinyRecurrent));
+    assert_eq!(engine.facts().memory, MemoryKind::Recurrent);
+    let answer = ask(&tokens(1, 100), 60).answer(&engine).await;
+    let held = [tokens(1, 100), answer.tokens[..59].to_vec()].concat();
+    let next = ask(&[held.clone(), tokens(2, 10)].concat(), 1).answer(&engine).await;
+    assert_eq!(next.cached_tokens(), 159);
+    stop(engine).await;
+    let mut stored = Vec::new();
+    while let Ok(update) = updates.try_recv() {
+        stored.extend(update.changes.into_iter().filter_map(|change| match change {
+            Change::Stored(run) => Some(run),
+            _ => None,
+        }));
+    }
+    assert_eq!(stored.len(), 2);
+    assert_eq!(stored[0].keys, keys(&held));
+    assert!(stored.iter().all(|run| run.resume == Resume::LastBlock && run.state == RunState::Ready));
+}
+
+#[tokio::test]
+async fn the_slots_are_shown() {
+    let (engine, _updates) = start(blocks(Preset::Tiny));
+    let mut request = ask(&tokens(1, 100), 2000);
+    request.id = "shown".to_owned();
+    let mut answering = request.submit(&engine).unwrap();
+    answering.tokens(5).await;
+    let slot = answering.so_far().started.unwrap().slot;
+    until("the slot shows its request", || {
+        let slots = engine.slots();
+        let view = &slots[usize::from(slot.0)];
+        view.request_id.as_ref().is_some_and(|id| id.as_str() == "shown") && view.decoded_tokens >= 5
+    })
+    .await;
+    drop(answering);
+    until("the slot shows that it is idle", || engine.slots()[usize::from(slot.0)].request_id.is_none()).await;
+    assert!(engine.slots()[usize::from(slot.0)].held_tokens >= 100);
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn facts_are_what_was_asked_for() {
+    let (engine, _updates) = start(blocks(Preset::Tiny));
+    let facts = engine.facts().clone();
+    assert_eq!((facts.n_slots, facts.context_tokens, facts.memory), (2, 2048, MemoryKind::Full));
+    assert_eq!((facts.flash_attn, facts.kv_unified, facts.block_size_tokens), (false, false, BLOCK));
+    assert!(facts.description.contains("llama") && facts.n_params > 0 && facts.model_bytes > 0, "{facts:?}");
+    stop(engine).await;
+}

@@ -1,0 +1,174 @@
+//! Starts engines on made models, submits and gathers answers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::time::timeout;
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_model;
+use warmpath_common::block_hash::{BlockHash, ChainRoot};
+use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_worker::engine::{
+    Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling, Started,
+    Submission,
+};
+
+/// Is how long anything in these tests may take before it counts as stuck.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Is the number of text tokens of the made models' vocabulary that prompts are drawn from.
+pub const N_TEXT_TOKENS: u32 = 256;
+
+pub fn model(preset: Preset, seed: u64) -> PathBuf {
+    cached_model(preset, seed, Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"))).unwrap()
+}
+
+pub fn config(preset: Preset) -> EngineConfig {
+    EngineConfig { model: model(preset, 1), threads: 1, ..EngineConfig::default() }
+}
+
+pub fn start(config: EngineConfig) -> (EngineHandle, UnboundedReceiver<EngineUpdate>) {
+    let (sender, updates) = mpsc::unbounded_channel();
+    let engine = Engine::start(config, |_| true, sender).unwrap_or_else(|error| panic!("{error}"));
+    (engine, updates)
+}
+
+/// Ends an engine whose requests are all answered.
+pub async fn stop(engine: EngineHandle) {
+    timeout(PATIENCE, engine.drain(PATIENCE)).await.expect("the engine ends");
+}
+
+/// Returns the root of the chain of one tenant.
+pub fn root(salt: u8) -> BlockHash {
+    ChainRoot { model_fingerprint: &[7; 32], lora: &[], cache_salt: &[salt] }.hash()
+}
+
+/// Is a request in the making; greedy, to a fixed length, going on past ends of generation, unless changed.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub id: String,
+    pub prompt: Vec<Token>,
+    pub salt: u8,
+    pub generation: Generation,
+    pub cache_prompt: bool,
+    pub wanted_slot: Option<SlotId>,
+}
+
+pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
+    Ask {
+        id: "test".to_owned(),
+        prompt: prompt.to_vec(),
+        salt: 0,
+        generation: Generation {
+            max_tokens: Some(max_tokens),
+            stop: Vec::new(),
+            ignore_eos: true,
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        },
+        cache_prompt: true,
+        wanted_slot: None,
+    }
+}
+
+/// Returns `n` tokens that depend on `seed` alone.
+pub fn tokens(seed: u32, n: usize) -> Vec<Token> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9) ^ 0x5EED;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) % N_TEXT_TOKENS
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+impl Ask {
+    pub fn submit(&self, engine: &EngineHandle) -> Result<Answering, EngineError> {
+        let (sender, events) = mpsc::unbounded_channel();
+        engine.submit(Submission {
+            request_id: RequestId::new(&self.id).unwrap(),
+            prompt: self.prompt.clone(),
+            chain_root: root(self.salt),
+            generation: self.generation.clone(),
+            cache_prompt: self.cache_prompt,
+            wanted_slot: self.wanted_slot,
+            events: sender,
+        })?;
+        Ok(Answering { events, answer: Answer::default() })
+    }
+
+    /// Submits and waits for the whole answer.
+    pub async fn answer(&self, engine: &EngineHandle) -> Answer {
+        self.submit(engine).unwrap().answer().await
+    }
+}
+
+/// Is an answer that is coming.
+pub struct Answering {
+    events: UnboundedReceiver<Event>,
+    answer: Answer,
+}
+
+/// Is what came of a request.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    pub started: Option<Started>,
+    pub text: String,
+    pub tokens: Vec<Token>,
+    pub finished: Option<Finished>,
+    pub failed: Option<EngineError>,
+}
+
+impl Answering {
+    /// Waits for the next event and returns whether there was one.
+    pub async fn next(&mut self) -> bool {
+        let event = timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+        match event {
+            Some(Event::Started(started)) => self.answer.started = Some(started),
+            Some(Event::Text { text, tokens }) => {
+                self.answer.text.push_str(&text);
+                self.answer.tokens.extend(tokens);
+            }
+            Some(Event::Finished(finished)) => self.answer.finished = Some(finished),
+            Some(Event::Failed(error)) => self.answer.failed = Some(error),
+            None => return false,
+        }
+        true
+    }
+
+    /// Waits until there are `n` tokens.
+    pub async fn tokens(&mut self, n: usize) {
+        while self.answer.tokens.len() < n {
+            assert!(self.next().await, "the answer ends after {} tokens", self.answer.tokens.len());
+        }
+    }
+
+    pub fn so_far(&self) -> &Answer {
+        &self.answer
+    }
+
+    /// Waits for the end, whatever it is.
+    pub async fn answer(mut self) -> Answer {
+        while self.next().await {}
+        self.answer
+    }
+}
+
+impl Answer {
+    pub fn finished(&self) -> &Finished {
+        self.finished.as_ref().unwrap_or_else(|| panic!("no end: {self:?}"))
+    }
+
+    pub fn cached_tokens(&self) -> u32 {
+        self.started.unwrap().cached_tokens
+    }
+}
+
+/// Waits until `is_so`, which is asked again after every look at the clock.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
