@@ -2,4 +2,5 @@
 //!
 //! Not here: the tests themselves (`tests/tests`), starting processes (`warmpath_bench::fleet`).
 
+pub mod rig;
 pub mod tidy;

@@ -98,7 +98,7 @@ impl Tree {
             findings.extend(check_page(path, text, self));
         }
         for (path, text) in &self.files {
-            findings.extend(check_decision_mentions(path, text, self));
+            findings.extend(check_mentions(path, text, self));
         }
         findings
     }
@@ -120,23 +120,23 @@ impl Tree {
     }
 }
 
-/// Returns the mentions of decision pages, by number or by the whole name, that lead nowhere.
-pub fn check_decision_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
-    const FOLDER: &str = "docs/decisions/";
+/// Returns the mentions of pages under `docs` that do not exist; a decision may be named by its number alone.
+pub fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    const FOLDER: &str = "docs/";
     let mut findings = Vec::new();
     for (line_idx, line) in text.lines().enumerate() {
         for (at, _) in line.match_indices(FOLDER) {
-            let rest = &line[at + FOLDER.len()..];
-            let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-._".contains(c))).unwrap_or(rest.len());
+            let rest = &line[at..];
+            let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-._/".contains(c))).unwrap_or(rest.len());
             let name = rest[..end].trim_end_matches('.');
-            if !name.starts_with(|c: char| c.is_ascii_digit()) {
+            let last = name.rsplit('/').next().unwrap_or_default();
+            let is_number = last.len() == 4 && last.bytes().all(|b| b.is_ascii_digit());
+            if !is_number && !name.ends_with(".md") {
                 continue;
             }
-            let known = |(found, _): &(PathBuf, String)| {
-                found.starts_with(FOLDER) && found.file_name().is_some_and(|f| f.to_string_lossy().starts_with(name))
-            };
-            if !tree.files.iter().any(known) {
-                findings.push(Finding::new(path, line_idx + 1, format!("there is no {FOLDER}{name}")));
+            let begins = |(found, _): &(PathBuf, String)| found.to_str().is_some_and(|found| found.starts_with(name));
+            if !tree.files.iter().any(begins) {
+                findings.push(Finding::new(path, line_idx + 1, format!("there is no {name}")));
             }
         }
     }

@@ -96,9 +96,14 @@ fn check_notes(path: &Path, text: &str) -> Vec<Finding> {
     hits.map(|(line_idx, _)| Finding::new(path, line_idx + 1, "leaves a note to self: do it or file it")).collect()
 }
 
+/// Returns whether the whole file is for tests.
+fn is_test_code(path: &Path) -> bool {
+    let is_test_file = path.file_stem().is_some_and(|stem| stem == "tests" || stem == "testing");
+    is_test_file || path.components().any(|part| part.as_os_str() == "tests") && !path.starts_with("tests/src")
+}
+
 fn check_purity(path: &Path, text: &str) -> Vec<Finding> {
-    let is_test = path.file_stem().is_some_and(|stem| stem == "tests" || stem == "testing");
-    if is_test || !PURE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
+    if is_test_code(path) || !PURE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
         return Vec::new();
     }
     let production = text.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
@@ -148,7 +153,7 @@ impl Visitor<'_> {
         if EMPTY_FUNCTIONS.contains(&name.as_str()) {
             self.find(signature.span(), format!("`{name}` does not say what the function does"));
         }
-        if signature.inputs.iter().any(is_bool) {
+        if signature.inputs.iter().any(is_bool) && !is_test_code(self.path) {
             self.find(signature.span(), format!("`{name}` takes a `bool`: make two functions or an enum of it"));
         }
     }

@@ -53,6 +53,7 @@ fn refuses_names_that_name_no_concept() {
 #[test]
 fn refuses_flags_as_parameters_and_parts_that_only_tests_have() {
     assert!(rust("a.rs", "//! A.\nfn f(fast: bool) {}\n").contains("takes a `bool`"));
+    assert_eq!(rust("router/tests/a.rs", "//! A.\nfn f(fast: bool) {}\n"), "");
     assert!(rust("a.rs", "//! A.\nstruct A { #[cfg(test)] clock: u8 }\n").contains("a field only for tests"));
     assert!(rust("a.rs", "//! A.\nfn f(#[cfg(test)] clock: u8) {}\n").contains("a parameter only for tests"));
 }
@@ -103,9 +104,9 @@ fn refuses_manifests_without_the_shared_lints_or_with_a_second_profile() {
 
 #[test]
 fn refuses_links_that_lead_nowhere() {
-    let pages = tree(&[("docs/a.md", "# The first part: `a`\n"), ("tests/b.md", "")]);
+    let pages = tree(&[("pages/a.md", "# The first part: `a`\n"), ("tests/b.md", "")]);
     let check = |text: &str| messages(check_page(Path::new("tests/b.md"), text, &pages));
-    assert_eq!(check("[a](../docs/a.md) [b](https://example.org) [c](b.md)"), "");
+    assert_eq!(check("[a](../pages/a.md) [b](https://example.org) [c](b.md)"), "");
     assert!(check("see\n[a](nowhere.md)").starts_with("tests/b.md:2: the link `nowhere.md`"));
     assert!(check("![a](../docs/none.svg)").contains("leads nowhere"));
     assert_eq!(anchors("# The first part: `a`\n"), ["the-first-part-a"]);
@@ -138,16 +139,17 @@ fn refuses_invariants_whose_test_does_not_exist() {
 }
 
 #[test]
-fn refuses_mentions_of_decisions_that_were_never_written() {
+fn refuses_mentions_of_pages_that_were_never_written() {
     let pages = tree(&[("docs/decisions/0001-build.md", "# Build\n")]);
-    // The folder is spelled apart from the number, so that the lint does not find this file.
+    // The folder is spelled apart from the rest, so that the lint does not find this file.
     let check = |name: &str| {
-        let text = format!("// see docs/decisions/{name} for the reason");
-        messages(check_decision_mentions(Path::new("a.rs"), &text, &pages))
+        let text = format!("// see {}{name} for the reason", concat!("docs", "/"));
+        messages(check_mentions(Path::new("a.rs"), &text, &pages))
     };
-    assert_eq!(check("0001-build.md"), "");
-    assert_eq!(check("0001."), "");
-    assert_eq!(check(""), "");
-    assert!(check("0999.").contains("decisions/0999"));
-    assert!(check("0001-other.md").contains("decisions/0001-other.md"));
+    assert_eq!(check("decisions/0001-build.md"), "");
+    assert_eq!(check("decisions/0001."), "");
+    assert_eq!(check("decisions/"), "");
+    assert!(check("decisions/0999.").contains("decisions/0999"));
+    assert!(check("decisions/0001-other.md").contains("decisions/0001-other.md"));
+    assert!(check("api-of-old.md").contains("api-of-old.md"));
 }

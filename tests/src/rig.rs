@@ -1,0 +1,250 @@
+//! The rig of the whole-system tests: a fleet of real processes with the tiny model, and questions about it.
+//!
+//! Not here: starting and ending processes (`warmpath_bench::fleet`).
+//! The idea: tests wait for what the fleet says of itself, never for time to pass; every wait has a deadline.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+use warmpath_bench::client::{Answer, ChatClient, Message};
+use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_model;
+use warmpath_common::summary::{SNAPSHOT_PATH, Snapshot};
+
+/// Is how long the fleet may take to say what a test waits for.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Is the pause between two questions.
+const POLL: Duration = Duration::from_millis(10);
+/// Is the seed of the model that the tests run.
+const MODEL_SEED: u64 = 1;
+
+/// Is the number of tokens in a block of every worker here.
+pub const BLOCK_SIZE_TOKENS: u64 = 32;
+/// Is the name under which every worker here serves its model.
+pub const MODEL_NAME: &str = "tiny";
+/// Is the number of slots of every worker here.
+pub const N_SLOTS: usize = 3;
+/// Is the context of each slot here. Units: tokens.
+pub const SLOT_CONTEXT_TOKENS: usize = 4096;
+
+/// Returns the root of the workspace.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Returns the folder of the binaries: where Cargo put this test, less `deps`.
+///
+/// Errors: a binary is missing, which `cargo build --release --workspace` would make.
+pub fn bin_dir() -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let dir = test.parent().and_then(Path::parent).context("the test lies in no target folder")?.to_owned();
+    for name in ["warmpath-worker", "warmpath-router", "warmpath-bench"] {
+        ensure!(dir.join(name).exists(), "{} has no {name}: run `cargo build --release --workspace`", dir.display());
+    }
+    Ok(dir)
+}
+
+/// Returns the path of the tiny model, which is made where it is not there yet.
+///
+/// Errors: it cannot be written.
+pub fn tiny_model() -> anyhow::Result<PathBuf> {
+    // Lets one test at a time look and make; held while a file of some megabytes is written.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let folder = root().join("target/models");
+    std::fs::create_dir_all(&folder)?;
+    cached_model(Preset::Tiny, MODEL_SEED, &folder)
+}
+
+/// Is an HTTP response, read to its end.
+#[derive(Debug)]
+pub struct Reply {
+    /// Is the status.
+    pub status: u16,
+    /// Is the headers.
+    pub headers: reqwest::header::HeaderMap,
+    /// Is the body as text.
+    pub text: String,
+}
+
+impl Reply {
+    /// Returns the body as JSON; `Null` where it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
+
+    /// Returns the value of a header, empty where there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// Is a running fleet and a client of it.
+#[derive(Debug)]
+pub struct Rig {
+    /// Is the processes.
+    pub fleet: Fleet,
+    /// Is a plain HTTP client that never uses a proxy.
+    pub http: reqwest::Client,
+}
+
+impl Rig {
+    /// Starts `n_workers` workers with the tiny model and a router with these further flags.
+    ///
+    /// Errors: a process does not start or does not get ready; its log is in the message.
+    pub async fn start(n_workers: usize, router_args: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(n_workers, &[], router_args).await
+    }
+
+    /// Starts workers and a router, each with further flags.
+    ///
+    /// Errors: a process does not start or does not get ready; its log is in the message.
+    pub async fn start_with(n_workers: usize, worker_args: &[&str], router_args: &[&str]) -> anyhow::Result<Self> {
+        let context_tokens = (N_SLOTS * SLOT_CONTEXT_TOKENS).to_string();
+        let slots = N_SLOTS.to_string();
+        // Without flash attention reuse is bit-exact, and nothing has to be measured at the start.
+        let common = ["--alias", MODEL_NAME, "--slots", &slots, "--ctx-size", &context_tokens, "--threads", "1"];
+        let exact = ["--flash-attn", "off", "--kv-unified", "off"];
+        let spec = FleetSpec {
+            bin_dir: bin_dir()?,
+            model: tiny_model()?,
+            n_workers,
+            worker_args: common.iter().chain(&exact).chain(worker_args).map(|&arg| arg.to_owned()).collect(),
+            router_args: router_args.iter().map(|&arg| arg.to_owned()).collect(),
+        };
+        let fleet = Fleet::start(spec).await?;
+        let rig = Self { fleet, http: reqwest::Client::builder().no_proxy().build()? };
+        rig.all_known().await?;
+        Ok(rig)
+    }
+
+    /// Returns the router's URL.
+    pub fn router_url(&self) -> String {
+        self.fleet.router.base_url()
+    }
+
+    /// Sends JSON and reads the whole response.
+    ///
+    /// Errors: the connection fails or breaks.
+    pub async fn post(&self, url: &str, body: &Value) -> anyhow::Result<Reply> {
+        read(self.http.post(url).json(body).send().await?).await
+    }
+
+    /// Reads what is at `url`.
+    ///
+    /// Errors: the connection fails or breaks.
+    pub async fn get(&self, url: &str) -> anyhow::Result<Reply> {
+        read(self.http.get(url).send().await?).await
+    }
+
+    /// Sends a chat request to the router.
+    ///
+    /// Errors: the connection fails or breaks.
+    pub async fn chat(&self, body: &Value) -> anyhow::Result<Reply> {
+        self.post(&format!("{}/v1/chat/completions", self.router_url()), body).await
+    }
+
+    /// Holds one turn of a conversation through the router, greedily and streaming.
+    ///
+    /// Errors: whatever keeps the answer from being complete.
+    pub async fn ask(&self, messages: &[Message], max_tokens: u32) -> anyhow::Result<Answer> {
+        ChatClient::new(&self.router_url(), None)?.ask(messages, max_tokens).await
+    }
+
+    /// Waits until `question`, asked again and again, gives an answer.
+    ///
+    /// Errors: it gives none within the deadline; `what` and the router's log are in the message.
+    pub async fn wait_for<T, F>(&self, what: &str, mut question: impl FnMut() -> F) -> anyhow::Result<T>
+    where
+        F: Future<Output = Option<T>>,
+    {
+        let started = Instant::now();
+        loop {
+            if let Some(answer) = question().await {
+                return Ok(answer);
+            }
+            if started.elapsed() > DEADLINE {
+                bail!("waited {DEADLINE:?} in vain: {what}; the router's log:\n{}", self.fleet.router.log());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Waits until the router knows every worker and its vocabulary.
+    ///
+    /// Errors: it does not within the deadline.
+    pub async fn all_known(&self) -> anyhow::Result<()> {
+        self.wait_for("the router knows every worker", || async {
+            let page = self.fleet_page().await.ok()?;
+            let workers = page["workers"].as_array()?;
+            let all_ready = workers.iter().all(|worker| worker["state"] == "ready");
+            let vocabularies = page["vocabularies"].as_array()?;
+            let tokenizes = vocabularies.iter().any(|vocabulary| vocabulary["state"] == "ready");
+            (all_ready && tokenizes).then_some(())
+        })
+        .await
+    }
+
+    /// Waits until the router knows of every worker what that worker holds, and nothing runs any more.
+    ///
+    /// Errors: it does not within the deadline.
+    pub async fn settled(&self) -> anyhow::Result<()> {
+        self.wait_for("the router knows what every worker holds", || async {
+            let page = self.fleet_page().await.ok()?;
+            for worker in page["workers"].as_array()? {
+                let snapshot = self.snapshot(worker["url"].as_str()?).await.ok()?;
+                let held: BTreeSet<_> = snapshot.runs.iter().flat_map(|run| &run.keys).collect();
+                let is_idle = snapshot.load.busy_slots.is_empty()
+                    && snapshot.load.n_queued == 0
+                    && worker["load"]["busy_slots"].as_array()?.is_empty()
+                    && worker["in_flight"] == 0
+                    && worker["unreported"]["requests"] == 0;
+                if !is_idle || worker["blocks"].as_u64()? != held.len() as u64 {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await
+    }
+
+    /// Returns the router's view of the fleet.
+    ///
+    /// Errors: the router does not answer.
+    pub async fn fleet_page(&self) -> anyhow::Result<Value> {
+        Ok(self.get(&format!("{}/internal/v1/fleet", self.fleet.router.admin_url()?)).await?.json())
+    }
+
+    /// Returns what the worker at `url` says that it holds.
+    ///
+    /// Errors: it does not answer, or not with a snapshot.
+    pub async fn snapshot(&self, url: &str) -> anyhow::Result<Snapshot> {
+        let reply = self.get(&format!("{}{SNAPSHOT_PATH}", url.trim_end_matches('/'))).await?;
+        serde_json::from_str(&reply.text).context("reading a snapshot")
+    }
+
+    /// Returns the value of one line of the router's metrics, named with its labels.
+    ///
+    /// Errors: the router does not answer or has no such line.
+    pub async fn router_metric(&self, line: &str) -> anyhow::Result<f64> {
+        let text = self.get(&format!("{}/metrics", self.fleet.router.admin_url()?)).await?.text;
+        let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
+        value.with_context(|| format!("no line `{line}` in\n{text}"))?.parse().context("reading a metric")
+    }
+
+    /// Returns the worker that a response header names.
+    pub fn worker_idx(&self, name: &str) -> Option<usize> {
+        let named = |worker: &Server| worker.base_url() == name.trim_end_matches('/');
+        self.fleet.workers.iter().position(named).or_else(|| name.strip_prefix("worker-")?.parse().ok())
+    }
+}
+
+async fn read(response: reqwest::Response) -> anyhow::Result<Reply> {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    Ok(Reply { status, headers, text: response.text().await? })
+}

@@ -1,0 +1,43 @@
+//! The programs in Python: the official OpenAI client against a fleet, the maker of the published test vectors.
+//!
+//! Not here: what they check (`tests/python`, `common/tests/vectors`).
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use tokio::process::Command;
+use warmpath_tests::rig::{Rig, root};
+
+/// Returns the interpreter of the tests' Python environment, which is made where it is not up to date.
+async fn python() -> anyhow::Result<PathBuf> {
+    // Lets one test at a time make the environment.
+    static MAKING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _making = MAKING.lock().await;
+    let status = Command::new(root().join("scripts/python-venv.sh")).status().await?;
+    ensure!(status.success(), "scripts/python-venv.sh ended with {status}");
+    Ok(root().join("target/venv/bin/python"))
+}
+
+/// Runs a script to its end; its output is in the error if it fails.
+async fn run(script: &str, args: &[String]) -> anyhow::Result<String> {
+    let output = Command::new(python().await?).arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    ensure!(output.status.success(), "{script} ended with {}:\n{said}", output.status);
+    Ok(said)
+}
+
+#[tokio::test]
+async fn the_official_openai_client_works_through_the_router() -> anyhow::Result<()> {
+    let worker_args = ["--alias", "second-name", "--queue-max", "1"];
+    let rig = Rig::start_with(2, &worker_args, &["--requests-max", "8"]).await?;
+    let said = run("tests/python/test_openai_client.py", &[rig.router_url()]).await?;
+    println!("{said}");
+    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_published_vectors_are_what_their_script_makes() -> anyhow::Result<()> {
+    run("common/tests/vectors/make.py", &["--check".to_owned()]).await.map(drop)
+}
