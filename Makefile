@@ -8,7 +8,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(KEEP),--keep)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test fixtures venv lint fmt bench doc
+.PHONY: help setup build demo test fixtures venv lint fmt bench doc pages
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,3 +55,6 @@ bench: build $(MODEL) ## Measure the index and a fleet under load
 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps
+
+pages: build ## Write the pages of docs that repeat what programs say: command lines, metrics
+	UPDATE_PAGES=1 $(CARGO) test --quiet --release -p warmpath-tests --test pages
