@@ -8,6 +8,7 @@ mod headers;
 mod relay;
 mod upstream;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -104,7 +105,10 @@ async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared)
         let worker = choice.decision.worker;
         let upstream = Upstream { client: &app.client, limits: &app.requests, base: app.fleet.url(worker) };
         match upstream.attempt(&arrival, &choice).await {
-            Ok(answer) => return Ok(respond(app, arrival, choice, answer)),
+            Ok(answer) => {
+                touch(app, prepared.prompt, &matches);
+                return Ok(respond(app, arrival, choice, answer));
+            }
             Err(AttemptError { failure, refusal }) => {
                 choice.booking.failed(failure);
                 app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
@@ -135,10 +139,16 @@ fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     let start = Instant::now();
     let matches = app.fleet.index().matches(keys);
     app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
-    if let Some(longest) = matches.first() {
-        app.fleet.index().touch(&keys[..keys.len().min(longest.blocks as usize)]);
-    }
     matches
+}
+
+/// Marks what was matched, so that the index sheds it late; it takes longer than the match, so nobody waits for it.
+fn touch(app: &App, prompt: Prompt, matches: &[Match]) {
+    if let (Prompt::Known { mut keys, .. }, Some(longest)) = (prompt, matches.first()) {
+        keys.truncate(longest.blocks as usize);
+        let fleet = Arc::clone(&app.fleet);
+        tokio::task::spawn_blocking(move || fleet.index().touch(&keys));
+    }
 }
 
 /// Is what is known of a prompt's holders, and where it has failed.
