@@ -108,13 +108,14 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Delivery, Vec<Submitt
     check_prompts(serving, &prompts, n)?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let fingerprint = &serving.model.fingerprint.0;
+    let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
     let draft = Draft {
         prompts,
         n,
         chain_root: ChainRoot { model_fingerprint: fingerprint, lora: &[], cache_salt: salt.as_bytes() }.hash(),
         generation,
         cache_prompt: options.cache_prompt != Some(false),
-        wanted_slot: wanted_slot(serving, &options)?.or(arrival.wanted_slot),
+        wanted_slot: wanted_slot(serving, &options)?.or(hinted),
         request_id: arrival.id,
     };
     Ok((options.delivery(), submit(serving, draft)?))

@@ -77,6 +77,9 @@ async fn headers_say_who_answered_and_what_was_reused() {
     };
     let (slot, cached, _) = ask("1", false).await;
     assert_eq!((slot.as_str(), cached), ("1", 0));
+    for nonsense in ["999", "-1", "x"] {
+        assert_eq!(ask(nonsense, false).await.0, "1", "a hint that names no slot is no hint");
+    }
     let (slot, cached, text) = ask("0", true).await;
     assert_eq!(slot, "1", "the slot that holds the prefix is better than the wanted one");
     assert!(cached > 0);
