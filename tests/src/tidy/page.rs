@@ -15,7 +15,18 @@ pub fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     if path == Path::new("ARCHITECTURE.md") {
         findings.extend(check_invariants(path, text, tree));
     }
+    if path == Path::new("docs/decisions/README.md") {
+        findings.extend(check_list(path, text, tree));
+    }
     findings
+}
+
+/// Returns the pages beside the list at `path` that it does not name.
+fn check_list(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+    let beside = tree.with_ending("md").filter(|(page, _)| page.parent() == path.parent() && *page != path);
+    let names = beside.filter_map(|(page, _)| page.file_name()?.to_str());
+    let missing = names.filter(|name| !text.contains(&format!("({name})")));
+    missing.map(|name| Finding::new(path, 0, format!("does not list {name}"))).collect()
 }
 
 fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {

@@ -153,3 +153,11 @@ fn refuses_mentions_of_pages_that_were_never_written() {
     assert!(check("decisions/0001-other.md").contains("decisions/0001-other.md"));
     assert!(check("api-of-old.md").contains("api-of-old.md"));
 }
+
+#[test]
+fn refuses_a_list_of_decisions_that_misses_one() {
+    let pages = tree(&[("docs/decisions/0001-build.md", "# Build\n"), ("docs/decisions/README.md", "")]);
+    let check = |text: &str| messages(check_page(Path::new("docs/decisions/README.md"), text, &pages));
+    assert_eq!(check("[0001](0001-build.md)"), "");
+    assert!(check("nothing").contains("does not list 0001-build.md"));
+}
