@@ -6,6 +6,7 @@ pub mod chat_load;
 pub mod client;
 pub mod demo;
 pub mod fleet;
+pub mod index_bench;
 pub mod model;
 pub mod prompts;
 pub mod report;

@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, model};
+use warmpath_bench::{chat_load, demo, index_bench, model};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -15,6 +15,8 @@ struct Cli {
 enum Command {
     /// Writes a GGUF model with made weights.
     Model(model::ModelArgs),
+    /// Measures the router's prefix index and checks its answers.
+    Index(index_bench::IndexArgs),
     /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
     Chat(chat_load::ChatArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
@@ -25,6 +27,7 @@ enum Command {
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Model(args) => model::run(&args),
+        Command::Index(args) => index_bench::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }

@@ -15,7 +15,9 @@ fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
     BACKEND.get_or_init(|| {
         let mut backend = LlamaBackend::init().unwrap();
-        if std::env::var_os("LOG").is_none() { backend.void_logs(); }
+        if std::env::var_os("LOG").is_none() {
+            backend.void_logs();
+        }
         backend
     })
 }
@@ -27,7 +29,9 @@ fn load(preset: Preset, seed: u64) -> LlamaModel {
 }
 
 fn prompt(n: usize, seed: u32, n_vocab: u32) -> Vec<u32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 7) % n_vocab).collect()
+    (0..n as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 7) % n_vocab)
+        .collect()
 }
 
 fn check(preset: Preset, lengths: &[usize], n: usize) {
@@ -41,12 +45,18 @@ fn check(preset: Preset, lengths: &[usize], n: usize) {
         let answer = prober.answer(PLAIN, prompt, n).unwrap();
         let expected = oracle.answer(prompt, n);
         let same = answer.tokens.iter().zip(&expected).filter(|(a, b)| a == b).count();
-        println!("{preset:?} prompt {}: {same} of {n} as the oracle says; margin {:?} {:?}", prompt.len(),
-            answer.margins().into_iter().fold(f32::MAX, f32::min), &answer.tokens[..6]);
+        println!(
+            "{preset:?} prompt {}: {same} of {n} as the oracle says; margin {:?} {:?}",
+            prompt.len(),
+            answer.margins().into_iter().fold(f32::MAX, f32::min),
+            &answer.tokens[..6]
+        );
         plain.push(answer);
     }
     for setting in OTHERS {
-        if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) { continue; }
+        if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) {
+            continue;
+        }
         let other: Vec<_> = prompts
             .iter()
             .zip(&plain)

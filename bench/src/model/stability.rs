@@ -189,8 +189,7 @@ pub struct Noise {
 
 /// Compares `other`, forced through another setting, with the plain answer.
 pub fn compare(setting: &'static str, plain: &[Answer], other: &[Answer]) -> Noise {
-    let mut noise =
-        Noise { setting, n_steps: 0, n_changed: 0, noise_max: 0.0, margin_min: f32::MAX, n_safe: 0 };
+    let mut noise = Noise { setting, n_steps: 0, n_changed: 0, noise_max: 0.0, margin_min: f32::MAX, n_safe: 0 };
     let steps = |answers: &[Answer]| answers.iter().flat_map(|answer| answer.logits.clone()).collect::<Vec<_>>();
     for (plain, other) in steps(plain).iter().zip(&steps(other)) {
         let mut order: Vec<usize> = (0..plain.len()).collect();

@@ -86,7 +86,8 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
         writer.set(&key("attention.head_count_kv"), Value::I32s(&kv_heads))?;
     }
     if has(LayerKind::Convolution) {
-        let reach = spec.layers.iter().filter(|layer| layer.kind == LayerKind::Convolution).map(|layer| layer.n_offsets);
+        let reach =
+            spec.layers.iter().filter(|layer| layer.kind == LayerKind::Convolution).map(|layer| layer.n_offsets);
         let length = reach.max().unwrap_or(0) + 1;
         writer.set(&key("shortconv.l_cache"), Value::U32(u32::try_from(length)?))?;
     }

@@ -143,9 +143,8 @@ impl Writer {
     /// Errors: `Unwritable` for a name that is taken, too long or has a NUL, a bad number of dimensions, or rows that do not
     /// fit the type's blocks.
     pub fn declare(&mut self, name: &str, kind: TensorType, shape: &[usize]) -> Result<(), GgufError> {
-        let unwritable = |reason: &str| {
-            Err(GgufError::Unwritable { what: format!("tensor {name:?}"), reason: reason.to_owned() })
-        };
+        let unwritable =
+            |reason: &str| Err(GgufError::Unwritable { what: format!("tensor {name:?}"), reason: reason.to_owned() });
         let c_name = c_text(name, name)?;
         if name.len() >= 64 || self.tensors.iter().any(|tensor| tensor.name == name) {
             return unwritable("its name is taken or has 64 bytes or more");
@@ -261,8 +260,6 @@ fn encode(kind: TensorType, row: usize, elements: &[f32]) -> Vec<u8> {
 }
 
 fn c_text(what: &str, text: &str) -> Result<CString, GgufError> {
-    CString::new(text).map_err(|_| GgufError::Unwritable {
-        what: format!("{what:?}"),
-        reason: "it has a NUL character".to_owned(),
-    })
+    CString::new(text)
+        .map_err(|_| GgufError::Unwritable { what: format!("{what:?}"), reason: "it has a NUL character".to_owned() })
 }
