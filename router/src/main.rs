@@ -7,7 +7,7 @@ use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use warmpath_router::config::flags::{Flags, LogFormat};
-use warmpath_router::config::resolve;
+use warmpath_router::config::{Config, resolve};
 use warmpath_router::server::Server;
 
 /// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every vocabulary it loads.
@@ -17,6 +17,7 @@ fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     start_log(flags.log_format);
     let config = resolve(flags)?;
+    raise_file_limit(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
@@ -33,6 +34,16 @@ fn main() -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Raises the soft limit on open files as far as it goes: a request takes two.
+fn raise_file_limit(config: &Config) {
+    let wanted = u64::try_from(config.requests.requests_max).unwrap_or(u64::MAX).saturating_mul(2);
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) if limit >= wanted => {}
+        Ok(limit) => tracing::warn!(limit, wanted, "fewer open files are allowed than --requests-max may need"),
+        Err(error) => tracing::warn!(%error, "the limit on open files cannot be raised"),
+    }
 }
 
 fn start_log(format: LogFormat) {

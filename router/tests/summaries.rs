@@ -110,8 +110,10 @@ async fn a_worker_that_is_no_worker_is_down() {
     worker.with(|script| script.raw_stream = Some(b"HTTP is not what you think".to_vec()));
     let router = TestRouter::start(&[&worker], &[]).await;
     router.wait_for_metric("warmpath_router_resyncs_total{reason=\"frame_too_long\"}", 2.0).await;
-    assert_ne!(router.state_of(0).await, "ready");
+    assert_eq!(router.state_of(0).await, "down");
     assert_eq!(router.get("/readyz").await.0, 503);
+    let other = FakeWorker::start(2);
+    TestRouter::ready(&[&worker, &other], &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -97,8 +97,12 @@ impl Tracker {
 
     fn lost(&mut self, worker: WorkerIdx) {
         let view = self.view_mut(worker);
-        if view.link == Link::Live {
-            view.link = Link::Stale { since: Instant::now() };
+        let since = Instant::now();
+        match view.link {
+            Link::Live => view.link = Link::Stale { since },
+            // It answers, but nothing that could be understood.
+            Link::Connecting => view.link = Link::Down { since },
+            Link::Stale { .. } | Link::Down { .. } => {}
         }
     }
 
