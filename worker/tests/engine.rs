@@ -4,6 +4,8 @@
 //! The idea: the made models' greedy answers depend on every token of the context and survive numeric noise, so any KV
 //! state that is not what the engine thinks shows in the answer.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+
 mod engine {
     mod batching;
     mod endings;

@@ -9,7 +9,11 @@ use warmpath_worker::engine::{EngineConfig, EngineHandle, FinishReason, PrefixCa
 use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop};
 
 /// Is how many groups of up to five requests one run sends.
-const N_WAVES: usize = 50;
+const N_WAVES: usize = 36;
+
+/// Is the fewest answers of a run that must have reused something, or the run shows nothing; runs differ a little,
+/// because the slots that are free depend on time, and models that cannot be rewound reuse least.
+const REUSED_MIN: usize = 4;
 
 /// Is one conversation: what was said so far, prompt and answers.
 struct Conversation {
@@ -55,8 +59,8 @@ impl Traffic {
             let n_kept = self.rng.random_range(1..=tokens.len());
             tokens.truncate(n_kept);
         }
-        if self.rng.random_bool(0.8) || tokens.len() > 600 {
-            tokens.truncate(600);
+        if self.rng.random_bool(0.8) || tokens.len() > 320 {
+            tokens.truncate(320);
             let n = self.rng.random_range(1..60);
             tokens.extend(random_tokens(&mut self.rng, n));
         }
@@ -173,8 +177,8 @@ async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
         }
     }
     println!("{preset:?} {seed}: {n_answers} answers, {n_reused} reused, {n_oracled} known to the oracle");
-    assert!(n_answers > N_WAVES, "{n_answers} answers say little");
-    assert!(n_reused > n_answers / 8, "of {n_answers} answers only {n_reused} reused anything");
+    assert!(n_answers > 2 * N_WAVES / 3, "{n_answers} answers say little");
+    assert!(n_reused >= REUSED_MIN, "of {n_answers} answers only {n_reused} reused anything");
     assert!(oracle.is_none() || n_oracled > N_WAVES / 8);
     stop(warm).await;
     stop(cold).await;
