@@ -42,10 +42,16 @@ pub enum PromptError {
         /// Is the template's own message, meant for the client.
         message: String,
     },
-    /// The chat template is wrong, or cannot render this request.
+    /// The chat template cannot render this request.
     #[error("the chat template failed: {reason}")]
     Template {
         /// Says what failed, and in which line of the template.
+        reason: String,
+    },
+    /// The model's own chat template does not compile.
+    #[error("this model's chat template cannot be used: {reason}")]
+    BadTemplate {
+        /// Says where the template is wrong.
         reason: String,
     },
     /// The model has no chat template.
@@ -80,6 +86,6 @@ pub enum PromptError {
 impl PromptError {
     /// Returns whether another request could succeed where this one failed: false where the model is at fault.
     pub fn is_client_fault(&self) -> bool {
-        !matches!(self, Self::NoTemplate)
+        !matches!(self, Self::NoTemplate | Self::BadTemplate { .. })
     }
 }

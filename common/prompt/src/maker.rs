@@ -2,6 +2,8 @@
 //!
 //! Not here: each of these steps. The idea: one value per model, shared by all requests.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -69,7 +71,8 @@ pub struct Prompt {
 pub struct PromptMaker {
     vocabulary: Vocabulary,
     partitioner: Partitioner,
-    templates: Option<Templates>,
+    /// Is an error where the model's own template is missing or wrong: completions work without one.
+    templates: Result<Templates, Unusable>,
     fragments: FragmentCache,
 }
 
@@ -79,6 +82,13 @@ struct Templates {
     default: FittedTemplate,
     /// Is used instead where the request has tools and the model has a template named `tool_use`.
     tool_use: Option<FittedTemplate>,
+}
+
+/// Says why a model has no template to render chats with.
+#[derive(Debug)]
+enum Unusable {
+    Missing,
+    Wrong { reason: String },
 }
 
 /// Is a template with what is known about it.
@@ -102,26 +112,31 @@ struct Shielded {
     hostile: bool,
 }
 
+/// Is a text cut at its special tokens.
+struct Cut {
+    text: String,
+    pieces: Vec<Piece>,
+    stand_ins: Option<StandIns>,
+}
+
 impl PromptMaker {
     /// Loads the vocabulary and the chat template of the GGUF file at `gguf`; its tensors are not read.
     ///
     /// Cost: 30-700 ms. Errors: `Load` where llama.cpp refuses the file, `Vocabulary` where it lacks a token that its own
-    /// settings need, `Template` where the chat template does not compile.
+    /// settings need, `Template` where the chat template in `options` does not compile. The model's own template may be wrong:
+    /// then [`Self::chat`] says so.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
-        let wrong = |source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) };
-        let fitted = |source: String| FittedTemplate::new(&source, &partitioner, &options.clock);
-        let (default, tool_use) = match options.chat_template.clone() {
-            Some(source) => (Some(source), None),
-            None => (vocabulary.chat_template(None), vocabulary.chat_template(Some("tool_use"))),
+        let templates = match &options.chat_template {
+            Some(source) => FittedTemplate::new(source, &partitioner, &options.clock)
+                .map(|default| Ok(Templates { default, tool_use: None }))
+                .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?,
+            None => Templates::of_model(&vocabulary, &partitioner, &options.clock),
         };
-        let templates = match (default.map(fitted).transpose(), tool_use.map(fitted).transpose()) {
-            (Ok(None), Ok(None)) => None,
-            (Ok(Some(default)), Ok(tool_use)) => Some(Templates { default, tool_use }),
-            (Ok(None), Ok(Some(default))) => Some(Templates { default, tool_use: None }),
-            (Err(error), _) | (_, Err(error)) => return Err(wrong(error)),
-        };
+        if let Err(Unusable::Wrong { reason }) = &templates {
+            tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
+        }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
         Ok(Self { vocabulary, partitioner, templates, fragments })
     }
@@ -130,21 +145,23 @@ impl PromptMaker {
     ///
     /// Cost: rendering, plus tokenizing those fragments that are not cached. Errors: see [`PromptError`].
     pub fn chat(&self, request: &ChatPrompt) -> Result<Prompt, PromptError> {
-        let rendered = self.rendered(request)?;
-        let tokens = self.chat_tokens(&rendered);
-        Ok(Prompt { text: self.without_affixes(&rendered.plain).to_owned(), tokens })
+        let cut = self.cut(self.rendered(request)?);
+        let tokens = self.with_affixes(|tokens| self.append(&cut, tokens));
+        Ok(Prompt { text: cut.into_text(), tokens })
     }
 
     /// Returns the text of a chat request's prompt, as llama-server's `/apply-template` does.
     ///
     /// Errors: see [`PromptError`].
     pub fn render(&self, request: &ChatPrompt) -> Result<String, PromptError> {
-        Ok(self.without_affixes(&self.rendered(request)?.plain).to_owned())
+        Ok(self.cut(self.rendered(request)?).into_text())
     }
 
     /// Returns the tokens of a completion request's text: what the vocabulary adds, and control tokens parsed.
     pub fn text(&self, text: &str) -> Vec<Token> {
-        self.with_affixes(|tokens| self.append(&self.partitioner.partition(text.as_bytes()), text, None, tokens))
+        let pieces = self.partitioner.partition(text.as_bytes());
+        let cut = Cut { text: text.to_owned(), pieces, stand_ins: None };
+        self.with_affixes(|tokens| self.append(&cut, tokens))
     }
 
     /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them.
@@ -175,7 +192,7 @@ impl PromptMaker {
 
     /// Returns the source of the chat template in use; `None` where the model has none.
     pub fn chat_template(&self) -> Option<&str> {
-        self.templates.as_ref().map(|templates| templates.default.template.source())
+        self.templates.as_ref().ok().map(|templates| templates.default.template.source())
     }
 
     /// Names the chat templates in use; a model without any has a name of its own.
@@ -196,7 +213,10 @@ impl PromptMaker {
     }
 
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
-        let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
+        let templates = self.templates.as_ref().map_err(|unusable| match unusable {
+            Unusable::Missing => PromptError::NoTemplate,
+            Unusable::Wrong { reason } => PromptError::BadTemplate { reason: reason.clone() },
+        })?;
         let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let tool_use = templates.tool_use.as_ref().filter(|_| has_tools);
         tool_use.unwrap_or(&templates.default).rendered(request, &self.vocabulary.info)
@@ -209,20 +229,17 @@ impl PromptMaker {
         if info.add_eos { text.strip_suffix(info.eos_text.as_str()).unwrap_or(text) } else { text }
     }
 
-    fn chat_tokens(&self, rendered: &Rendered) -> Vec<Token> {
-        let plain = self.without_affixes(&rendered.plain);
-        let pieces = self.partitioner.partition(plain.as_bytes());
-        let Some(shielded) = &rendered.shielded else {
-            return self.with_affixes(|tokens| self.append(&pieces, plain, None, tokens));
+    /// Cuts a rendered request at the control tokens that are the template's own.
+    fn cut(&self, rendered: Rendered) -> Cut {
+        let cut = |text: &str, stand_ins| {
+            let text = self.without_affixes(text).to_owned();
+            Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins }
         };
-        let shielded_text = self.without_affixes(&shielded.text);
-        let shielded_pieces = self.partitioner.partition(shielded_text.as_bytes());
+        let plain = cut(&rendered.plain, None);
+        let Some(shielded) = rendered.shielded else { return plain };
+        let safe = cut(&shielded.text, Some(shielded.stand_ins));
         // Nothing of the client's became a control token where both renderings have the same ones.
-        if !shielded.hostile && controls(&pieces).eq(controls(&shielded_pieces)) {
-            return self.with_affixes(|tokens| self.append(&pieces, plain, None, tokens));
-        }
-        let stand_ins = Some(&shielded.stand_ins);
-        self.with_affixes(|tokens| self.append(&shielded_pieces, shielded_text, stand_ins, tokens))
+        if !shielded.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
     }
 
     fn with_affixes(&self, append: impl FnOnce(&mut Vec<Token>)) -> Vec<Token> {
@@ -232,19 +249,58 @@ impl PromptMaker {
         tokens
     }
 
-    /// Appends the tokens of the pieces of `text`.
-    fn append(&self, pieces: &[Piece], text: &str, stand_ins: Option<&StandIns>, tokens: &mut Vec<Token>) {
-        for piece in pieces {
+    fn append(&self, cut: &Cut, tokens: &mut Vec<Token>) {
+        for piece in &cut.pieces {
             match piece {
                 Piece::Special { token, .. } => tokens.push(*token),
                 Piece::Text(range) => {
-                    let fragment = String::from_utf8_lossy(&text.as_bytes()[range.clone()]);
-                    let fragment = stand_ins.map_or(fragment.clone(), |stand_ins| stand_ins.restore(&fragment).into());
-                    tokens.extend_from_slice(&self.fragments.tokens(&fragment, |fragment| {
+                    tokens.extend_from_slice(&self.fragments.tokens(&cut.fragment(range), |fragment| {
                         self.vocabulary.tokenize(fragment, AddSpecial::No, ParseSpecial::No)
                     }));
                 }
             }
+        }
+    }
+}
+
+impl Cut {
+    /// Returns the text between two special tokens, as the client wrote it.
+    fn fragment(&self, range: &Range<usize>) -> Cow<'_, str> {
+        let text = String::from_utf8_lossy(&self.text.as_bytes()[range.clone()]);
+        match &self.stand_ins {
+            Some(stand_ins) => stand_ins.restore(&text).into(),
+            None => text,
+        }
+    }
+
+    fn into_text(self) -> String {
+        match self.stand_ins {
+            Some(stand_ins) => stand_ins.restore(&self.text),
+            None => self.text,
+        }
+    }
+
+    /// Returns the control tokens in their order.
+    fn controls(&self) -> impl Iterator<Item = Token> + '_ {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Special { token, control: true } => Some(*token),
+            _ => None,
+        })
+    }
+}
+
+impl Templates {
+    /// Compiles the templates that the model's file holds.
+    fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, Unusable> {
+        let fitted = |name| {
+            let source = vocabulary.chat_template(name);
+            let template = source.map(|source| FittedTemplate::new(&source, partitioner, clock));
+            template.transpose().map_err(|error| Unusable::Wrong { reason: error.to_string() })
+        };
+        match (fitted(None)?, fitted(Some("tool_use"))?) {
+            (Some(default), tool_use) => Ok(Self { default, tool_use }),
+            (None, Some(default)) => Ok(Self { default, tool_use: None }),
+            (None, None) => Err(Unusable::Missing),
         }
     }
 }
@@ -277,14 +333,6 @@ fn with_tokens(variables: Value, info: &VocabularyInfo) -> Value {
     let own = [("bos_token", &info.bos_text), ("eos_token", &info.eos_text)];
     let own: Value = Value::from_pairs(own.map(|(name, text)| (name, Value::from(text.as_str()))));
     minijinja::value::merge_maps([variables, own])
-}
-
-/// Returns the control tokens among `pieces`.
-fn controls(pieces: &[Piece]) -> impl Iterator<Item = Token> + '_ {
-    pieces.iter().filter_map(|piece| match piece {
-        Piece::Special { token, control: true, .. } => Some(*token),
-        _ => None,
-    })
 }
 
 #[cfg(test)]

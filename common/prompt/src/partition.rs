@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use warmpath_common::ids::Token;
 
 /// Is one special token of a vocabulary: a text that llama.cpp turns into one token before it tokenizes.
@@ -22,8 +22,8 @@ pub(crate) struct Special {
 /// Is one piece of a partitioned text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// A special token and the bytes that spelled it.
-    Special { token: Token, control: bool, at: Range<usize> },
+    /// A special token.
+    Special { token: Token, control: bool },
     /// Text between special tokens, never empty.
     Text(Range<usize>),
 }
@@ -41,11 +41,8 @@ impl Partitioner {
     pub fn new(mut specials: Vec<Special>) -> Self {
         specials.retain(|special| !special.text.is_empty());
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-        let searcher = AhoCorasick::builder()
-            .match_kind(MatchKind::Standard)
-            .build(specials.iter().map(|special| &special.text))
-            .ok()
-            .filter(|_| !specials.is_empty());
+        let texts: Vec<&[u8]> = specials.iter().map(|special| special.text.as_slice()).collect();
+        let searcher = searcher(&texts, MatchKind::Standard);
         Self { specials, searcher }
     }
 
@@ -85,6 +82,19 @@ impl Partitioner {
     }
 }
 
+/// Is the most bytes of patterns for which the faster automaton is built: it takes up to a kilobyte a byte.
+const DFA_PATTERN_BYTES_MAX: usize = 1 << 16;
+
+/// Returns a searcher for any of `texts`; `None` where there are none.
+pub(crate) fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<AhoCorasick> {
+    let n_bytes: usize = texts.iter().map(|text| text.as_ref().len()).sum();
+    let automaton = (n_bytes <= DFA_PATTERN_BYTES_MAX).then_some(AhoCorasickKind::DFA);
+    // The prefilter stops at every `<`, of which markup and code have many; the automaton itself is faster there.
+    let prefilter = automaton.is_none();
+    let built = AhoCorasick::builder().match_kind(kind).kind(automaton).prefilter(prefilter).build(texts).ok();
+    built.filter(|_| !texts.is_empty())
+}
+
 /// Cuts one stretch of text at every occurrence of one special token, from the left.
 fn cut(text: &[u8], mut range: Range<usize>, special: &Special, pieces: &mut Vec<Piece>) {
     let finder = aho_corasick::packed::Searcher::new([&special.text]);
@@ -97,7 +107,7 @@ fn cut(text: &[u8], mut range: Range<usize>, special: &Special, pieces: &mut Vec
             pieces.push(Piece::Text(left));
         }
         let end = start + special.text.len();
-        pieces.push(Piece::Special { token: special.token, control: special.control, at: start..end });
+        pieces.push(Piece::Special { token: special.token, control: special.control });
         range.start = end;
         if special.rstrip {
             range.start += text[range.clone()].iter().take_while(|byte| is_space(**byte)).count();

@@ -12,6 +12,7 @@ use minijinja::value::Value;
 use serde_json::{Map, Value as Json};
 
 use crate::messages::to_template_value_with;
+use crate::partition::searcher;
 
 /// Knows which characters are dangerous for one vocabulary and one template.
 #[derive(Debug)]
@@ -97,12 +98,19 @@ impl Shield {
         }
         let mut exempt = self.exempt(text).into_iter().peekable();
         let mut shielded = String::with_capacity(text.len() + text.len() / 8);
-        for (at, character) in text.char_indices() {
+        let mut copied = 0;
+        for (at, hazard) in text.match_indices(&self.hazards[..]) {
             while exempt.next_if(|range| range.end <= at).is_some() {}
             let free = exempt.peek().is_some_and(|range| range.contains(&at));
-            let stand_in = stand_ins.to.get(&character).filter(|_| !free);
-            shielded.push(*stand_in.unwrap_or(&character));
+            let Some(stand_in) = hazard.chars().next().and_then(|hazard| stand_ins.to.get(&hazard)).filter(|_| !free)
+            else {
+                continue;
+            };
+            shielded.push_str(&text[copied..at]);
+            shielded.push(*stand_in);
+            copied = at + hazard.len();
         }
+        shielded.push_str(&text[copied..]);
         Some(shielded)
     }
 
@@ -121,7 +129,15 @@ impl Shield {
 impl StandIns {
     /// Returns `text` with the hazards that stand-ins stand for.
     pub fn restore(&self, text: &str) -> String {
-        text.chars().map(|character| *self.from.get(&character).unwrap_or(&character)).collect()
+        let mut restored = String::with_capacity(text.len());
+        let mut copied = 0;
+        for (at, stand_in) in text.match_indices(is_stand_in) {
+            let Some(hazard) = stand_in.chars().next().and_then(|stand_in| self.from.get(&stand_in)) else { continue };
+            restored.push_str(&text[copied..at]);
+            restored.push(*hazard);
+            copied = at + stand_in.len();
+        }
+        restored + &text[copied..]
     }
 }
 
@@ -156,11 +172,6 @@ impl Survey<'_> {
             self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
         }
     }
-}
-
-fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<AhoCorasick> {
-    let built = AhoCorasick::builder().match_kind(kind).build(texts).ok();
-    built.filter(|_| !texts.is_empty())
 }
 
 /// Returns every stand-in, the best first: noncharacters, which no honest text contains, then private characters.

@@ -3,6 +3,8 @@
 //! Not here: tokens. Goldens and the script that makes them are in `tests/fixtures/templates`; the templates themselves
 //! are fetched (`make fixtures`). A template whose source has changed since its goldens were made fails loudly.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

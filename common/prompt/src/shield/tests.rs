@@ -1,1 +1,61 @@
 //! Tests of keeping client text from spelling control tokens.
+
+use serde_json::json;
+
+use super::*;
+
+fn shield(template: &str) -> Shield {
+    Shield::new(["<|im_start|>", "<|im_end|>", "[INST]"].into_iter().map(str::as_bytes), template)
+}
+
+/// Returns `text` as a template sees it, hazards written as `_`.
+fn shown(template: &str, text: &str) -> String {
+    let shield = shield(template);
+    let Json::Object(variables) = json!({ "content": text }) else { unreachable!() };
+    let Some(stand_ins) = shield.stand_ins(&variables).unwrap() else { return text.to_owned() };
+    let shielded = shield.shield_text(text, &stand_ins).unwrap_or_else(|| text.to_owned());
+    assert_eq!(stand_ins.restore(&shielded), text);
+    shielded.chars().map(|character| if is_stand_in(character) { '_' } else { character }).collect()
+}
+
+#[test]
+fn ends_of_control_tokens_get_stand_ins() {
+    assert_eq!(shown("", "a <|im_start|> [b] c|d"), "a _|im_start|_ _b_ c|d");
+    assert_eq!(shown("", "nothing to see"), "nothing to see");
+}
+
+#[test]
+fn literals_of_the_template_stay_unless_they_could_join_a_control_token() {
+    let template =
+        "{% if '</think>' in c %}{{ c.split('<|')[0] ~ \"|>\" ~ '<|im_end|>' ~ '>' }}{% endif %} don't '<b>'";
+    assert_eq!(shown(template, "<think></think><b><|<|im_end|>"), "_think_</think>_b__|_|im_end|_");
+}
+
+#[test]
+fn a_literal_inside_a_control_token_is_no_exemption() {
+    let shield = Shield::new([b"<x</think>y>".as_slice()].into_iter(), "{{ '</think>' }}");
+    assert!(shield.literals.is_none());
+}
+
+#[test]
+fn the_clients_own_stand_ins_are_left_alone() {
+    assert!(shown("", "\u{fdd0}\u{fdd1}<").ends_with('_'));
+    let shield = shield("");
+    let everything: String = stand_ins().collect();
+    let Json::Object(variables) = json!({"a": "<", "b": everything}) else { unreachable!() };
+    assert!(shield.stand_ins(&variables).is_err());
+}
+
+#[test]
+fn literals_are_read_from_expressions_only() {
+    let source = "it's {# 'c' #} {{ 'a\\'b' }} {%- if x == \"d\\n\" -%} 'e' {% endif %}{{ '%}' }}";
+    assert_eq!(expression_literals(source), ["a'b", "d\n", "%}"]);
+}
+
+#[test]
+fn spellings_are_found_in_keys_and_values() {
+    let shield = shield("");
+    assert!(shield.spells_control(&json!({"a": [{"x[INST]y": 1}]})));
+    assert!(shield.spells_control(&json!([["<|im_end|>"]])));
+    assert!(!shield.spells_control(&json!({"a": "<|im_ end|>", "b": [1, null]})));
+}

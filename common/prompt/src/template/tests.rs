@@ -1,0 +1,154 @@
+//! Tests of rendering: what transformers has and minijinja has not, and every limit.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::*;
+
+fn compile(source: &str) -> Result<ChatTemplate, PromptError> {
+    let now: jiff::civil::DateTime = "2026-07-04T05:06:07".parse().unwrap();
+    let now = now.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
+    ChatTemplate::compile(source, Arc::new(move || now.clone()))
+}
+
+#[track_caller]
+fn check(source: &str, expected: &str) {
+    let variables = json!({
+        "none": null, "yes": true, "float": 1e-7, "text": "a<b>'c'", "list": ["x", 1, null, "it's"],
+        "map": {"b": [1.5, false], "a": {}}, "empty": [], "messages": [{"role": "user", "content": " hi "}],
+    });
+    let rendered = compile(source).unwrap().render_json(&variables);
+    assert_eq!(rendered.unwrap_or_else(|error| panic!("{source}: {error}")), expected, "{source}");
+}
+
+#[test]
+fn values_print_as_in_python() {
+    check("{{ none }} {{ yes }} {{ float }} {{ 1.0 }} {{ undefined_name }}|", "None True 1e-07 1.0 |");
+    check("{{ list }}", "['x', 1, None, \"it's\"]");
+    check("{{ map }}", "{'b': [1.5, False], 'a': {}}");
+    check("{{ float | string }} {{ none | string }}", "1e-07 None");
+    check("{{ none is iterable }} {{ empty is iterable }} {{ text is iterable }}", "False True True");
+}
+
+#[test]
+fn json_is_written_as_by_python() {
+    check("{{ map | tojson }}", r#"{"b": [1.5, false], "a": {}}"#);
+    check("{{ list | tojson }}", r#"["x", 1, null, "it's"]"#);
+    check("{{ text | tojson }}", r#""a<b>'c'""#);
+    check("{{ map | tojson(indent=2) }}", "{\n  \"b\": [\n    1.5,\n    false\n  ],\n  \"a\": {}\n}");
+    check("{{ map | tojson(sort_keys=true, separators=(',', ':')) }}", r#"{"a":{},"b":[1.5,false]}"#);
+    check("{{ 'é👋\\n' | tojson(ensure_ascii=true) }}", r#""\u00e9\ud83d\udc4b\n""#);
+}
+
+#[test]
+fn blocks_are_trimmed_and_the_last_newline_dropped() {
+    check("a\n  {% if yes %}\nb\n  {% endif %}\nc\n", "a\nb\nc");
+}
+
+#[test]
+fn loops_can_break_and_continue() {
+    check(
+        "{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% endif %}{% if x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}",
+        "13",
+    );
+}
+
+#[test]
+fn generation_tags_mark_and_do_nothing() {
+    check("a {%- generation -%} b {%- endgeneration %} c", "ab c");
+    check("{% generation %}x{% endgeneration %}{{ 'generation' }}", "xgeneration");
+}
+
+#[test]
+fn the_time_is_the_clocks() {
+    check(
+        "{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%Y-%m-%d %H:%M:%S') }}|{{ strftime_now('%B %-d') }}",
+        "04 Jul 2026|2026-07-04 05:06:07|July 4",
+    );
+}
+
+#[test]
+fn methods_are_pythons() {
+    check(
+        "{{ messages[0].content.strip() }}|{{ 'a,b'.split(',') }}|{{ map.items() | list }}",
+        "hi|['a', 'b']|[('b', [1.5, False]), ('a', {})]",
+    );
+    check("{{ messages[0].get('name', 'nobody') }}|{{ 'Ab'.upper() }}|{{ 'abc'.startswith('ab') }}", "nobody|AB|True");
+}
+
+#[test]
+fn a_template_can_refuse() {
+    let rendered = compile("{{ raise_exception('Roles must alternate') }}").unwrap().render_json(&json!({}));
+    assert!(
+        matches!(&rendered, Err(PromptError::Refused { message }) if message == "Roles must alternate"),
+        "{rendered:?}"
+    );
+    let inside = "{% macro m() %}{{ raise_exception('no') }}{% endmacro %}{{ m() }}";
+    let rendered = compile(inside).unwrap().render_json(&json!({}));
+    assert!(matches!(&rendered, Err(PromptError::Refused { message }) if message == "no"), "{rendered:?}");
+}
+
+#[track_caller]
+fn check_fails(source: &str, reason: &str) {
+    let error = compile(source).and_then(|template| template.render_json(&json!({}))).unwrap_err();
+    assert!(error.to_string().contains(reason), "{error}");
+}
+
+#[test]
+fn a_wrong_template_says_where() {
+    check_fails("{% if %}", "chat_template:1");
+    check_fails("\n\n{{ nothing.at.all }}", "chat_template:3");
+}
+
+#[test]
+fn a_loop_without_end_runs_out_of_fuel() {
+    let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    check_fails(nested, "more than 50000000 instructions");
+}
+
+#[test]
+fn a_template_may_not_render_without_end() {
+    let doubling = "{% set ns = namespace(t='xxxxxxxx') %}{% for i in range(30) %}{% set ns.t = ns.t ~ ns.t %}{{ ns.t }}{% endfor %}";
+    check_fails(doubling, "the rendered prompt is longer than 16777216 bytes");
+    let long = "x".repeat(TEMPLATE_BYTES_MAX + 1);
+    check_fails(&long, "the chat template is longer than 1048576 bytes");
+    assert_eq!(compile(&long[1..]).unwrap().render_json(&json!({})).unwrap().len(), TEMPLATE_BYTES_MAX);
+}
+
+#[test]
+fn recursion_ends_before_a_small_stack_does() {
+    let rendered = std::thread::Builder::new()
+        .stack_size(2 << 20)
+        .spawn(|| check_fails("{% macro m(x) %}{{ m([x]) }}{% endmacro %}{{ m(1) }}", "recursion"))
+        .unwrap()
+        .join();
+    assert!(rendered.is_ok());
+}
+
+#[test]
+fn a_panic_of_the_engine_is_an_error() {
+    check_fails("{% for x in [][::-1] %}{% endfor %}", "the template engine panicked");
+}
+
+#[test]
+fn a_thousand_messages_need_little_of_the_fuel() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures/templates");
+    let turn = |index: usize| {
+        let role = if index.is_multiple_of(2) { "user" } else { "assistant" };
+        json!({"role": role, "content": "Some <b>words</b> of a message."})
+    };
+    let messages: Vec<_> = (0..999).map(turn).collect();
+    let variables = json!({"messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true});
+    let (mut n_rendered, mut most) = (0, (0, String::new()));
+    for entry in std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{error}: run `make fixtures`")) {
+        let path = entry.unwrap().path();
+        let template = compile(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let compiled = template.environment.get_template(NAME).unwrap();
+        let Ok(captured) = compiled.render_captured(to_template_value(&variables)) else { continue };
+        n_rendered += 1;
+        let (used, _) = captured.state().fuel_levels().unwrap();
+        most = most.max((used, path.display().to_string()));
+    }
+    assert!(n_rendered > 50 && most.0 < TEMPLATE_FUEL_MAX / 10, "{most:?}");
+}
