@@ -26,7 +26,8 @@ target/models/bench.gguf: | build
 	@mkdir -p $(@D)
 	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
 
-test: build fixtures venv ## Run every test
+test: setup fixtures venv ## Run every test
+	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
 
 fixtures: setup ## Fetch the chat templates and vocabularies that the tests compare with
