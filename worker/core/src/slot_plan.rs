@@ -87,8 +87,8 @@ pub fn plan(table: &SlotTable, wish: &Wish<'_>) -> Option<SlotPlan> {
         (u32::MAX - offer.n_usable, offer.n_lost > 0, !offer.is_wanted, offer.last_used, offer.slot)
     })?;
     let victim = offers.iter().copied().min_by_key(|offer| {
-        let n_held = offer.n_usable + offer.n_lost;
-        (n_held > 0, (n_held > 0).then_some(offer.last_used), !offer.is_wanted, offer.slot)
+        let is_empty = offer.n_usable + offer.n_lost == 0;
+        ((!is_empty).then_some(offer.last_used), !offer.is_wanted, offer.slot)
     })?;
     let n_saved = affine.n_usable.saturating_sub(victim.n_usable);
     let chosen = if affine.n_usable > 0 && n_saved >= affine.n_lost { affine } else { victim };

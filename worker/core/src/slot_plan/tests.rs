@@ -76,6 +76,16 @@ fn takes_the_slot_used_longest_ago_when_all_hold_something_else() {
 }
 
 #[test]
+fn a_slot_is_in_use_until_its_sequence_ends() {
+    let used = [0, 1, 2, 3].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), BUSY));
+    let mut table = table(MemoryKind::Full, &used);
+    for slot in [3, 0, 2, 1] {
+        let _ = table.release(SlotId(slot));
+    }
+    check(&table, &tokens(0, 20, 9), Some((3, 0)));
+}
+
+#[test]
 fn prefers_the_oldest_of_slots_that_share_the_same_start() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(30, 50, u32::from(slot) + 1), IDLE));
     check(&table(MemoryKind::Full, &used), &tokens(30, 20, 9), Some((2, 30)));

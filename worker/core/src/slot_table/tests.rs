@@ -9,7 +9,7 @@ use warmpath_common::summary::{Change, Resume, RunState};
 use super::*;
 use crate::slot_plan::{Reuse, Wish, plan};
 
-const BLOCK: u32 = 4;
+const BLOCK: u32 = 2;
 const CONTEXT: u32 = 40;
 
 fn root(salt: u8) -> BlockHash {
@@ -266,4 +266,31 @@ fn a_slot_cannot_hold_more_than_a_context() {
 #[should_panic(expected = "idle")]
 fn an_idle_slot_cannot_be_extended() {
     SlotTable::new(1, CONTEXT, BLOCK, MemoryKind::Full).extend(SlotId(0), &[1]);
+}
+
+/// Runs a prompt cold to its end in a slot of a model that cannot be rewound.
+fn run_to_the_end(table: &mut SlotTable, slot: u16, tokens: &[Token]) {
+    let (slot, start, root) = (SlotId(slot), Start::Cold, root(0));
+    table.acquire(Acquire { slot, start, root, prompt_chain: &[], after_use: AfterUse::Keep });
+    table.extend(slot, tokens);
+    let _ = table.release(slot);
+}
+
+#[test]
+fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
+    let mut table = SlotTable::new(2, CONTEXT, BLOCK, MemoryKind::Recurrent);
+    let chain = block_chain(&root(0), &[1, 2, 3, 4, 5, 6], BLOCK);
+    let keys = |blocks: std::ops::Range<usize>| chain[blocks].iter().map(BlockHash::key).collect::<Vec<_>>();
+    let stored = |table: &mut SlotTable| -> Vec<(Vec<BlockKey>, SlotId)> {
+        let changes = table.take_changes().into_iter();
+        let runs = changes.filter_map(|change| if let Change::Stored(run) = change { Some(run) } else { None });
+        runs.map(|run| (run.keys, run.slot.unwrap())).collect()
+    };
+    run_to_the_end(&mut table, 0, &[1, 2, 3, 4, 9]);
+    assert_eq!(stored(&mut table), [(keys(0..2), SlotId(0))]);
+    run_to_the_end(&mut table, 1, &[1, 2, 3, 4, 5, 6]);
+    assert_eq!(stored(&mut table), [(keys(2..3), SlotId(1))]);
+    table.forget(SlotId(0));
+    assert_eq!(stored(&mut table), [(keys(0..3), SlotId(1))]);
+    table.check_invariants();
 }
