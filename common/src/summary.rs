@@ -196,7 +196,8 @@ impl Snapshot {
     }
 }
 
-/// Cuts a run into runs that fit into a frame each. Only the last part of a checkpoint's run can be resumed.
+/// Cuts a run into runs that fit into a frame each. Each part of a checkpoint's run then ends with a resume point, of which
+/// only the last is one: a run that long has millions of tokens, and what it costs is one wrong hint.
 fn split_run(run: Run) -> Vec<Run> {
     if run.keys.len() <= KEYS_PER_FRAME_MAX {
         return vec![run];

@@ -187,7 +187,7 @@ fn type_name(kind: sys::ggml_type) -> String {
 
 /// Is the types that llama.cpp has no matrix product for.
 ///
-/// Source: our measurement, DESIGN section 4: a model with f64 weights loads and dies of SIGSEGV in its first decode.
+/// Source: our measurement, before this repository: a model with f64 weights loads and dies of SIGSEGV in its first decode.
 const TYPES_WITHOUT_KERNELS: [&str; 7] = ["f64", "i8", "i16", "i32", "i64", "q8_1", "q8_K"];
 
 /// Is how the names of tensors begin or end that hold indices, not weights, and so may be integers.

@@ -18,9 +18,7 @@ fn drops_a_partial_last_block() {
 
 #[test]
 fn separates_salts_and_adapters_whose_bytes_run_together() {
-    let with = |lora: &[u8], salt: &[u8]| {
-        ChainRoot { model_fingerprint: &[7; 32], lora, cache_salt: salt }.hash()
-    };
+    let with = |lora: &[u8], salt: &[u8]| ChainRoot { model_fingerprint: &[7; 32], lora, cache_salt: salt }.hash();
     assert_ne!(with(b"ab", b"c"), with(b"a", b"bc"));
     assert_ne!(with(b"", b"abc"), with(b"abc", b""));
 }

@@ -12,7 +12,7 @@
 //! The other two are what others feel:
 //!
 //! - **pressure**: a multiple of prefill. Uncached work delays everyone who comes behind it and takes the cache of someone
-//!   who would have come back. Without this charge prefixes are spread thin (DESIGN section 5: 27 % of blocks hit instead
+//!   who would have come back. Without this charge prefixes are spread thin (docs/decisions/0000-measured-before.md: 27 % of blocks hit instead
 //!   of 34 %).
 //! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
 
@@ -20,23 +20,23 @@ use warmpath_common::summary::{Load, Rates, Tier};
 
 /// Is the charge for uncached work beyond its own delay, as a multiple of it.
 ///
-/// Source: DESIGN section 5, simulation on the Mooncake conversation trace: with the queue weighted 0.1 against prefill,
+/// Source: docs/decisions/0000-measured-before.md, the Mooncake conversation trace: with the queue weighted 0.1 against prefill,
 /// which is a pressure of 9, 33.6 % of blocks hit at p99 8.1 s; with 0, 27.4 %.
 pub const PRESSURE: f64 = 9.0;
 
 /// Is the time to bring one token's KV state from RAM. Units: milliseconds.
 ///
-/// Source: DESIGN section 1: 2,048 tokens in 2-3 ms.
+/// Source: docs/decisions/0000-measured-before.md: 2,048 tokens in 2-3 ms.
 pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
 
 /// Is the time to bring one token's KV state from disk. Units: milliseconds.
 ///
-/// Source: DESIGN section 1: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
+/// Source: docs/decisions/0000-measured-before.md: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
 pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
 
 /// Is how fast a worker is taken to be of which nothing is known, nor of any other.
 ///
-/// Source: DESIGN section 1: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
+/// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
 pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
 
 /// Is how fast a worker is, every part known or assumed.

@@ -37,7 +37,7 @@ pub struct DispatchOptions {
 impl Default for DispatchOptions {
     /// Returns the default policy, and times of the order in which a live worker would have reported.
     ///
-    /// Source: DESIGN section 3: load is pushed at most every 10 ms and at least every second.
+    /// Source: own choice: load is pushed at most every 10 ms and at least every second.
     fn default() -> Self {
         Self {
             policy: Policy::default(),

@@ -15,7 +15,7 @@ use crate::agreement::Disagreement;
 
 /// Is how long a view may be stale before its worker gets no more requests.
 ///
-/// Source: DESIGN section 5: load views that are 5 s old triple the p99; a resync takes well below a second.
+/// Source: docs/decisions/0000-measured-before.md: load views that are 5 s old triple the p99; a resync takes well below a second.
 pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
 
 /// Says how the router is connected to a worker.

@@ -11,7 +11,7 @@ use crate::error::{Class, RequestError};
 
 /// Is what `Retry-After` says to a client that finds every place taken. Units: seconds.
 ///
-/// Source: a queued request starts within a second or two on the machine of DESIGN section 1.
+/// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
 const RETRY_OVERLOAD_S: u32 = 1;
 
 /// Is what `Retry-After` says while no worker serves. Units: seconds.

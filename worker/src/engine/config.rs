@@ -75,14 +75,14 @@ impl Default for EngineConfig {
 impl EngineConfig {
     /// Returns whether flash attention is used: `Auto` is on where there is a GPU or the values are quantized.
     ///
-    /// Source: DESIGN section 1: on a CPU a short suffix behind a cached prefix is several times slower with it.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix behind a cached prefix is several times slower with it.
     pub fn flash_attn_settled(&self) -> bool {
         self.flash_attn.settle(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
     }
 
     /// Returns whether the KV buffer is unified: `Auto` is on where there is a GPU.
     ///
-    /// Source: DESIGN section 1: on a CPU every step pays for the idle sequences in a unified buffer.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
     pub fn kv_unified_settled(&self) -> bool {
         self.kv_unified.settle(self.n_gpu_layers > 0)
     }

@@ -12,7 +12,7 @@ use super::messages::EngineUpdate;
 
 /// Is the shortest time between two updates that carry nothing but the load.
 ///
-/// Source: DESIGN section 3.
+/// Source: a load view that is seconds old costs p99 (docs/decisions/0000-measured-before.md); a push costs nothing.
 const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Sends updates, those without changes not too often.
