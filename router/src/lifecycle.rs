@@ -220,7 +220,8 @@ fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Respo
         }
         Answer::Stream { head, first, rest } => {
             let is_event_stream = head.is_event_stream();
-            let relay = Relay::new(app, arrival, choice.booking, worker.to_string());
+            let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
+            let relay = Relay::new(app, arrival, choice.booking, name);
             Body::from_stream(relay.stream(first, rest, is_event_stream))
         }
     };
