@@ -219,10 +219,10 @@ fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Respo
             Body::from(body)
         }
         Answer::Stream { head, first, rest } => {
-            let is_event_stream = head.is_event_stream();
+            let kind = head.body_kind();
             let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
             let relay = Relay::new(app, arrival, choice.booking, name);
-            Body::from_stream(relay.stream(first, rest, is_event_stream))
+            Body::from_stream(relay.stream(first, rest, kind))
         }
     };
     let mut response = Response::new(body);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 
 use super::Arrival;
-use super::upstream::Pieces;
+use super::upstream::{BodyKind, Pieces};
 use crate::fleet::Booking;
 use crate::http::error::broken_stream_event;
 use crate::http::state::{App, Place};
@@ -60,10 +60,10 @@ impl Relay {
         self,
         first: Bytes,
         rest: Pieces,
-        is_event_stream: bool,
+        kind: BodyKind,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let pieces = futures::stream::once(std::future::ready(Ok(first))).chain(rest).boxed();
-        let state = State { relay: self, pieces, tail: [0; 2], is_event_stream };
+        let state = State { relay: self, pieces, tail: [0; 2], kind };
         futures::stream::unfold(state, State::next)
     }
 }
@@ -73,7 +73,7 @@ struct State {
     pieces: Pieces,
     /// Is the last two bytes that were passed on: an event ends with an empty line.
     tail: [u8; 2],
-    is_event_stream: bool,
+    kind: BodyKind,
 }
 
 impl State {
@@ -105,7 +105,7 @@ impl State {
         tracing::warn!(
             request_id = %relay.request_id, worker = %relay.worker, failure = failure.label(), "answer broke off"
         );
-        if !self.is_event_stream {
+        if self.kind == BodyKind::Other {
             return Err(BrokenOff);
         }
         let event = broken_stream_event(&relay.worker);

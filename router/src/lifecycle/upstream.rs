@@ -35,11 +35,24 @@ pub(super) struct Head {
     pub(super) headers: HeaderMap,
 }
 
+/// Says what a body is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BodyKind {
+    /// Server-sent events, behind which another one can be put.
+    Events,
+    /// Anything else.
+    Other,
+}
+
 impl Head {
-    /// Returns whether the body is a stream of server-sent events.
-    pub(super) fn is_event_stream(&self) -> bool {
-        headers::text(&self.headers, header::CONTENT_TYPE.as_str())
-            .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+    /// Returns what the body is made of.
+    pub(super) fn body_kind(&self) -> BodyKind {
+        let kind = headers::text(&self.headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
+        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
+            BodyKind::Events
+        } else {
+            BodyKind::Other
+        }
     }
 }
 
@@ -109,7 +122,7 @@ impl Upstream<'_> {
             };
             return Err(AttemptError { failure, refusal });
         }
-        if head.is_event_stream() {
+        if head.body_kind() == BodyKind::Events {
             let first = pieces.next().await.unwrap_or(Ok(Bytes::new()))?;
             return Ok(Answer::Stream { head, first, rest: pieces });
         }
