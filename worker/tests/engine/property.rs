@@ -4,9 +4,9 @@ use rand::{Rng, RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use warmpath_bench::model::{Oracle, Preset};
 use warmpath_common::ids::Token;
-use warmpath_worker::engine::{EngineConfig, EngineHandle, FinishReason, PrefixCache, Switch};
+use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
-use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop};
+use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop, tokens};
 
 /// Is how many groups of up to five requests one run sends.
 const N_WAVES: usize = 36;
@@ -221,9 +221,22 @@ async fn answers_stay_the_same_where_only_the_end_can_be_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_finished_prompt_without_tokens_is_told_as_such() {
-    let (engine, _updates) = start(config(Preset::Tiny));
-    let answer = ask(&[1, 2, 3], 0).answer(&engine).await;
-    assert_eq!((answer.tokens.len(), answer.finished().reason), (0, FinishReason::Length));
-    stop(engine).await;
+async fn one_wrong_token_anywhere_shows_in_the_answer() {
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        let (engine, _updates) = start(EngineConfig { n_slots: 1, context_tokens_total: 1024, ..config(preset) });
+        let prompt = tokens(1, 300);
+        let right = ask(&prompt, 8).answer(&engine).await.tokens;
+        for place in [0, 150, 299] {
+            let mut n_seen = 0;
+            for other in 1..=6 {
+                let mut wrong = prompt.clone();
+                wrong[place] = (wrong[place] + other) % N_TEXT_TOKENS;
+                n_seen += u32::from(ask(&wrong, 8).answer(&engine).await.tokens != right);
+            }
+            // A recurrent state forgets some of what is far back.
+            let n_least = if preset == Preset::TinyRecurrent { 1 } else { 6 };
+            assert!(n_seen >= n_least, "{preset:?} sees its token {place} too seldom for these tests to show anything");
+        }
+        stop(engine).await;
+    }
 }
