@@ -1,92 +1,179 @@
-//! Made models in llama.cpp.
-#![allow(missing_docs)]
+//! Made models in llama.cpp: they compute what the oracle says, whatever the setting, and notice every token.
+#![allow(missing_docs, clippy::unwrap_used)]
 
-use std::path::Path;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::token::LlamaToken;
+use tempfile::TempDir;
 use warmpath_bench::model::cache::cached_model;
-use warmpath_bench::model::stability::{Cells, OTHERS, PLAIN, Prober, compare};
-use warmpath_bench::model::{Oracle, Preset};
+use warmpath_bench::model::stability::{Answer, Cells, OTHERS, PLAIN, Prober, compare};
+use warmpath_bench::model::{Oracle, Preset, write_model};
 
 fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
     BACKEND.get_or_init(|| {
         let mut backend = LlamaBackend::init().unwrap();
-        if std::env::var_os("LOG").is_none() {
-            backend.void_logs();
-        }
+        backend.void_logs();
         backend
     })
 }
 
-fn load(preset: Preset, seed: u64) -> LlamaModel {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/models");
-    let path = cached_model(preset, seed, &folder).unwrap();
+fn cached(preset: Preset) -> PathBuf {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap();
+    cached_model(preset, 1, &Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/models")).unwrap()
+}
+
+fn load(path: &Path) -> LlamaModel {
     LlamaModel::load_from_file(backend(), path, &LlamaModelParams::default()).unwrap()
 }
 
-fn prompt(n: usize, seed: u32, n_vocab: u32) -> Vec<u32> {
-    (0..n as u32)
-        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 7) % n_vocab)
-        .collect()
+/// Returns `n` tokens without order.
+fn prompt(n: u32, model: &LlamaModel) -> Vec<u32> {
+    (0..n).map(|i| (i.wrapping_add(n).wrapping_mul(2_654_435_761) >> 7) % model.n_vocab() as u32).collect()
 }
 
-fn check(preset: Preset, lengths: &[usize], n: usize) {
-    let model = load(preset, 1);
+fn survives_noise(preset: Preset, lengths: &[u32], n: usize) {
+    let model = load(&cached(preset));
     let prober = Prober { backend: backend(), model: &model };
-    let oracle = Oracle::new(preset, 1).unwrap();
-    let n_vocab = model.n_vocab() as u32;
-    let prompts: Vec<_> = lengths.iter().zip(0..).map(|(&n, i)| prompt(n, i, n_vocab)).collect();
-    let mut plain = Vec::new();
-    for prompt in &prompts {
-        let answer = prober.answer(PLAIN, prompt, n).unwrap();
-        let expected = oracle.answer(prompt, n);
-        let same = answer.tokens.iter().zip(&expected).filter(|(a, b)| a == b).count();
-        println!(
-            "{preset:?} prompt {}: {same} of {n} as the oracle says; margin {:?} {:?}",
-            prompt.len(),
-            answer.margins().into_iter().fold(f32::MAX, f32::min),
-            &answer.tokens[..6]
-        );
-        plain.push(answer);
+    let prompts: Vec<_> = lengths.iter().map(|&n| prompt(n, &model)).collect();
+    let plain: Vec<_> = prompts.iter().map(|prompt| prober.answer(PLAIN, prompt, n).unwrap()).collect();
+    if preset != Preset::TinyRecurrent {
+        let oracle = Oracle::new(preset, 1).unwrap();
+        for (prompt, answer) in prompts.iter().zip(&plain) {
+            assert_eq!(answer.tokens, oracle.answer(prompt, n), "{preset:?}, {} tokens", prompt.len());
+            let margin = answer.margins().into_iter().fold(f32::MAX, f32::min);
+            assert!(margin > 1.5, "{preset:?}: margin {margin}");
+        }
     }
     for setting in OTHERS {
         if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) {
-            continue;
+            continue; // A recurrent state cannot be shared at a position where it was not kept.
         }
-        let other: Vec<_> = prompts
-            .iter()
-            .zip(&plain)
-            .map(|(prompt, answer)| prober.forced(setting, prompt, &answer.tokens).unwrap())
-            .collect();
-        println!("{:?}", compare(setting.name, &plain, &other));
+        let force = |(prompt, answer): (&Vec<_>, &Answer)| prober.forced(setting, prompt, &answer.tokens).unwrap();
+        let other: Vec<_> = prompts.iter().zip(&plain).map(force).collect();
+        let noise = compare(setting.name, &plain, &other);
+        println!("{} {noise:?}", preset.name());
+        assert_eq!((noise.n_changed, noise.n_safe), (0, noise.n_steps), "{preset:?} {noise:?}");
+    }
+}
+
+/// Changes one token of a prompt at a time; every change must change an answer of `n` tokens.
+fn notices_every_token(preset: Preset, n: usize) {
+    let model = load(&cached(preset));
+    let prober = Prober { backend: backend(), model: &model };
+    let prompt = prompt(300, &model);
+    let answer = prober.answer(PLAIN, &prompt, n).unwrap().tokens;
+    let places = [0, 1, 2, 7, 50, 100, 150, 200, 250, 299];
+    let unnoticed = places.iter().filter(|&&place| {
+        let mut other = prompt.clone();
+        other[place] = (other[place] + 1) % model.n_vocab() as u32;
+        prober.answer(PLAIN, &other, n).unwrap().tokens == answer
+    });
+    assert_eq!(unnoticed.count(), 0, "{preset:?}");
+}
+
+#[test]
+fn tiny_survives_noise() {
+    survives_noise(Preset::Tiny, &[1, 5, 40, 300], 12);
+}
+
+#[test]
+fn tiny_swa_survives_noise() {
+    survives_noise(Preset::TinySwa, &[1, 5, 40, 300], 12);
+}
+
+#[test]
+fn tiny_hybrid_survives_noise() {
+    survives_noise(Preset::TinyHybrid, &[1, 2, 3, 40, 300], 12);
+}
+
+#[test]
+fn tiny_recurrent_survives_noise() {
+    survives_noise(Preset::TinyRecurrent, &[1, 5, 40, 300], 12);
+}
+
+#[test]
+fn bench_survives_noise() {
+    survives_noise(Preset::Bench, &[1, 40], 4);
+}
+
+#[test]
+fn models_with_attention_notice_every_token() {
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid] {
+        notices_every_token(preset, 8);
     }
 }
 
 #[test]
-fn tiny() {
-    check(Preset::Tiny, &[1, 2, 5, 40, 300, 1500], 32);
+fn a_recurrent_model_notices_every_token_in_a_longer_answer() {
+    // One of 300 tokens is a few percent of the decayed state: some answers of 8 tokens miss it (docs/decisions/0004).
+    notices_every_token(Preset::TinyRecurrent, 48);
 }
 
 #[test]
-fn swa() {
-    check(Preset::TinySwa, &[1, 2, 5, 40, 300, 1500], 32);
+fn a_half_kept_recurrent_state_is_noticed() {
+    let model = load(&cached(Preset::TinyHybrid));
+    let prober = Prober { backend: backend(), model: &model };
+    let prompt = prompt(40, &model);
+    let plain = prober.answer(PLAIN, &prompt, 8).unwrap();
+    let shared = OTHERS.into_iter().find(|setting| setting.cells == Cells::Shared).unwrap();
+    // Attention cells up to the middle, but the convolutions' state of the end.
+    let other = prober.forced(shared, &prompt, &plain.tokens).unwrap();
+    assert!(compare(shared.name, &[plain], &[other]).n_changed > 4);
 }
 
 #[test]
-fn hybrid() {
-    check(Preset::TinyHybrid, &[1, 2, 5, 40, 300, 1500], 32);
+fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
+    let folder = TempDir::new().unwrap();
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent] {
+        let bytes = |name: &str, seed| {
+            let path = folder.path().join(name);
+            write_model(preset, seed, None, &path).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        assert_eq!(bytes("one", 5), bytes("two", 5));
+        assert_ne!(bytes("one", 5), bytes("two", 6));
+    }
 }
 
 #[test]
-fn recurrent() {
-    check(Preset::TinyRecurrent, &[1, 2, 5, 40, 300, 1500], 32);
+fn answers_tokenize_back_to_themselves() {
+    let model = load(&cached(Preset::Tiny));
+    let answer: Vec<u32> = Oracle::new(Preset::Tiny, 1).unwrap().answer(&[5, 6, 7], 200);
+    let end = model.vocab().eos();
+    let answer: Vec<LlamaToken> = answer.iter().map(|&id| LlamaToken(id as i32)).filter(|&id| id != end).collect();
+    let text = model.vocab().detokenize(&answer, false, true);
+    assert_eq!(model.vocab().tokenize(&text, false, true), answer);
+    let other = " naïve 日本 🦀\n\n\tx = 1;<|im_end|>";
+    let tokens = model.vocab().tokenize(other.as_bytes(), false, true);
+    assert_eq!(tokens.last(), Some(&end));
+    assert_eq!(model.vocab().detokenize(&tokens, false, true), other.as_bytes());
 }
 
 #[test]
-fn bench() {
-    check(Preset::Bench, &[1, 5, 150], 8);
+fn one_answer_token_in_64_ends_the_answer() {
+    let model = load(&cached(Preset::Tiny));
+    let end = model.vocab().eos().0 as u32;
+    let oracle = Oracle::new(Preset::Tiny, 1).unwrap();
+    let n_ends = (0..40).flat_map(|i| oracle.answer(&[i, i + 1], 64)).filter(|&token| token == end).count();
+    // 2,560 tokens: 40 are expected.
+    assert!((15..=75).contains(&n_ends), "{n_ends}");
+}
+
+#[test]
+fn another_files_vocabulary_is_taken_whole() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("other.gguf");
+    write_model(Preset::Tiny, 2, Some(&cached(Preset::TinySwa)), &path).unwrap();
+    let (own, other) = (load(&cached(Preset::TinySwa)), load(&path));
+    assert_eq!(own.n_vocab(), other.n_vocab());
+    assert_eq!(own.chat_template(None).unwrap().to_string().ok(), other.chat_template(None).unwrap().to_string().ok());
+    std::fs::write(&path, "no model").unwrap();
+    let error = write_model(Preset::Tiny, 2, Some(&path), &folder.path().join("out.gguf")).unwrap_err();
+    assert!(error.to_string().contains("other.gguf"), "{error}");
 }

@@ -86,6 +86,15 @@ pub fn best(logits: &[f32]) -> Token {
     best.and_then(|token| Token::try_from(token).ok()).unwrap_or(0)
 }
 
+/// Says where an answer's tokens come from.
+#[derive(Clone, Copy)]
+enum Choice<'a> {
+    /// The best token of each step, as many as this.
+    Greedy(usize),
+    /// These tokens.
+    Forced(&'a [Token]),
+}
+
 /// Asks one model.
 #[derive(Debug)]
 pub struct Prober<'a> {
@@ -100,25 +109,32 @@ impl Prober<'_> {
     ///
     /// Errors: where llama.cpp cannot make a context or decode.
     pub fn answer(&self, setting: Setting, prompt: &[Token], n: usize) -> anyhow::Result<Answer> {
-        self.run(setting, prompt, n, &[])
+        self.run(setting, prompt, Choice::Greedy(n))
     }
 
     /// Returns the answer whose tokens are forced to be `tokens`, with the logits that the model gave for each.
     ///
     /// Errors: as [`Self::answer`].
     pub fn forced(&self, setting: Setting, prompt: &[Token], tokens: &[Token]) -> anyhow::Result<Answer> {
-        self.run(setting, prompt, tokens.len(), tokens)
+        self.run(setting, prompt, Choice::Forced(tokens))
     }
 
-    fn run(&self, setting: Setting, prompt: &[Token], n: usize, forced: &[Token]) -> anyhow::Result<Answer> {
+    fn run(&self, setting: Setting, prompt: &[Token], choice: Choice<'_>) -> anyhow::Result<Answer> {
         let mut context = self.context(setting)?;
         let mut logits = prefill(&mut context, setting, prompt)?;
         let mut answer = Answer { tokens: Vec::new(), logits: Vec::new() };
+        let n = match choice {
+            Choice::Greedy(n) => n,
+            Choice::Forced(tokens) => tokens.len(),
+        };
         for step in 0..n {
-            let token = forced.get(step).copied().unwrap_or_else(|| best(&logits));
+            let token = match choice {
+                Choice::Greedy(_) => best(&logits),
+                Choice::Forced(tokens) => tokens[step],
+            };
             answer.tokens.push(token);
             answer.logits.push(logits);
-            logits = decode(&mut context, &[token], prompt.len() + step, 0)?;
+            logits = decode(&mut context, &[token], (prompt.len() + step, 0))?;
         }
         Ok(answer)
     }
@@ -141,26 +157,30 @@ impl Prober<'_> {
 /// Computes the prompt as sequence 0 and returns the logits behind it.
 fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -> anyhow::Result<Vec<f32>> {
     match setting.cells {
-        Cells::InOrder => decode(context, prompt, 0, 0),
+        Cells::InOrder => decode(context, prompt, (0, 0)),
         Cells::Scattered => {
             let mut logits = Vec::new();
             for (i, part) in prompt.chunks(37).enumerate() {
-                decode(context, part, i * 37, 1)?;
-                logits = decode(context, part, i * 37, 0)?;
+                decode(context, part, (i * 37, 1))?;
+                logits = decode(context, part, (i * 37, 0))?;
             }
             Ok(logits)
         }
         Cells::Shared => {
             let shared = prompt.len() / 2;
-            decode(context, prompt, 0, 1)?;
+            decode(context, prompt, (0, 1))?;
             context.kv_cache_seq_cp(1, 0, None, Some(u32::try_from(shared)?))?;
-            decode(context, &prompt[shared..], shared, 0)
+            decode(context, &prompt[shared..], (shared, 0))
         }
     }
 }
 
-/// Computes `tokens` from position `start` on and returns the logits behind them.
-fn decode(context: &mut LlamaContext<'_>, tokens: &[Token], start: usize, sequence: i32) -> anyhow::Result<Vec<f32>> {
+/// Computes `tokens` from position `start` of `sequence` on and returns the logits behind them.
+fn decode(
+    context: &mut LlamaContext<'_>,
+    tokens: &[Token],
+    (start, sequence): (usize, i32),
+) -> anyhow::Result<Vec<f32>> {
     let mut batch = LlamaBatch::new(tokens.len(), 1);
     for (i, &token) in tokens.iter().enumerate() {
         let position = i32::try_from(start + i)?;

@@ -1,5 +1,6 @@
 //! Writes a made model: its metadata, its tokenizer, its tensors.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -41,6 +42,8 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     }
     sink.finish()?;
     progress.finish_and_clear();
+    // A temporary file is its owner's alone; a model may be read by others.
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
     unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))?;
     Ok(())
 }

@@ -95,7 +95,7 @@ impl Writer {
         }
         let (raw, name) = (self.context.raw(), name.as_ptr());
         match value {
-            // SAFETY (this and the next two): the context and the key are valid for the call.
+            // SAFETY: the context and the key are valid for the call.
             Value::U32(number) => unsafe { sys::gguf_set_val_u32(raw, name, number) },
             // SAFETY: as above.
             Value::F32(number) => unsafe { sys::gguf_set_val_f32(raw, name, number) },
@@ -154,7 +154,7 @@ impl Writer {
         };
         // SAFETY: a constant type.
         let block = unsafe { sys::ggml_blck_size(kind.raw()) } as usize;
-        if shape.is_empty() || shape.len() > 4 || n_elements == 0 || shape[0] % block != 0 {
+        if shape.is_empty() || shape.len() > 4 || n_elements == 0 || !shape[0].is_multiple_of(block) {
             return unwritable("it has no elements, more than 4 dimensions, or rows that do not fit the type's blocks");
         }
         self.add(&c_name, kind, shape);

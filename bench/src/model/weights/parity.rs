@@ -32,7 +32,7 @@ pub(super) fn feed_forward(round: &Round, spec: &Spec) -> [Matrix; 3] {
     let n_operands = round.taps.len() + 1;
     let step_at = if round.missing == Missing::Own { STEP } else { STEP_WHERE_MISSING };
     // The product of as many -1 as there are operands, which is the lowest sum's.
-    let lowest = if n_operands % 2 == 0 { 1.0 } else { -1.0 };
+    let lowest = if n_operands.is_multiple_of(2) { 1.0 } else { -1.0 };
     for step in 0..n_operands {
         // The sum lies at `middle - 1` or below, or at `middle + 1` or above.
         let middle = 2.0 * step as f32 + 1.0 - n_operands as f32;
