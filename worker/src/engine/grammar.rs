@@ -130,7 +130,9 @@ impl Scan<'_> {
         if self.chars.next_if_eq(&',').is_some() {
             self.skip_space();
             n_max = self.number();
+            self.skip_space();
         }
+        self.chars.next_if_eq(&'}');
         if let (Some(min), Some(max)) = (n_min, n_max)
             && max < min
         {
