@@ -1,5 +1,5 @@
 //! Made models in llama.cpp: they compute what the oracle says, whatever the setting, and notice every token.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
