@@ -5,6 +5,7 @@
 //! types that must agree are written once.
 
 pub mod block_hash;
+pub mod fields;
 pub mod headers;
 pub mod ids;
 pub mod model;

@@ -2,6 +2,7 @@
 //!
 //! Not here: status codes and the error object (`http::error`); errors that a worker answers, which pass through.
 
+use warmpath_common::fields::ReadError;
 use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::retry::Failure;
@@ -24,17 +25,14 @@ pub enum RequestError {
         /// Is the limit.
         seconds: f64,
     },
-    /// The body is not JSON.
-    #[error("the request body is not valid JSON: {reason}")]
-    Json {
-        /// Is what the parser says, with line and column.
-        reason: String,
-    },
-    /// A field is missing, has the wrong type or a value that cannot be used.
+    /// The body is not JSON, or a field of it is missing or has the wrong type.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
-        /// Is the field's path; absent where the body as a whole is wrong.
-        param: Option<String>,
+        /// Is the field's path.
+        param: String,
         /// Says what is wrong with it.
         reason: String,
     },
@@ -121,13 +119,13 @@ pub enum Class {
 impl RequestError {
     /// Returns an error about the field `param`.
     pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::Field { param: Some(param.into()), reason: reason.into() }
+        Self::Field { param: param.into(), reason: reason.into() }
     }
 
     /// Returns what kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
-            Self::BodyUnread | Self::Json { .. } | Self::Field { .. } => Class::Client,
+            Self::BodyUnread | Self::Unreadable(_) | Self::Field { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } => Class::NotFound,
             Self::Lookup(LookupError::NoWorkers) | Self::Draining => Class::Unavailable,
@@ -148,7 +146,8 @@ impl RequestError {
     /// Returns the field that is to blame, where one is.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } => param.clone(),
+            Self::Field { param, .. } => Some(param.clone()),
+            Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Lookup(LookupError::Unknown { .. } | LookupError::Ambiguous { .. }) => Some("model".to_owned()),
             _ => None,
         }
@@ -159,7 +158,7 @@ impl RequestError {
         match self {
             Self::BodyTooLong { .. } => Some("request_too_large"),
             Self::BodyLate { .. } => Some("request_timeout"),
-            Self::Json { .. } => Some("invalid_json"),
+            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers) => Some("no_worker"),

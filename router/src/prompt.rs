@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::openai::{ChatPrompt, CompletionPrompt, PromptField};
@@ -202,48 +202,19 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
 fn parse_body(draft: &Draft) -> Result<(Options, Parsed), RequestError> {
     let body = &draft.body;
     match draft.shape {
-        Shape::None => Ok((parse(body).unwrap_or_default(), Parsed::None)),
+        Shape::None => Ok((fields::read(body).unwrap_or_default(), Parsed::None)),
         Shape::Chat => {
-            let chat: ChatPrompt = parse(body)?;
+            let chat: ChatPrompt = fields::read(body)?;
             if chat.messages.is_empty() {
                 return Err(RequestError::field("messages", "`messages` must not be empty"));
             }
-            Ok((parse(body)?, Parsed::Chat(Box::new(chat))))
+            Ok((fields::read(body)?, Parsed::Chat(Box::new(chat))))
         }
         Shape::Completion => {
-            let completion: CompletionPrompt = parse(body)?;
-            Ok((parse(body)?, Parsed::Completion(completion.prompt)))
+            let completion: CompletionPrompt = fields::read(body)?;
+            Ok((fields::read(body)?, Parsed::Completion(completion.prompt)))
         }
     }
-}
-
-/// Returns the fields of a body that `T` names.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(refuse)?;
-    deserializer.end().map_err(|error| RequestError::Json { reason: error.to_string() })?;
-    Ok(value)
-}
-
-fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> RequestError {
-    let path = error.path().to_string();
-    let inner = error.into_inner();
-    if !inner.is_data() {
-        return RequestError::Json { reason: inner.to_string() };
-    }
-    // A path of "." is the body itself, as when a field is missing.
-    if path == "." {
-        return RequestError::Field { param: missing_field(&inner), reason: inner.to_string() };
-    }
-    let reason = format!("`{path}`: {inner}");
-    RequestError::Field { param: Some(path), reason }
-}
-
-/// Returns the field that serde says is missing; its error has no other form than its text.
-fn missing_field(error: &serde_json::Error) -> Option<String> {
-    let text = error.to_string();
-    let (_, rest) = text.split_once("missing field `")?;
-    rest.split_once('`').map(|(field, _)| field.to_owned())
 }
 
 /// Returns the prompt's tokens, or why they cannot be had here.

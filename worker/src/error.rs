@@ -2,6 +2,7 @@
 //!
 //! Not here: status codes and the error object (`http::error`), why the worker does not start (`start`).
 
+use warmpath_common::fields::ReadError;
 use warmpath_prompt::PromptError;
 
 use crate::engine::EngineError;
@@ -18,17 +19,14 @@ pub enum RequestError {
     /// The body did not arrive whole.
     #[error("the request body could not be read")]
     BodyUnread,
-    /// The body is not JSON.
-    #[error("the request body is not valid JSON: {reason}")]
-    Json {
-        /// Is what the parser says, with line and column.
-        reason: String,
-    },
-    /// A field is missing, has the wrong type or a value that cannot be used.
+    /// The body is not JSON, or a field of it is missing or has the wrong type.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
-        /// Is the field's path; absent where the body as a whole is wrong.
-        param: Option<String>,
+        /// Is the field's path.
+        param: String,
         /// Says what is wrong with it.
         reason: String,
     },
@@ -124,14 +122,14 @@ pub enum Class {
 impl RequestError {
     /// Returns an error about the field `param`.
     pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::Field { param: Some(param.into()), reason: reason.into() }
+        Self::Field { param: param.into(), reason: reason.into() }
     }
 
     /// Returns what kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
             Self::BodyUnread
-            | Self::Json { .. }
+            | Self::Unreadable(_)
             | Self::Field { .. }
             | Self::Unsupported { .. }
             | Self::PromptTooLong { .. }
@@ -151,7 +149,8 @@ impl RequestError {
     /// Returns the field that is to blame, where one is.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } => param.clone(),
+            Self::Field { param, .. } => Some(param.clone()),
+            Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Unsupported { param, .. } => Some((*param).to_owned()),
             Self::ModelUnknown { .. } => Some("model".to_owned()),
             Self::Prompt(PromptError::Messages { index, .. }) => Some(format!("messages[{index}]")),
@@ -165,7 +164,7 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::BodyTooLong { .. } => Some("request_too_large"),
-            Self::Json { .. } => Some("invalid_json"),
+            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::extract::{FromRequest, Request};
 use serde::de::DeserializeOwned;
+use warmpath_common::fields;
 
 use super::state::App;
 use crate::error::RequestError;
@@ -31,25 +32,8 @@ impl FromRequest<App> for Body {
 impl Body {
     /// Returns the fields of the body that `T` names.
     ///
-    /// Errors: `Json` where the body is not JSON; `Field` where a field of `T` is missing or has another type.
+    /// Errors: `Unreadable`.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, RequestError> {
-        let mut deserializer = serde_json::Deserializer::from_slice(&self.0);
-        let value = serde_path_to_error::deserialize(&mut deserializer).map_err(refuse)?;
-        deserializer.end().map_err(|error| RequestError::Json { reason: error.to_string() })?;
-        Ok(value)
+        Ok(fields::read(&self.0)?)
     }
-}
-
-fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> RequestError {
-    let path = error.path().to_string();
-    let inner = error.into_inner();
-    if !inner.is_data() {
-        return RequestError::Json { reason: inner.to_string() };
-    }
-    // A path of "." is the body itself, as when a field is missing.
-    if path == "." {
-        return RequestError::Field { param: None, reason: inner.to_string() };
-    }
-    let reason = format!("`{path}`: {inner}");
-    RequestError::Field { param: Some(path), reason }
 }
