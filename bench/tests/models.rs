@@ -142,6 +142,17 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
 }
 
 #[test]
+fn a_kept_model_is_what_would_be_made() {
+    let folder = TempDir::new().unwrap();
+    for preset in Preset::ALL {
+        let fresh = folder.path().join(preset.name());
+        write_model(preset, 1, None, &fresh).unwrap();
+        let same = std::fs::read(cached(preset)).unwrap() == std::fs::read(&fresh).unwrap();
+        assert!(same, "{} is kept from other weights: raise `cache::VERSION`", preset.name());
+    }
+}
+
+#[test]
 fn answers_tokenize_back_to_themselves() {
     let model = load(&cached(Preset::Tiny));
     let answer: Vec<u32> = Oracle::new(Preset::Tiny, 1).unwrap().answer(&[5, 6, 7], 200);

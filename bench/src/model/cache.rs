@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::model::{Preset, write_model};
 
 /// Is the version of the made models: raised when the same preset and seed give other bytes than before.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Returns the path of the model of `preset` and `seed` in `folder`, making it where it is not there yet.
 ///
