@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-pub use manifest::{check_manifest, check_root_manifest};
-pub use page::{anchors, check_page, code_words};
-pub use rust_source::{check_rust_source, function_names};
+use manifest::{check_manifest, check_root_manifest};
+use page::check_page;
+use rust_source::{check_rust_source, function_names};
 
 /// Is one broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Tree {
 }
 
 /// Returns the mentions of pages under `docs` that do not exist; a decision may be named by its number alone.
-pub fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     const FOLDER: &str = "docs/";
     let mut findings = Vec::new();
     for (line_idx, line) in text.lines().enumerate() {

@@ -47,7 +47,7 @@ const PURE_MAY_USE: [&str; 8] =
     ["blake3", "hashbrown", "postcard", "rand", "serde", "serde_json", "serde_path_to_error", "thiserror"];
 
 /// Returns the rules that the manifest of a crate at `path` breaks.
-pub fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
+pub(super) fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => return vec![Finding::new(path, 0, format!("does not parse: {error}"))],
@@ -77,7 +77,7 @@ pub fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
 }
 
 /// Returns the rules that the workspace's manifest breaks.
-pub fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
+pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => return vec![Finding::new(path, 0, format!("does not parse: {error}"))],

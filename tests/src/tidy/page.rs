@@ -10,7 +10,7 @@ use super::{Finding, Tree};
 const INVARIANTS: &str = "Invariants";
 
 /// Returns the rules that the page at `path` breaks.
-pub fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
+pub(super) fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let mut findings = check_links(path, text, tree);
     if path == Path::new("ARCHITECTURE.md") {
         findings.extend(check_invariants(path, text, tree));
@@ -67,7 +67,7 @@ fn resolve(from: &Path, link: &str) -> PathBuf {
 }
 
 /// Returns the anchors of a page's headings, as GitHub makes them: lower case, dashes for spaces, no punctuation.
-pub fn anchors(text: &str) -> Vec<String> {
+pub(super) fn anchors(text: &str) -> Vec<String> {
     let mut anchors = Vec::new();
     let mut heading: Option<String> = None;
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
@@ -122,6 +122,6 @@ fn invariant_rows(text: &str) -> Vec<(usize, Vec<String>)> {
 }
 
 /// Returns what stands between backquotes in `text`.
-pub fn code_words(text: &str) -> Vec<String> {
+fn code_words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

@@ -33,7 +33,7 @@ const IMPURE: [&str; 11] = [
 ];
 
 /// Returns the rules that the Rust file at `path` breaks.
-pub fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
+pub(super) fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
     let n_lines = text.lines().count();
     let mut findings = Vec::new();
     if n_lines > FILE_LINES_MAX {
@@ -62,7 +62,7 @@ pub fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
 }
 
 /// Returns the names of all functions in a Rust file; none where it does not parse.
-pub fn function_names(text: &str) -> Vec<String> {
+pub(super) fn function_names(text: &str) -> Vec<String> {
     struct Names(Vec<String>);
     impl<'ast> Visit<'ast> for Names {
         fn visit_ident(&mut self, _: &'ast proc_macro2::Ident) {}

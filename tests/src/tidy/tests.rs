@@ -1,5 +1,6 @@
 //! Bad samples: every rule can fail.
 
+use super::page::anchors;
 use super::*;
 
 fn messages(findings: Vec<Finding>) -> String {
