@@ -22,7 +22,8 @@ build: setup ## Build everything, llama.cpp too (minutes, once)
 demo: build $(MODEL) ## Show the fleet at work: KEEP=1 leaves it up, MODEL=path.gguf serves your model
 	@$(STAGE) demo $(BIN)/warmpath-bench demo --model $(MODEL) $(DEMO_FLAGS)
 
-target/models/bench.gguf: | build
+# Made anew each time, in a second: the preset may have changed.
+target/models/bench.gguf: build
 	@mkdir -p $(@D)
 	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
 

@@ -62,7 +62,7 @@ impl Caps {
 
 fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     let shown = |content: Json| {
-        let text = render(template, &conversation(role, content), false)?;
+        let text = render(template, &conversation(role, content), None)?;
         // A template that prints the list itself shows Python's or JSON's spelling of it.
         let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| text.contains(spelling));
         Some(text.contains(MARKER) && !printed)
@@ -100,7 +100,7 @@ fn takes_object_arguments(template: &ChatTemplate) -> bool {
     let rendered = |arguments: Json| {
         let result = json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": "call00001"});
         let user = json!({"role": "user", "content": "question"});
-        render(template, &json!([user, call(arguments), result]), true)
+        render(template, &json!([user, call(arguments), result]), Some(a_tool()))
     };
     let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {
         return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
@@ -108,14 +108,18 @@ fn takes_object_arguments(template: &ChatTemplate) -> bool {
     !text.contains("'warmpath_key'")
 }
 
-fn render(template: &ChatTemplate, messages: &Json, with_tools: bool) -> Option<String> {
+fn a_tool() -> Json {
     let parameters = json!({"type": "object", "properties": {"place": {"type": "string", "description": "where"}}});
     let function = json!({"name": "lookup", "description": "looks up", "parameters": parameters});
+    json!({"type": "function", "function": function})
+}
+
+fn render(template: &ChatTemplate, messages: &Json, tool: Option<Json>) -> Option<String> {
     let mut variables = json!({
         "messages": messages, "bos_token": "", "eos_token": "", "add_generation_prompt": true,
     });
-    if with_tools {
-        variables["tools"] = json!([{"type": "function", "function": function}]);
+    if let Some(tool) = tool {
+        variables["tools"] = json!([tool]);
     }
     template.render(to_template_value(&variables)).ok()
 }

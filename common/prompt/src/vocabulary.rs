@@ -25,6 +25,15 @@ pub enum AddSpecial {
     No,
 }
 
+/// Says what a control token reads as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ControlTokens {
+    /// Its spelling.
+    Spelled,
+    /// Nothing.
+    Empty,
+}
+
 /// Says whether the spelling of a control token in a text becomes that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseSpecial {
@@ -98,21 +107,21 @@ impl Vocabulary {
 
     /// Returns the bytes that `token` stands for, control tokens spelled out; empty where there is no such token.
     pub fn piece(&self, token: Token) -> Vec<u8> {
-        self.piece_as(token, true)
+        self.piece_as(token, ControlTokens::Spelled)
     }
 
     /// Returns the bytes that `token` adds to an answer: none for a control token.
     pub fn answer_piece(&self, token: Token) -> Vec<u8> {
-        self.piece_as(token, false)
+        self.piece_as(token, ControlTokens::Empty)
     }
 
-    fn piece_as(&self, token: Token, special: bool) -> Vec<u8> {
+    fn piece_as(&self, token: Token, control: ControlTokens) -> Vec<u8> {
         // llama.cpp throws a C++ exception, which would end the process, for a token out of range.
         let Ok(id) = i32::try_from(token) else { return Vec::new() };
         if token >= self.info.n_vocab {
             return Vec::new();
         }
-        self.model.vocab().token_to_piece(LlamaToken(id), special, None)
+        self.model.vocab().token_to_piece(LlamaToken(id), control == ControlTokens::Spelled, None)
     }
 
     /// Lists the special tokens, by id.

@@ -77,14 +77,14 @@ impl EngineConfig {
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix behind a cached prefix is several times slower with it.
     pub fn flash_attn_settled(&self) -> bool {
-        self.flash_attn.settle(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
+        self.flash_attn.choice().unwrap_or(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
     }
 
     /// Returns whether the KV buffer is unified: `Auto` is on where there is a GPU.
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
     pub fn kv_unified_settled(&self) -> bool {
-        self.kv_unified.settle(self.n_gpu_layers > 0)
+        self.kv_unified.choice().unwrap_or(self.n_gpu_layers > 0)
     }
 
     /// Checks what can be known before the model is loaded.
@@ -124,11 +124,11 @@ pub enum Switch {
 }
 
 impl Switch {
-    fn settle(self, auto: bool) -> bool {
+    fn choice(self) -> Option<bool> {
         match self {
-            Self::Auto => auto,
-            Self::On => true,
-            Self::Off => false,
+            Self::Auto => None,
+            Self::On => Some(true),
+            Self::Off => Some(false),
         }
     }
 }

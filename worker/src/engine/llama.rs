@@ -79,6 +79,15 @@ pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Resul
     })
 }
 
+/// Says whether a token's logits are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Logits {
+    /// They are: the token behind it is to be chosen.
+    Wanted,
+    /// They are not.
+    Unwanted,
+}
+
 /// Runs batches on one context; sequence ids are slot ids.
 pub(super) struct Llama<'m> {
     context: LlamaContext<'m>,
@@ -97,7 +106,8 @@ impl<'m> Llama<'m> {
     pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
         let slot = SlotId(0);
         for position in 0..2 {
-            self.push(slot, (position, 0), position == 1);
+            let logits = if position == 1 { Logits::Wanted } else { Logits::Unwanted };
+            self.push(slot, (position, 0), logits);
         }
         let decoded = self.decode();
         self.reset_batch();
@@ -141,11 +151,11 @@ impl<'m> Llama<'m> {
     }
 
     /// Puts a token into the batch and returns its index there.
-    pub(super) fn push(&mut self, slot: SlotId, (position, token): (u32, Token), wants_logits: bool) -> i32 {
+    pub(super) fn push(&mut self, slot: SlotId, (position, token): (u32, Token), logits: Logits) -> i32 {
         let idx = self.batch.n_tokens();
         let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
-        let added = self.batch.add(token, position, &[i32::from(slot.0)], wants_logits);
+        let added = self.batch.add(token, position, &[i32::from(slot.0)], logits == Logits::Wanted);
         added.expect("the batch plan keeps to the batch's size");
         idx
     }

@@ -9,6 +9,7 @@ use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::output::Output;
 
 use super::handle::{Admission, Place};
+use super::llama::Logits;
 use super::messages::{Event, FinishReason, Finished, Started, Submission};
 use super::sampler::TokenSampler;
 
@@ -75,8 +76,9 @@ impl Sequence {
     }
 
     /// Returns whether the last of the next tokens decides the one behind it.
-    pub(super) fn wants_logits(&self, n_held_after: u32) -> bool {
-        n_held_after >= self.n_prompt() && self.submission.generation.max_tokens != Some(0)
+    pub(super) fn logits(&self, n_held_after: u32) -> Logits {
+        let decides = n_held_after >= self.n_prompt() && self.submission.generation.max_tokens != Some(0);
+        if decides { Logits::Wanted } else { Logits::Unwanted }
     }
 
     /// Returns whether the sequence is over although nothing was chosen: the prompt was all that was wanted.
@@ -85,14 +87,16 @@ impl Sequence {
     }
 
     /// Takes the next token of the answer, tells the client and returns why the answer ends here, if it does.
-    pub(super) fn take(&mut self, chosen: Chosen, has_room: bool) -> Option<FinishReason> {
+    ///
+    /// Units: `room_tokens` is how many more tokens the context can hold.
+    pub(super) fn take(&mut self, chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         let now = Instant::now();
         self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.n_generated += 1;
         self.chosen = Some(chosen.token);
         let mut text = self.output.push(&chosen.piece);
-        let reason = self.end(&chosen, has_room);
+        let reason = self.end(&chosen, room_tokens);
         if reason.is_some() {
             text.push_str(&self.output.finish());
         }
@@ -115,13 +119,13 @@ impl Sequence {
         let _ = self.submission.events.send(Event::Finished(finished));
     }
 
-    fn end(&self, chosen: &Chosen, has_room: bool) -> Option<FinishReason> {
+    fn end(&self, chosen: &Chosen, room_tokens: u32) -> Option<FinishReason> {
         let n_max = self.submission.generation.max_tokens.unwrap_or(u32::MAX);
         if self.output.stop_text().is_some() {
             Some(FinishReason::StopText)
         } else if chosen.ends_generation {
             Some(FinishReason::EndOfGeneration)
-        } else if self.n_generated >= n_max || !has_room {
+        } else if self.n_generated >= n_max || room_tokens == 0 {
             Some(FinishReason::Length)
         } else {
             None

@@ -22,7 +22,7 @@ use warmpath_worker_core::slot_table::{Acquire, AfterUse, SlotTable};
 
 use super::config::PrefixCache;
 use super::handle::{Admission, View};
-use super::llama::Llama;
+use super::llama::{Llama, Logits};
 use super::messages::{EngineError, Event, FinishReason, SlotView, Started};
 use super::report::Report;
 use super::sequence::{Chosen, Sequence};
@@ -194,9 +194,9 @@ impl Stepper<'_> {
             }
             let n_after = n_held + share.n_tokens;
             for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
-                let wants_logits = position + 1 == n_after && sequence.wants_logits(n_after);
-                let idx = self.llama.push(share.slot, (position, *token), wants_logits);
-                if wants_logits {
+                let logits = if position + 1 == n_after { sequence.logits(n_after) } else { Logits::Unwanted };
+                let idx = self.llama.push(share.slot, (position, *token), logits);
+                if logits == Logits::Wanted {
                     batch.outputs.push((share.slot, idx));
                 }
             }
@@ -238,13 +238,13 @@ impl Stepper<'_> {
 
     /// Chooses the next token of a slot's sequence.
     fn choose(&mut self, slot: SlotId, idx: i32) {
-        let has_room = self.n_held(slot) < self.context_tokens;
+        let room_tokens = self.context_tokens.saturating_sub(self.n_held(slot));
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let chosen = match sequence.sampler.choose(self.llama.logits(idx)) {
             Ok(token) => look_up(self.model, token),
             Err(error) => return self.fail(slot, &error),
         };
-        if let Some(reason) = sequence.take(chosen, has_room) {
+        if let Some(reason) = sequence.take(chosen, room_tokens) {
             self.finish(slot, reason);
         }
     }

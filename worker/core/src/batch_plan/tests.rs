@@ -1,3 +1,5 @@
+//! Batch plans by example, and against what every batch must keep.
+
 use proptest::prelude::*;
 
 use super::*;

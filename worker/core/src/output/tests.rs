@@ -1,3 +1,5 @@
+//! Text output against the same rules applied to the whole answer at once.
+
 use proptest::prelude::*;
 
 use super::*;

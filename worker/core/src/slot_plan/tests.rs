@@ -1,3 +1,5 @@
+//! Slot plans by example: who gets which slot, and what is left alone.
+
 use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::model::MemoryKind;
 
