@@ -52,8 +52,9 @@ target/tools/bin/cargo-deny:
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
-bench: build $(MODEL) ## Measure the index and a fleet under load
+bench: build $(MODEL) ## Measure the prefix index, and a fleet under load by each policy
 	@$(STAGE) index $(BIN)/warmpath-bench index
+	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps

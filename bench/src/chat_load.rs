@@ -1,8 +1,7 @@
 //! `warmpath-bench chat`: many users of several tenants chat at once with one OpenAI endpoint; what they felt, summed up.
 //!
-//! Not here: a request's measurement (`client`), the sums (`report`).
+//! Not here: a request's measurement (`client`), the sums (`report`), the same load under several policies (`policies`).
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,6 +9,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 use crate::client::{Answer, ChatClient, Message};
 use crate::prompts::words;
@@ -24,6 +24,16 @@ pub struct ChatArgs {
     /// Model to ask for. The default is the only one there.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
+    #[command(flatten)]
+    shape: Shape,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Is what the conversations look like.
+#[derive(Debug, Clone, Args)]
+pub struct Shape {
     /// Tenants, each with a system prompt of its own.
     #[arg(long, default_value_t = 3)]
     tenants: usize,
@@ -48,9 +58,36 @@ pub struct ChatArgs {
     /// Seed of all texts; another one finds nothing of an earlier run in any cache.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print the result as JSON.
-    #[arg(long)]
-    json: bool,
+}
+
+/// Is what came of the conversations.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Is what the users felt.
+    #[serde(flatten)]
+    pub report: Report,
+    /// Is the requests answered in a second.
+    pub requests_per_s: f64,
+}
+
+impl Outcome {
+    /// Names the columns of [`Self::row`].
+    pub const HEADER: [&str; 7] =
+        ["requests/s", "prompt tokens", "prefix hit ratio", "TTFT ms p50", "p95", "p99", "TPOT ms p50"];
+
+    /// Returns the figures of a table's row.
+    pub fn row(&self) -> [String; 7] {
+        let report = &self.report;
+        [
+            format!("{:.2}", self.requests_per_s),
+            report.prompt_tokens.to_string(),
+            format!("{:.1} %", report.prefix_hit_ratio * 100.0),
+            format!("{:.0}", report.ttft_ms_p50),
+            format!("{:.0}", report.ttft_ms_p95),
+            format!("{:.0}", report.ttft_ms_p99),
+            format!("{:.1}", report.tpot_ms_p50),
+        ]
+    }
 }
 
 /// Runs the load and prints its report.
@@ -58,65 +95,54 @@ pub struct ChatArgs {
 /// Errors: the first request that fails.
 #[expect(clippy::print_stdout, reason = "the report is what the command is for")]
 pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let answers = drive(args).await?;
-    let report = Report::of(&answers);
-    let requests_per_s = answers.len() as f64 / started.elapsed().as_secs_f64();
+    let outcome = drive(&ChatClient::new(&args.url, args.model.clone())?, &args.shape).await?;
     if args.json {
-        let mut value = serde_json::to_value(&report)?;
-        value["requests_per_s"] = requests_per_s.into();
-        println!("{}", serde_json::to_string_pretty(&value)?);
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
         return Ok(());
     }
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["requests/s", "prompt tokens", "prefix hit ratio", "TTFT ms p50", "p95", "p99", "TPOT ms p50"]);
-    table.add_row([
-        format!("{requests_per_s:.2}"),
-        report.prompt_tokens.to_string(),
-        format!("{:.1} %", report.prefix_hit_ratio * 100.0),
-        format!("{:.0}", report.ttft_ms_p50),
-        format!("{:.0}", report.ttft_ms_p95),
-        format!("{:.0}", report.ttft_ms_p99),
-        format!("{:.1}", report.tpot_ms_p50),
-    ]);
+    table.set_header(Outcome::HEADER);
+    table.add_row(outcome.row());
     println!("{table}");
     Ok(())
 }
 
-/// Holds every conversation, `concurrency` at a time, and returns all answers.
+/// Holds every conversation, `concurrency` at a time.
 ///
 /// Errors: the first request that fails; conversations under way are given up.
-async fn drive(args: &ChatArgs) -> anyhow::Result<Vec<Answer>> {
-    let client = ChatClient::new(&args.url, args.model.clone())?;
-    let n_conversations = args.tenants * args.users;
-    let bar = Arc::new(ProgressBar::new((n_conversations * args.turns) as u64));
+pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome> {
+    let started = Instant::now();
+    let n_conversations = shape.tenants * shape.users;
+    let bar = ProgressBar::new((n_conversations * shape.turns) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let answers = stream::iter(0..n_conversations)
-        .map(|conversation_idx| converse(args, &client, conversation_idx, &bar))
-        .buffer_unordered(args.concurrency.max(1))
+        .map(|conversation_idx| converse(shape, client, conversation_idx, &bar))
+        .buffer_unordered(shape.concurrency.max(1))
         .try_collect::<Vec<_>>()
         .await?;
     bar.finish_and_clear();
-    Ok(answers.into_iter().flatten().collect())
+    let answers = answers.concat();
+    let requests_per_s = answers.len() as f64 / started.elapsed().as_secs_f64();
+    Ok(Outcome { report: Report::of(&answers), requests_per_s })
 }
 
 async fn converse(
-    args: &ChatArgs,
+    shape: &Shape,
     client: &ChatClient,
     conversation_idx: usize,
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Answer>> {
-    let (user, tenant) = (conversation_idx / args.tenants, conversation_idx % args.tenants);
-    let seed = args.seed * 1_000_000_000 + tenant as u64 * 10_000_000;
-    let mut messages = vec![Message::new("system", words(seed, args.system_words))];
-    let mut answers = Vec::with_capacity(args.turns);
-    for turn in 0..args.turns {
-        let text = words(seed + 1 + (user * args.turns + turn) as u64, args.user_words);
+    let (user, tenant) = (conversation_idx / shape.tenants, conversation_idx % shape.tenants);
+    let seed = shape.seed * 1_000_000_000 + tenant as u64 * 10_000_000;
+    let mut messages = vec![Message::new("system", words(seed, shape.system_words))];
+    let mut answers = Vec::with_capacity(shape.turns);
+    for turn in 0..shape.turns {
+        let text = words(seed + 1 + (user * shape.turns + turn) as u64, shape.user_words);
         messages.push(Message::new("user", text));
         let answer = client
-            .ask(&messages, args.answer_tokens)
+            .ask(&messages, shape.answer_tokens)
             .await
             .with_context(|| format!("tenant {tenant}, user {user}, turn {turn}"))?;
         messages.push(Message::new("assistant", answer.text.clone()));

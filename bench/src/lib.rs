@@ -8,5 +8,6 @@ pub mod demo;
 pub mod fleet;
 pub mod index_bench;
 pub mod model;
+pub mod policies;
 pub mod prompts;
 pub mod report;

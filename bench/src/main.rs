@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, index_bench, model};
+use warmpath_bench::{chat_load, demo, index_bench, model, policies};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -19,6 +19,8 @@ enum Command {
     Index(index_bench::IndexArgs),
     /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
     Chat(chat_load::ChatArgs),
+    /// Holds the same conversations with a local fleet under each routing policy and compares them.
+    Policies(policies::PoliciesArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
     Demo(demo::DemoArgs),
 }
@@ -29,6 +31,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Model(args) => model::run(&args),
         Command::Index(args) => index_bench::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
+        Command::Policies(args) => policies::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }
