@@ -11,7 +11,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::client::{Answer, ChatClient, Message};
-use crate::fleet::{Fleet, FleetSpec};
+use crate::fleet::{Fleet, FleetSpec, bin_dir};
 use crate::prompts::words;
 use crate::report::Report;
 
@@ -59,10 +59,7 @@ struct Turn {
 ///
 /// Errors: a process that does not start, a request that fails.
 pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
-    let bin_dir = match &args.bin_dir {
-        Some(bin_dir) => bin_dir.clone(),
-        None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
-    };
+    let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let worker_args = ["--slots", "4", "--threads", "1", "--ctx-size", "16384"].map(str::to_owned).to_vec();
     let model = args.model.clone();
     eprintln!("Starting {N_WORKERS} workers with {} and one router ...", model.display());

@@ -180,6 +180,16 @@ pub struct FleetSpec {
     pub router_args: Vec<String>,
 }
 
+/// Returns the folder of the programs: the given one, or else this program's own.
+///
+/// Errors: none is given and this program's own cannot be told.
+pub fn bin_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(given) => Ok(given.to_owned()),
+        None => Ok(std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned()),
+    }
+}
+
 /// Is some workers and one router in front of them.
 #[derive(Debug)]
 pub struct Fleet {

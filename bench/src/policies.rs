@@ -12,7 +12,7 @@ use warmpath_router_core::choose::Policy;
 
 use crate::chat_load::{Outcome, Shape, drive};
 use crate::client::ChatClient;
-use crate::fleet::{Fleet, FleetSpec};
+use crate::fleet::{Fleet, FleetSpec, bin_dir};
 
 /// Is what `policies` is told on the command line.
 #[derive(Debug, Args)]
@@ -67,10 +67,7 @@ pub async fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
 }
 
 async fn measure(args: &PoliciesArgs, policy: Policy) -> anyhow::Result<Outcome> {
-    let bin_dir = match &args.bin_dir {
-        Some(bin_dir) => bin_dir.clone(),
-        None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
-    };
+    let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let ctx_size = u32::from(args.slots) * SLOT_CONTEXT_TOKENS;
     let worker_flags = [("--slots", u32::from(args.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
     let worker_args = worker_flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect();
