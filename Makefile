@@ -52,9 +52,11 @@ target/tools/bin/cargo-deny:
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
-bench: build $(MODEL) ## Measure the prefix index, and a fleet under load by each policy
+bench: build $(MODEL) ## Measure index, policies and worker, beside llama-server (built first, once: ten minutes)
 	@$(STAGE) index $(BIN)/warmpath-bench index
 	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
+	@$(STAGE) llama-server scripts/llama-server.sh
+	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(MODEL)
 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps

@@ -70,7 +70,10 @@ impl ChatClient {
     ///
     /// Errors: when the HTTP client cannot be built.
     pub fn new(base_url: &str, model: Option<String>) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).build()?;
+        // A connection of its own for each request: llama-server ends a connection after 100 requests or 5 s, and one that ends
+        // just then fails the request.
+        let builder = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(0);
+        let http = builder.build()?;
         Ok(Self { http, url: format!("{}/v1/chat/completions", base_url.trim_end_matches('/')), model })
     }
 
@@ -78,12 +81,28 @@ impl ChatClient {
     ///
     /// Errors: refused connections, error statuses (with the server's message), broken or incomplete streams.
     pub async fn ask(&self, messages: &[Message], max_tokens: u32) -> anyhow::Result<Answer> {
-        let body = json!({
+        self.send(&self.body(messages, max_tokens)).await
+    }
+
+    /// Asks as [`Self::ask`] does, for an answer of exactly `n_tokens`: the model's wish to end is overruled.
+    ///
+    /// Errors: those of [`Self::ask`].
+    pub async fn ask_exactly(&self, messages: &[Message], n_tokens: u32) -> anyhow::Result<Answer> {
+        let mut body = self.body(messages, n_tokens);
+        body["ignore_eos"] = json!(true);
+        self.send(&body).await
+    }
+
+    fn body(&self, messages: &[Message], max_tokens: u32) -> Value {
+        json!({
             "model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0,
             "stream": true, "stream_options": {"include_usage": true},
-        });
+        })
+    }
+
+    async fn send(&self, body: &Value) -> anyhow::Result<Answer> {
         let sent = Instant::now();
-        let response = self.http.post(&self.url).json(&body).send().await.context("sending a chat request")?;
+        let response = self.http.post(&self.url).json(body).send().await.context("sending a chat request")?;
         let status = response.status();
         if !status.is_success() {
             bail!("the server answered {status}: {}", response.text().await.unwrap_or_default());

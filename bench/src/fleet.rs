@@ -111,7 +111,14 @@ impl Server {
     ///
     /// Errors: the process ends first, or `timeout` passes; its log is in the message.
     pub async fn ready(&mut self, timeout: Duration) -> anyhow::Result<()> {
-        let url = format!("{}/readyz", self.base_url());
+        self.answers("/readyz", timeout).await
+    }
+
+    /// Waits until `path` answers 200.
+    ///
+    /// Errors: the process ends first, or `timeout` passes; its log is in the message.
+    pub async fn answers(&mut self, path: &str, timeout: Duration) -> anyhow::Result<()> {
+        let url = format!("{}{path}", self.base_url());
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
         let started = Instant::now();
         loop {
@@ -131,6 +138,21 @@ impl Server {
     /// Ends the process at once, as a crash would, and waits for its end.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().await.with_context(|| format!("killing {}", self.name))
+    }
+
+    /// Asks the process to end, with SIGTERM, and waits until it has.
+    ///
+    /// Errors: it cannot be asked, or has not ended after `timeout`; its log is in the message.
+    pub async fn terminate(&mut self, timeout: Duration) -> anyhow::Result<ExitStatus> {
+        let pid = self.pid().with_context(|| format!("{} has ended before", self.name))?;
+        let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+        if !sent.success() {
+            bail!("cannot send SIGTERM to {}: kill ended with {sent}", self.name);
+        }
+        match tokio::time::timeout(timeout, self.child.wait()).await {
+            Ok(status) => Ok(status?),
+            Err(_) => bail!("{} had not ended {timeout:?} after SIGTERM; its log:\n{}", self.name, self.log()),
+        }
     }
 
     /// Waits for the process to end by itself.
@@ -272,6 +294,15 @@ mod tests {
         assert_eq!(listening_address("{\"message\":\"listening on http://127.0.0.1:4711\"}"), address);
         assert_eq!(listening_address("listening on http://127.0.0.1:4711 name=a"), address);
         assert_eq!(listening_address("listening to nobody"), None);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_asked_to_end_may_say_how_it_ended() {
+        let script = "trap 'exit 7' TERM; echo listening on http://127.0.0.1:9 >&2; while :; do sleep 0.01; done";
+        let args = ["-c".to_owned(), script.to_owned()];
+        let mut server = Server::start("worker", Path::new("/bin/sh"), &args).await.expect("it says where it listens");
+        let status = server.terminate(Duration::from_secs(30)).await.expect("it ends");
+        assert_eq!(status.code(), Some(7));
     }
 
     #[tokio::test]

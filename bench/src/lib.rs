@@ -1,4 +1,4 @@
-//! What measures Warmpath and shows it: the model maker, the load generator, the index benchmark, the demo.
+//! What measures Warmpath and shows it: the model maker, the load generator, the benchmarks, the demo.
 //!
 //! Not here: anything that production runs.
 
@@ -11,3 +11,4 @@ pub mod model;
 pub mod policies;
 pub mod prompts;
 pub mod report;
+pub mod worker_bench;

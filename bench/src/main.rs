@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, index_bench, model, policies};
+use warmpath_bench::{chat_load, demo, index_bench, model, policies, worker_bench};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Chat(chat_load::ChatArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
     Policies(policies::PoliciesArgs),
+    /// Measures the worker's prompt-state cache, beside llama-server on the same model.
+    Worker(worker_bench::WorkerArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
     Demo(demo::DemoArgs),
 }
@@ -32,6 +34,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Index(args) => index_bench::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
+        Command::Worker(args) => worker_bench::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

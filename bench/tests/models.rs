@@ -1,6 +1,7 @@
 //! Made models in llama.cpp: they compute what the oracle says, whatever the setting, and notice every token.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
@@ -116,6 +117,15 @@ fn a_recurrent_model_notices_every_token_in_a_longer_answer() {
 }
 
 #[test]
+fn a_model_with_random_weights_notices_every_token_and_gives_various_answers() {
+    notices_every_token(Preset::TinyKeys, 8);
+    let model = load(&cached(Preset::TinyKeys));
+    let prober = Prober { backend: backend(), model: &model };
+    let tokens = prober.answer(PLAIN, &prompt(300, &model), 32).unwrap().tokens;
+    assert!(tokens.iter().collect::<HashSet<_>>().len() > 8, "{tokens:?}");
+}
+
+#[test]
 fn a_half_kept_recurrent_state_is_noticed() {
     let model = load(&cached(Preset::TinyHybrid));
     let prober = Prober { backend: backend(), model: &model };
@@ -130,7 +140,7 @@ fn a_half_kept_recurrent_state_is_noticed() {
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
     let folder = TempDir::new().unwrap();
-    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent] {
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent, Preset::TinyKeys] {
         let bytes = |name: &str, seed| {
             let path = folder.path().join(name);
             write_model(preset, seed, None, &path).unwrap();

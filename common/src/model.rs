@@ -37,6 +37,13 @@ impl MemoryKind {
     pub fn rewinds_anywhere(self) -> bool {
         matches!(self, Self::Full | Self::Sliding)
     }
+
+    /// Returns whether exported state can be cut back to any of its tokens.
+    ///
+    /// An export of a sliding window holds the window before its end only.
+    pub fn stored_state_rewinds(self) -> bool {
+        self == Self::Full
+    }
 }
 
 /// Declares a worker's model and how it hashes prompts.

@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(10);
 const MODEL_SEED: u64 = 1;
 
 /// Is the number of tokens in a block of every worker here.
-pub const BLOCK_SIZE_TOKENS: u64 = 32;
+pub const BLOCK_SIZE_TOKENS: u64 = warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT as u64;
 /// Is the name under which every worker here serves its model.
 pub const MODEL_NAME: &str = "tiny";
 /// Is the number of slots of every worker here.

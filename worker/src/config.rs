@@ -4,13 +4,15 @@
 //! The idea: `resolve` is the only path from flags to what runs; each part receives its own sub-struct.
 
 pub mod flags;
+mod store;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use warmpath_common::block_hash::block_hash;
 use warmpath_common::ids::WorkerUid;
 
-use crate::engine::{CacheType, EngineConfig, PrefixCache, Switch};
+use crate::engine::{AtContextEnd, CacheType, EngineConfig, PrefixCache, SelfTest, ShiftConfig, Switch};
 use flags::Flags;
 
 /// Is the longest time that `--drain-timeout` may name.
@@ -38,6 +40,8 @@ pub struct HttpConfig {
     pub listen: std::net::SocketAddr,
     /// Is the longest request body. Units: bytes.
     pub body_bytes_max: usize,
+    /// Is the folder for the state of slots, where clients may save it.
+    pub slot_save_path: Option<PathBuf>,
 }
 
 /// Is how the worker names itself; absent parts follow from the machine once the port is known.
@@ -82,12 +86,13 @@ pub enum ConfigError {
 
 /// Returns the configuration that `flags` ask for on this machine.
 ///
-/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file and the number of processors.
+/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, whether the
+/// slots' folder exists, the number of processors, the cache folder's name.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
     Ok(Config {
-        http: HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max },
-        engine: engine_config(&flags),
+        http: http_config(&flags)?,
+        engine: engine_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
         drain_timeout: drain_timeout(&flags)?,
         identity: identity_config(flags)?,
@@ -110,12 +115,20 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
-fn engine_config(flags: &Flags) -> EngineConfig {
+fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
+    let slot_save_path = flags.slot_save_path.clone();
+    if slot_save_path.as_ref().is_some_and(|path| !path.is_dir()) {
+        return Err(ConfigError::Range { flag: "slot-save-path", reason: "must be a folder that exists".to_owned() });
+    }
+    Ok(HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max, slot_save_path })
+}
+
+fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
     let threads = flags.threads.unwrap_or_else(|| {
         let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         u16::try_from(n).unwrap_or(u16::MAX)
     });
-    EngineConfig {
+    Ok(EngineConfig {
         model: flags.model.clone(),
         n_slots: flags.slots,
         context_tokens_total: flags.ctx_size,
@@ -128,10 +141,28 @@ fn engine_config(flags: &Flags) -> EngineConfig {
         cache_type_v: cache_type(flags.cache_type_v),
         flash_attn: switch(flags.flash_attn),
         kv_unified: switch(flags.kv_unified),
+        self_test: SelfTest::Run { cache: flags.self_test_cache.clone().or_else(cache_folder) },
         queue_max: flags.queue_max,
         block_size_tokens: flags.block_size,
         prefix_cache: if flags.disable_prefix_cache { PrefixCache::Disabled } else { PrefixCache::Enabled },
-    }
+        store: store::store_config(flags)?,
+        prefix_tokens_max: flags.prefix_cache_max_tokens,
+        checkpoint_stride_tokens: flags.checkpoint_stride,
+        shifts: shift_config(flags),
+        block_hasher: block_hash,
+    })
+}
+
+fn shift_config(flags: &Flags) -> ShiftConfig {
+    let at_context_end = if flags.context_shift { AtContextEnd::Shift } else { AtContextEnd::Stop };
+    ShiftConfig { cache_reuse_tokens: flags.cache_reuse, at_context_end }
+}
+
+/// Returns the folder in which this program may keep what it can find out again.
+fn cache_folder() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    folder.map(|folder| folder.join("warmpath"))
 }
 
 fn switch(switch: flags::Switch) -> Switch {
@@ -225,12 +256,25 @@ mod tests {
     }
 
     #[test]
+    fn shifts_only_where_it_is_asked_for() {
+        let shifts = |flags: &str| config(&format!("-m a.gguf {flags}")).unwrap().engine.shifts;
+        let reuse = |cache_reuse_tokens| ShiftConfig { cache_reuse_tokens, ..ShiftConfig::default() };
+        assert_eq!(shifts(""), reuse(0));
+        assert_eq!(shifts("--cache-reuse 64"), reuse(64));
+        assert_eq!(shifts("--cache-reuse"), reuse(32));
+        assert_eq!(shifts("--context-shift").at_context_end, AtContextEnd::Shift);
+        assert_eq!(shifts("--no-context-shift"), reuse(0));
+        assert_eq!(shifts("--context-shift --no-context-shift"), reuse(0));
+    }
+
+    #[test]
     fn names_the_flag_whose_value_cannot_be_used() {
         let cases = [
             ("--slots 0", "--slots: must be at least 1"),
             ("--block-size 0", "--block-size: must be at least 1"),
             ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
             ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
+            ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
             ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
         ];
         for (flags, expected) in cases {

@@ -5,7 +5,8 @@
 use warmpath_common::fields::ReadError;
 use warmpath_prompt::PromptError;
 
-use crate::engine::EngineError;
+use crate::engine::{CacheError, EngineError};
+use crate::store::slot_file::SlotFileError;
 
 /// Says why a request gets no answer.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,37 @@ pub enum RequestError {
     /// The engine refused the request or failed on it.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The cache was not looked at or changed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// There is no such pin.
+    #[error("there is no pin `{id}`")]
+    PinUnknown {
+        /// Is the pin that was asked for.
+        id: String,
+    },
+    /// A slot's file cannot be used.
+    #[error("the file `{filename}` cannot be used: {source}")]
+    SlotFile {
+        /// Is the file's name.
+        filename: String,
+        /// Says why.
+        source: SlotFileError,
+    },
+    /// The worker was started without what the request needs.
+    #[error("{what} is not enabled; start the worker with {flag}")]
+    NotEnabled {
+        /// Says what is asked for.
+        what: &'static str,
+        /// Is the flag that is missing.
+        flag: &'static str,
+    },
+    /// The URL's query cannot be read.
+    #[error("the query cannot be read: {reason}")]
+    Query {
+        /// Says what is wrong with it.
+        reason: String,
+    },
     /// Too many prompts are being rendered and tokenized.
     #[error("the worker is busy: {places} prompts are being prepared")]
     PreparingFull {
@@ -111,6 +143,8 @@ pub enum Class {
     Method,
     /// The body is over the limit.
     TooLong,
+    /// The worker does not do such things, or not as it was started.
+    NotSupported,
     /// Every place is taken; later there will be room.
     Overload,
     /// The worker does not serve at the moment.
@@ -134,15 +168,30 @@ impl RequestError {
             | Self::Unsupported { .. }
             | Self::PromptTooLong { .. }
             | Self::Prompt(_)
-            | Self::Engine(EngineError::InvalidPrompt { .. } | EngineError::Sampler { .. }) => Class::Client,
-            Self::ModelUnknown { .. } | Self::PathUnknown { .. } => Class::NotFound,
+            | Self::Query { .. }
+            | Self::Cache(CacheError::TooManyPins | CacheError::SlotEmpty { .. } | CacheError::Unfit { .. })
+            | Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
+            | Self::Engine(EngineError::InvalidPrompt { .. } | EngineError::Sampler { .. } | EngineError::Shift(_)) => {
+                Class::Client
+            }
+            Self::ModelUnknown { .. }
+            | Self::PathUnknown { .. }
+            | Self::PinUnknown { .. }
+            | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
+            Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
-            Self::PreparingFull { .. } | Self::Engine(EngineError::QueueFull { .. }) => Class::Overload,
-            Self::Loading { .. } | Self::SubscribersFull { .. } | Self::Engine(EngineError::Draining) => {
-                Class::Unavailable
-            }
-            Self::Engine(EngineError::Decode { .. } | EngineError::Stopped) | Self::Internal { .. } => Class::Internal,
+            Self::PreparingFull { .. }
+            | Self::Engine(EngineError::QueueFull { .. })
+            | Self::Cache(CacheError::Busy) => Class::Overload,
+            Self::Loading { .. }
+            | Self::SubscribersFull { .. }
+            | Self::Engine(EngineError::Draining)
+            | Self::Cache(CacheError::Engine(EngineError::Draining)) => Class::Unavailable,
+            Self::Engine(EngineError::Decode { .. } | EngineError::Stopped)
+            | Self::Cache(CacheError::Engine(_) | CacheError::Export { .. })
+            | Self::SlotFile { source: SlotFileError::Io(_), .. }
+            | Self::Internal { .. } => Class::Internal,
         }
     }
 
@@ -156,6 +205,8 @@ impl RequestError {
             Self::Prompt(PromptError::Messages { index, .. }) => Some(format!("messages[{index}]")),
             Self::Prompt(PromptError::Field { field, .. }) => Some((*field).to_owned()),
             Self::Prompt(_) => Some("messages".to_owned()),
+            Self::SlotFile { .. } => Some("filename".to_owned()),
+            Self::Cache(CacheError::SlotEmpty { .. }) => Some("id_slot".to_owned()),
             _ => None,
         }
     }
@@ -170,7 +221,16 @@ impl RequestError {
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt { .. }) => Some("invalid_prompt"),
             Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),
-            Self::Engine(EngineError::Draining) => Some("draining"),
+            Self::Engine(EngineError::Draining) | Self::Cache(CacheError::Engine(EngineError::Draining)) => {
+                Some("draining")
+            }
+            Self::Cache(CacheError::TooManyPins) => Some("too_many_pins"),
+            Self::Cache(CacheError::SlotEmpty { .. }) => Some("slot_empty"),
+            Self::PinUnknown { .. } => Some("pin_not_found"),
+            Self::SlotFile { source: SlotFileError::Missing, .. } => Some("file_not_found"),
+            Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
+            | Self::Cache(CacheError::Unfit { .. }) => Some("unusable_file"),
+            Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Some("not_enabled"),
             Self::Loading { .. } => Some("model_loading"),
             _ => None,
         }

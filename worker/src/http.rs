@@ -4,12 +4,14 @@
 
 mod answer;
 pub mod body;
+mod cache;
 mod chat;
 mod completions;
 mod context;
 mod error;
 mod health;
 mod models;
+mod pins;
 mod props;
 mod slots;
 mod state;
@@ -21,7 +23,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use warmpath_common::summary::{SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
 
 use crate::error::RequestError;
@@ -39,6 +41,11 @@ pub fn router(app: App) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .route("/apply-template", post(tokenize::apply_template))
         .route("/slots", get(slots::list))
+        .route("/slots/{id}", post(slots::act))
+        .route("/cache", get(cache::show))
+        .route("/cache/clear", post(cache::clear))
+        .route("/cache/pin", get(pins::list).post(pins::create))
+        .route("/cache/pin/{id}", delete(pins::remove))
         .route("/props", get(props::show))
         .route("/health", get(health::health))
         .route("/livez", get(health::livez))

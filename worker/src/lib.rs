@@ -13,5 +13,6 @@ mod lifecycle;
 mod metrics;
 mod serving;
 pub mod start;
+pub mod store;
 mod summary;
 mod unsupported;

@@ -13,8 +13,9 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
-use crate::engine::{EngineError, Event, Generation, Submission};
+use crate::engine::{EngineError, Event, Generation, ShiftWish, Submission};
 use crate::error::RequestError;
 use crate::fields::{GenerationFields, Vocabulary};
 use crate::http::body::Body;
@@ -24,6 +25,11 @@ use crate::unsupported::Unsupported;
 
 pub use answer::{Answer, Delivery, Step, Totals};
 use answer::{Choice, Clock};
+
+/// Is the most that a request's priority may be, and its negative the least.
+///
+/// Source: a choice; only the order counts.
+const PRIORITY_ABS_MAX: i32 = 100;
 
 /// Is the most choices of one prompt, as OpenAI has it.
 pub const CHOICES_MAX: u32 = 128;
@@ -45,7 +51,16 @@ pub struct Arrival {
 }
 
 /// Reads the prompts out of a body. Shape: at least one prompt.
-pub type ReadPrompts = fn(&Serving, &Body) -> Result<Vec<Vec<Token>>, RequestError>;
+pub type ReadPrompts = fn(&Serving, &Body) -> Result<Vec<ReadPrompt>, RequestError>;
+
+/// Is one prompt of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadPrompt {
+    /// Is the prompt.
+    pub tokens: Vec<Token>,
+    /// Is where its last message starts, where that is known and of use.
+    pub last_message_token: Option<u32>,
+}
 
 /// Is the fields of a body that every endpoint reads alike, besides those of generation.
 #[derive(Debug, Default, Deserialize)]
@@ -58,6 +73,19 @@ struct Options {
     stream_options: Option<StreamOptions>,
     cache_prompt: Option<bool>,
     id_slot: Option<i32>,
+    priority: Option<i32>,
+    #[serde(alias = "n_cache_reuse")]
+    cache_reuse: Option<CacheReuse>,
+    n_keep: Option<i64>,
+    n_discard: Option<i64>,
+}
+
+/// Is `cache_reuse` in its two shapes: a length, or whether at all.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "a number of tokens, or true or false")]
+enum CacheReuse {
+    Tokens(i64),
+    Switch(bool),
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -69,12 +97,14 @@ struct StreamOptions {
 /// Is a request that the engine can take.
 struct Draft {
     request_id: RequestId,
-    prompts: Vec<Vec<Token>>,
+    prompts: Vec<ReadPrompt>,
     /// Is the number of choices of each prompt.
     n: u32,
     chain_root: BlockHash,
     generation: Generation,
     cache_prompt: bool,
+    priority: i32,
+    shifts: ShiftFields,
     wanted_slot: Option<SlotId>,
 }
 
@@ -86,7 +116,7 @@ type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
 /// Errors: any [`RequestError`] that shows before the first token.
 pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, arrival: Arrival) -> Result<Answer, RequestError> {
     serving.check_room()?;
-    let clock = Clock::start(arrival.at, metrics);
+    let clock = Clock::start(&arrival, metrics);
     let prepared = serving.prepare(move |serving| prepare(serving, arrival)).await;
     metrics.prompt.observe(clock.elapsed_s());
     let (delivery, submitted) = prepared?;
@@ -115,6 +145,8 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Delivery, Vec<Submitt
         chain_root: ChainRoot { model_fingerprint: fingerprint, lora: &[], cache_salt: salt.as_bytes() }.hash(),
         generation,
         cache_prompt: options.cache_prompt != Some(false),
+        priority: priority(&options)?,
+        shifts: shift_fields(&options)?,
         wanted_slot: wanted_slot(serving, &options)?.or(hinted),
         request_id: arrival.id,
     };
@@ -132,6 +164,58 @@ impl Options {
     }
 }
 
+fn priority(options: &Options) -> Result<i32, RequestError> {
+    let priority = options.priority.unwrap_or_default();
+    if !(-PRIORITY_ABS_MAX..=PRIORITY_ABS_MAX).contains(&priority) {
+        let reason = format!("`priority` must be -{PRIORITY_ABS_MAX} to {PRIORITY_ABS_MAX}; it is {priority}");
+        return Err(RequestError::field("priority", reason));
+    }
+    Ok(priority)
+}
+
+/// Is what a body says about shifting, checked.
+#[derive(Debug, Clone, Copy)]
+struct ShiftFields {
+    cache_reuse_tokens: Option<u32>,
+    /// Is the prompt tokens to keep besides a first control token; absent for the whole prompt.
+    n_keep: Option<u32>,
+    n_discard: Option<u32>,
+}
+
+impl ShiftFields {
+    /// Returns what these mean for a prompt: the token that begins every text is kept besides the others.
+    fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftWish {
+        let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let n_first = u32::from(bos.is_some() && prompt.first().copied() == bos);
+        ShiftWish {
+            cache_reuse_tokens: self.cache_reuse_tokens,
+            n_keep: self.n_keep.map_or(n_prompt, |n_keep| n_keep.saturating_add(n_first)),
+            n_discard: self.n_discard,
+        }
+    }
+}
+
+/// Returns what the body says about shifting; absent fields are llama-server's: keep nothing, drop half.
+fn shift_fields(options: &Options) -> Result<ShiftFields, RequestError> {
+    let within = |param: &'static str, n: i64, least: i64| match u32::try_from(n) {
+        Ok(n) => Ok(Some(n)),
+        Err(_) if n == least => Ok(None),
+        Err(_) => Err(RequestError::field(param, format!("`{param}` must be {least} to {}; it is {n}", u32::MAX))),
+    };
+    let cache_reuse_tokens = match options.cache_reuse {
+        None => None,
+        Some(CacheReuse::Switch(true)) => Some(REUSE_TOKENS_DEFAULT),
+        Some(CacheReuse::Switch(false)) => Some(0),
+        Some(CacheReuse::Tokens(n)) => within("cache_reuse", n, 0)?,
+    };
+    let n_discard = within("n_discard", options.n_discard.unwrap_or(0), 0)?;
+    Ok(ShiftFields {
+        cache_reuse_tokens,
+        n_keep: within("n_keep", options.n_keep.unwrap_or(0), -1)?,
+        n_discard: n_discard.filter(|n_discard| *n_discard > 0),
+    })
+}
+
 /// Returns the slot that the body names; -1 is llama-server's word for any.
 fn wanted_slot(serving: &Serving, options: &Options) -> Result<Option<SlotId>, RequestError> {
     match options.id_slot {
@@ -144,24 +228,29 @@ fn wanted_slot(serving: &Serving, options: &Options) -> Result<Option<SlotId>, R
     }
 }
 
-fn check_prompts(serving: &Serving, prompts: &[Vec<Token>], n: u32) -> Result<(), RequestError> {
+fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
     let n_sequences = prompts.len().saturating_mul(n as usize);
     if n_sequences > serving.n_places() {
         let reason = format!("{n_sequences} choices are asked for; this worker holds at most {}", serving.n_places());
         return Err(RequestError::field("n", reason));
     }
+    prompts.iter().try_for_each(|prompt| check_prompt(serving, &prompt.tokens))
+}
+
+/// Checks that a slot can run a prompt.
+///
+/// Errors: `Field` where it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
+pub fn check_prompt(serving: &Serving, prompt: &[Token]) -> Result<(), RequestError> {
     let (context_tokens, n_vocab) = (serving.model.context_tokens, serving.model.n_vocab);
-    for prompt in prompts {
-        if prompt.is_empty() {
-            return Err(RequestError::field("prompt", "the prompt is empty"));
-        }
-        if prompt.len() >= context_tokens as usize {
-            return Err(RequestError::PromptTooLong { n_tokens: prompt.len(), context_tokens });
-        }
-        if let Some(token) = prompt.iter().find(|token| **token >= n_vocab) {
-            let reason = format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens");
-            return Err(RequestError::field("prompt", reason));
-        }
+    if prompt.is_empty() {
+        return Err(RequestError::field("prompt", "the prompt is empty"));
+    }
+    if prompt.len() >= context_tokens as usize {
+        return Err(RequestError::PromptTooLong { n_tokens: prompt.len(), context_tokens });
+    }
+    if let Some(token) = prompt.iter().find(|token| **token >= n_vocab) {
+        let reason = format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens");
+        return Err(RequestError::field("prompt", reason));
     }
     Ok(())
 }
@@ -177,19 +266,23 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
             let (events, receiver) = mpsc::unbounded_channel();
             let submission = Submission {
                 request_id: draft.request_id.clone(),
-                prompt: prompt.clone(),
+                prompt: prompt.tokens.clone(),
                 chain_root: draft.chain_root,
                 generation,
                 cache_prompt: draft.cache_prompt,
+                shifts: draft.shifts.resolve(&prompt.tokens, serving.prompts.vocabulary().bos),
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
+                last_message_token: prompt.last_message_token,
+                priority: draft.priority,
                 events,
             };
             let has_grammar = submission.generation.sampling.grammar.is_some();
             serving.engine.submit(submission).map_err(|error| match error {
                 EngineError::Sampler { reason } if has_grammar => RequestError::field("grammar", reason),
+                EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;
-            submitted.push((Choice::new(prompt.len(), k), receiver));
+            submitted.push((Choice::new(prompt.tokens.len(), k), receiver));
         }
     }
     Ok(submitted)

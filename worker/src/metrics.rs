@@ -5,10 +5,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
-use crate::engine::CounterValues;
+use warmpath_common::summary::Tier;
+
+use crate::engine::{CacheTotals, CounterValues};
 
 /// Is the histograms' buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -16,6 +19,12 @@ const REQUEST_BUCKETS: &[f64] =
 
 /// Is the histogram's buckets for one token: 1 ms to 1 s. Units: seconds.
 const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
+
+/// Is the histogram's buckets for a share.
+const RATIO_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
+
+/// Are the tiers and their labels.
+const TIERS: [(Tier, &str); 3] = [(Tier::Resident, "resident"), (Tier::Ram, "ram"), (Tier::Disk, "disk")];
 
 /// Declares the metrics: each line's doc comment is its help text.
 macro_rules! metrics {
@@ -61,6 +70,42 @@ metrics! {
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
     /// Prompt tokens that were reused.
     cached_tokens: IntCounter = counter("cached_tokens_total");
+    /// Prompt tokens that were reused, by the tier they came from.
+    prefix_cache_tokens: IntCounterVec = counters("prefix_cache_tokens_total", &["tier"]);
+    /// Share of a sequence's prompt tokens that was reused.
+    prefix_cache_ratio: Histogram = histogram("prefix_cache_ratio", RATIO_BUCKETS);
+    /// Sequences that waited for a prefix that another was computing.
+    prefix_waits: IntCounter = counter("prefix_waits_total");
+    /// Sequences whose kept state could not be brought into their slot and was computed.
+    failed_starts: IntCounter = counter("failed_starts_total");
+    /// Starts for which state was moved into the slot.
+    restores: IntCounter = counter("restores_total");
+    /// Time that moving state into slots took.
+    restore: Counter = total_seconds("restore_seconds_total");
+    /// Exports of a slot's state into the store.
+    saves: IntCounter = counter("saves_total");
+    /// Time that exporting state into the store took.
+    save: Counter = total_seconds("save_seconds_total");
+    /// Tokens whose state was stored.
+    saved_tokens: IntCounter = counter("saved_tokens_total");
+    /// Partial-state checkpoints that were made.
+    checkpoints_made: IntCounter = counter("checkpoints_made_total");
+    /// Starts from a checkpoint.
+    checkpoint_uses: IntCounter = counter("checkpoint_uses_total");
+    /// Idle slots whose state left the KV buffer.
+    moved_out: IntCounter = counter("slots_moved_out_total");
+    /// Times that an answer filled its context and its oldest tokens were dropped.
+    context_shifts: IntCounter = counter("context_shifts_total");
+    /// Slots that hold state, and stored chunks and checkpoints, by tier; what is in memory and on disk counts in both.
+    cache_entries: IntGaugeVec = gauges("cache_entries", &["tier"]);
+    /// Tokens whose state is held, by tier.
+    cache_tokens: IntGaugeVec = gauges("cache_tokens", &["tier"]);
+    /// Bytes of held state, by tier.
+    cache_bytes: IntGaugeVec = gauges("cache_bytes", &["tier"]);
+    /// Chunks and checkpoints that left a tier, by tier and reason.
+    cache_evictions: IntCounterVec = counters("cache_evictions_total", &["tier", "reason"]);
+    /// Tokens of what left a tier, by tier and reason.
+    cache_evicted_tokens: IntCounterVec = counters("cache_evicted_tokens_total", &["tier", "reason"]);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
     /// Answer tokens that were computed.
@@ -115,6 +160,10 @@ fn gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID)
 }
 
+fn total_seconds(name: &str, help: &str) -> Counter {
+    Counter::new(name, help).expect(VALID)
+}
+
 fn seconds(name: &str, help: &str) -> Gauge {
     Gauge::new(name, help).expect(VALID)
 }
@@ -131,7 +180,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Takes over what the engine has counted.
-    pub fn copy_engine(&self, values: &CounterValues) {
+    pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = [
             (&self.prompt_tokens, values.prompt_tokens),
@@ -143,10 +192,23 @@ impl Metrics {
             (&self.finished, values.finished),
             (&self.cancelled, values.cancelled),
             (&self.failed, values.failed),
+            (&self.prefix_waits, values.prefix_waits),
+            (&self.failed_starts, values.failed_starts),
+            (&self.restores, values.restores),
+            (&self.saves, values.saves),
+            (&self.saved_tokens, values.saved_tokens),
+            (&self.checkpoints_made, values.checkpoints_made),
+            (&self.checkpoint_uses, values.checkpoint_uses),
+            (&self.moved_out, values.moved_out),
+            (&self.context_shifts, values.context_shifts),
         ];
         for (counter, value) in counted {
-            counter.inc_by(value.saturating_sub(counter.get()));
+            raise(counter, value);
         }
+        for (counter, value_us) in [(&self.restore, values.restore_us), (&self.save, values.save_us)] {
+            counter.inc_by((value_us as f64 / 1e6 - counter.get()).max(0.0));
+        }
+        self.copy_cache(values, cache);
         let measured = [
             (&self.busy_slots, values.busy_slots),
             (&self.queued, values.queued),
@@ -157,25 +219,87 @@ impl Metrics {
         }
     }
 
+    fn copy_cache(&self, values: &CounterValues, cache: &CacheTotals) {
+        let n_elsewhere = values.cached_ram_tokens + values.cached_disk_tokens + values.shifted_tokens;
+        let reused = [
+            ("resident", values.cached_tokens.saturating_sub(n_elsewhere)),
+            ("ram", values.cached_ram_tokens),
+            ("disk", values.cached_disk_tokens),
+            ("shifted", values.shifted_tokens),
+        ];
+        for (tier, n_tokens) in reused {
+            raise(&self.prefix_cache_tokens.with_label_values(&[tier]), n_tokens);
+        }
+        for (tier, label) in TIERS {
+            let held = cache.of(tier);
+            let shown = [
+                (&self.cache_entries, held.n_chunks),
+                (&self.cache_tokens, held.n_tokens),
+                (&self.cache_bytes, held.n_bytes),
+            ];
+            for (gauges, value) in shown {
+                gauges.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        for evicted in &cache.evicted {
+            let label = TIERS.iter().find(|(tier, _)| *tier == evicted.tier).map_or("", |(_, label)| label);
+            let labels = [label, evicted.reason.name()];
+            raise(&self.cache_evictions.with_label_values(&labels), evicted.totals.n_chunks);
+            raise(&self.cache_evicted_tokens.with_label_values(&labels), evicted.totals.n_tokens);
+        }
+    }
+
     /// Returns every metric in Prometheus' text format.
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }
 
+/// Brings a counter up to what another has counted.
+fn raise(counter: &IntCounter, value: u64) {
+    counter.inc_by(value.saturating_sub(counter.get()));
+}
+
 #[cfg(test)]
 mod tests {
+    use warmpath_worker_core::chunk_index::{Evicted, Reason, Totals};
+
     use super::*;
 
     #[test]
     fn shows_what_the_engine_has_counted_and_never_counts_it_twice() {
         let metrics = Metrics::new();
-        let values = CounterValues { prompt_tokens: 7, busy_slots: 2, ..CounterValues::default() };
-        metrics.copy_engine(&values);
-        metrics.copy_engine(&values);
+        let values = CounterValues {
+            prompt_tokens: 7,
+            busy_slots: 2,
+            cached_tokens: 6,
+            cached_ram_tokens: 2,
+            cached_disk_tokens: 1,
+            shifted_tokens: 1,
+            restore_us: 1_500_000,
+            ..CounterValues::default()
+        };
+        let totals = Totals { n_chunks: 3, n_tokens: 96, n_bytes: 9600 };
+        let evicted = vec![Evicted { tier: Tier::Ram, reason: Reason::Capacity, totals }];
+        let cache = CacheTotals { ram: totals, evicted, ..CacheTotals::default() };
+        metrics.copy_engine(&values, &cache);
+        metrics.copy_engine(&values, &cache);
         let text = metrics.encode();
         assert!(text.contains("# HELP warmpath_worker_prompt_tokens_total Prompt tokens of requests that got a slot."));
         assert!(text.contains("warmpath_worker_prompt_tokens_total 7\n"), "{text}");
-        assert!(text.contains("warmpath_worker_slots_busy 2\n"), "{text}");
+        for line in [
+            "slots_busy 2",
+            "prefix_cache_tokens_total{tier=\"resident\"} 2",
+            "prefix_cache_tokens_total{tier=\"shifted\"} 1",
+            "prefix_cache_tokens_total{tier=\"ram\"} 2",
+            "prefix_cache_tokens_total{tier=\"disk\"} 1",
+            "restore_seconds_total 1.5",
+            "cache_bytes{tier=\"ram\"} 9600",
+            "cache_bytes{tier=\"disk\"} 0",
+            "cache_evictions_total{reason=\"capacity\",tier=\"ram\"} 3",
+            "cache_evicted_tokens_total{reason=\"capacity\",tier=\"ram\"} 96",
+        ] {
+            assert!(text.contains(&format!("warmpath_worker_{line}\n")), "{line}: {text}");
+        }
     }
 }

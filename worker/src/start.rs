@@ -108,6 +108,7 @@ impl Bound {
             phase: phase_seen,
             worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
             body_bytes_max: config.http.body_bytes_max,
+            slot_save_path: config.http.slot_save_path.clone(),
             metrics: Arc::new(Metrics::new()),
         };
         let (http, close) = serve_http(listener, app.clone());

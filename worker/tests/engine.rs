@@ -8,9 +8,16 @@
 
 mod engine {
     mod batching;
+    mod by_hand;
     mod endings;
+    mod faults;
     mod property;
     mod refusals;
     mod reports;
+    mod sharing;
+    mod shifts;
+    mod soak;
     mod support;
+    mod tiers;
+    mod traps;
 }

@@ -15,13 +15,16 @@ pub enum Preset {
     TinyRecurrent,
     /// Convolution layers between attention layers (LFM2).
     TinyHybrid,
+    /// Llama architecture with ordinary random weights, whose keys depend on the content; for tests of the KV state's bytes.
+    TinyKeys,
     /// Llama architecture, 12 layers of width 512, 8-bit weights, context 32768; for benchmarks.
     Bench,
 }
 
 impl Preset {
     /// Lists every preset.
-    pub const ALL: [Self; 5] = [Self::Tiny, Self::TinySwa, Self::TinyRecurrent, Self::TinyHybrid, Self::Bench];
+    pub const ALL: [Self; 6] =
+        [Self::Tiny, Self::TinySwa, Self::TinyRecurrent, Self::TinyHybrid, Self::TinyKeys, Self::Bench];
 
     /// Returns the preset's name on the command line.
     pub fn name(self) -> &'static str {
@@ -30,6 +33,7 @@ impl Preset {
             Self::TinySwa => "tiny-swa",
             Self::TinyRecurrent => "tiny-recurrent",
             Self::TinyHybrid => "tiny-hybrid",
+            Self::TinyKeys => "tiny-keys",
             Self::Bench => "bench",
         }
     }
@@ -66,6 +70,12 @@ impl Preset {
                 n_ff: 0,
                 weight_type: TensorType::F32,
                 layers: vec![Layer { kind: LayerKind::Recurrent, stride: 1, n_offsets: 0 }; 4],
+                ..TINY
+            },
+            Self::TinyKeys => Spec {
+                n_ff: 256,
+                rope_base: 10_000.0,
+                layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 4],
                 ..TINY
             },
             Self::Bench => Spec {
@@ -133,7 +143,7 @@ pub(crate) struct Spec {
     ///
     /// Larger makes norms depend less on the content; 8-bit weights, whose scales are 16-bit floats, bear less of it.
     pub constant: f32,
-    /// Is the base of the rotary frequencies; below 1, so that they rise, from 1 radian a token.
+    /// Is the base of the rotary frequencies; below 1 in digital models, so that they rise, from 1 radian a token.
     ///
     /// Source: our search for the base that tells the distances that matter apart from all others up to the context's
     /// length (`docs/decisions/0004-test-models.md`).
@@ -164,4 +174,6 @@ pub(crate) enum LayerKind {
     Convolution,
     /// A selective state space, whose state decays.
     Recurrent,
+    /// Attention over the whole context with random weights, which fetches no state exactly.
+    Random,
 }

@@ -1,6 +1,6 @@
 //! The weights that make llama.cpp compute a `HashNet`.
 //!
-//! Not here: the function itself (`hash_net`); the recurrent preset, which is not digital (`recurrent`). The idea, channel
+//! Not here: the function itself (`hash_net`); the presets that are not digital (`recurrent`, `random`). The idea, channel
 //! by channel of the residual stream: one large constant (so that RMS norms scale by the same factor whatever the content),
 //! the state's bits as +1 and -1, and the sum of the bits that the layer fetched, which its feed-forward part turns into
 //! their parity.
@@ -9,6 +9,7 @@ mod attention;
 mod convolution;
 mod matrix;
 mod parity;
+mod random;
 pub(crate) mod recurrent;
 
 use rand_chacha::rand_core::Rng as _;
@@ -43,8 +44,10 @@ fn tensor(name: &str, kind: TensorType, shape: &[usize], fill: impl Fn() -> Vec<
 
 /// Returns the tensors of a model.
 pub(crate) fn tensors(spec: &Spec, net: &HashNet, tokenizer: &Tokenizer) -> Vec<Tensor> {
-    if spec.architecture == "mamba" {
-        return recurrent::tensors(spec, net.seed(), tokenizer);
+    match spec.layers.first().map(|layer| layer.kind) {
+        Some(LayerKind::Recurrent) => return recurrent::tensors(spec, net.seed(), tokenizer),
+        Some(LayerKind::Random) => return random::tensors(spec, net.seed(), tokenizer),
+        _ => {}
     }
     let (width, n_tokens, constant) = (spec.width, tokenizer.n_tokens, spec.constant);
     let output_norm = if spec.architecture == "lfm2" { "token_embd_norm.weight" } else { "output_norm.weight" };

@@ -66,6 +66,9 @@ pub struct Prompt {
     pub tokens: Vec<Token>,
 }
 
+/// Are two messages that begin differently, to see what of a prompt does not depend on a message.
+const PROBES: [&str; 2] = ["0", "~"];
+
 /// Makes prompts for one model.
 #[derive(Debug)]
 pub struct PromptMaker {
@@ -148,6 +151,47 @@ impl PromptMaker {
         let cut = self.cut(self.rendered(request)?);
         let tokens = self.with_affixes(|tokens| self.append(&cut, tokens));
         Ok(Prompt { text: cut.into_text(), tokens })
+    }
+
+    /// Returns the tokens with which every conversation begins that begins with these messages and goes on.
+    ///
+    /// Where a user speaks next, what two conversations have in common that go on differently is taken: behind instructions
+    /// alone many templates render nothing, or something that the first question becomes a part of, and others render
+    /// the last answer with its reasoning and those before without.
+    /// Cost: as [`Self::chat`], twice. Errors: see [`PromptError`].
+    pub fn chat_prefix(&self, request: &ChatPrompt) -> Result<Vec<Token>, PromptError> {
+        let role = request.messages.last().and_then(|message| message.get("role")).and_then(Json::as_str);
+        if matches!(role, Some("user" | "tool")) {
+            let open = ChatPrompt { add_generation_prompt: Some(false), ..request.clone() };
+            return Ok(self.chat(&open)?.tokens);
+        }
+        let go_on = |text: &str| {
+            let mut longer = request.clone();
+            longer.messages.push(user_message(text));
+            self.chat(&longer)
+        };
+        let mut tokens = go_on(PROBES[0])?.tokens;
+        tokens.truncate(n_common(&tokens, &go_on(PROBES[1])?.tokens));
+        Ok(tokens)
+    }
+
+    /// Returns how many of a chat's tokens come before what its last user message says; `None` where there is no such
+    /// message or the template refuses another in its place.
+    ///
+    /// Cost: as [`Self::chat`]. Shape: `tokens` is what [`Self::chat`] gives for the request.
+    pub fn last_user_message_start(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
+        let is_user = |message: &serde_json::Map<String, Json>| message.get("role").is_some_and(|role| role == "user");
+        let last = request.messages.iter().rposition(is_user)?;
+        let mut other = request.clone();
+        other.messages.truncate(last + 1);
+        let said = match other.messages[last].get("content") {
+            Some(Json::Array(parts)) => parts.first().and_then(|part| part.get("text")),
+            content => content,
+        };
+        let begins_alike = said.and_then(Json::as_str).is_some_and(|said| said.trim_start().starts_with(PROBES[0]));
+        other.messages[last] = user_message(PROBES[usize::from(begins_alike)]);
+        let other = self.chat(&other).ok()?.tokens;
+        u32::try_from(n_common(tokens, &other)).ok()
     }
 
     /// Returns the text of a chat request's prompt, as llama-server's `/apply-template` does.
@@ -326,6 +370,15 @@ impl FittedTemplate {
         let hostile = self.shield.spells_control(&variables);
         Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
     }
+}
+
+fn user_message(text: &str) -> serde_json::Map<String, Json> {
+    let field = |name: &str, value: &str| (name.to_owned(), Json::from(value));
+    [field("role", "user"), field("content", text)].into_iter().collect()
+}
+
+fn n_common(a: &[Token], b: &[Token]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// Adds the vocabulary's own texts to a template's variables, unless the request has set them.

@@ -50,8 +50,10 @@ pub struct Share {
     pub n_tokens: u32,
 }
 
-/// Returns the shares of the next batch: first those that decode, then prompts, each in the order of arrival.
+/// Returns the shares of the next batch in the order of their slots.
 ///
+/// The order matters: where every slot has its own cells, llama.cpp computes only sequences with consecutive ids together
+/// (`llama_batch_allocr::split_equal`); in another order each would go through the model alone.
 /// Only a share that reaches the end of what is known of its sequence needs logits, those of its last token.
 pub fn plan(pending: &[Pending], room: Room) -> Vec<Share> {
     let mut arrived = pending.to_vec();
@@ -61,6 +63,7 @@ pub fn plan(pending: &[Pending], room: Room) -> Vec<Share> {
     let limit = if shares.is_empty() { room.batch_tokens } else { room.ubatch_tokens };
     let n_decoding = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     shares.extend(share_out(&prompts(&arrived), limit.saturating_sub(n_decoding)));
+    shares.sort_unstable_by_key(|share| share.slot);
     shares
 }
 

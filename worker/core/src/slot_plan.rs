@@ -1,28 +1,55 @@
-//! Where a request starts: which slot it gets and what it finds there.
+//! Where a request starts: which slot it gets, and from where its prompt's first tokens get there.
 //!
 //! Not here: doing it (the shell), the batch that computes the rest (`batch_plan`).
-//! The idea: of the idle slots, one (the *affine* slot) keeps the most of the prompt, and one (the *victim*) is worth
-//! least: it is empty or was used longest ago. The affine slot is taken if what that saves, compared with the victim, is
-//! at least what it destroys: the tokens behind the kept prefix, which some conversation may still want. So a request
-//! that only shares a system prompt with a long conversation leaves it alone, and one that goes on with a conversation,
-//! or goes back in it, finds its slot. No request waits for a busy slot while another is idle.
+//! The idea: the longest prefix counts wherever it is held: in the request's own slot, in another one, busy or idle, in
+//! the store. Of the idle slots, one (the *affine* slot) holds the most of the prompt itself, and one (the *victim*) is
+//! worth least: it is empty or was used longest ago. Each way to bring a prefix into either of them has a cost in
+//! milliseconds by what this worker has measured: moving the state, computing the rest, and what is destroyed. The
+//! cheapest way wins. State that is worth more than its export is saved before it is overwritten. A request whose prefix a
+//! running sequence is about to compute waits for that, and the slots stay free for others.
+//!
+//! Where a sequence cannot be rewound, a prefix is of use up to a stored checkpoint, or if it ends where a slot's state ends.
+
+mod decision;
+
+use std::collections::HashSet;
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::model::MemoryKind;
+use warmpath_common::summary::Tier;
 
+use crate::chunk_index::{ChunkId, ChunkIndex, Found, Prefix, StoredCheckpoint};
+use crate::costs::Costs;
 use crate::slot_table::{Slot, SlotTable};
+
+pub use decision::{Decision, Save, SlotPlan, Start};
+
+/// Is the chance that a conversation's end which a request cuts off would have been wanted again.
+///
+/// Source: a choice, not a measurement: most ends that are cut off are answers that were generated anew or edited.
+const CUT_END_CHANCE: f64 = 0.25;
 
 /// Is what a request wants of a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
     /// Is the prompt, at least one token.
     pub prompt: &'a [Token],
+    /// Is the prompt's chain, whole blocks only.
+    pub chain: &'a [BlockHash],
     /// Is the root of its chain.
     pub root: &'a BlockHash,
-    /// Says whether it may start from what a slot holds.
+    /// Says whether it may start from what is held.
     pub reuse: Reuse,
     /// Names the slot that the sender would like; only decides between slots that are equally good.
     pub wanted: Option<SlotId>,
+}
+
+impl<'a> Wish<'a> {
+    /// Returns the prompt as the store is asked about it.
+    pub fn prefix(&self) -> Prefix<'a> {
+        Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }
+    }
 }
 
 /// Says whether a request may start from KV state that is there.
@@ -34,35 +61,51 @@ pub enum Reuse {
     Forbidden,
 }
 
-/// Says how the first tokens of a prompt get into its slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// None do: the slot is cleared and the whole prompt computed.
-    Cold,
-    /// The slot's own first tokens stay.
-    KeepPrefix {
-        /// Is their number, at least 1 and less than the prompt's.
-        n_tokens: u32,
-    },
+/// Is everything that a plan looks at besides the request.
+#[derive(Debug, Clone, Copy)]
+pub struct Outlook<'a> {
+    /// Is the slots.
+    pub table: &'a SlotTable,
+    /// Is the store.
+    pub index: &'a ChunkIndex,
+    /// Lists the chunks on disk whose bytes are at hand all the same, read for a request that has not started yet.
+    pub at_hand: &'a HashSet<ChunkId>,
+    /// Is what things cost.
+    pub costs: &'a Costs,
 }
 
-impl Start {
-    /// Returns the number of the slot's own tokens that stay.
-    pub fn n_kept(self) -> u32 {
-        match self {
-            Self::Cold => 0,
-            Self::KeepPrefix { n_tokens } => n_tokens,
-        }
+/// Returns what becomes of a request now.
+///
+/// Cost: O(slots + prompt). Deterministic.
+pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
+    let planner = Planner::new(outlook, wish);
+    let Some((affine, victim)) = planner.candidates() else { return Decision::NoSlot };
+    if let Some(wait) = planner.prefix_in_flight() {
+        return wait;
     }
+    let options = planner.options(affine, victim);
+    let best = options.into_iter().min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms));
+    let Some(best) = best else { return Decision::NoSlot };
+    let on_disk = planner.needs(&best.plan).into_iter().filter(|(_, tier, _)| *tier == Tier::Disk);
+    let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !outlook.at_hand.contains(chunk));
+    let missing: Vec<ChunkId> = missing.collect();
+    if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
 }
 
-/// Is where a request starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotPlan {
-    /// Names the slot.
-    pub slot: SlotId,
-    /// Says how its prompt's first tokens get there.
-    pub start: Start,
+/// Returns the most tokens of the prompt that will not have to be computed once its turn comes: an estimate.
+pub fn best_usable(outlook: &Outlook<'_>, wish: &Wish<'_>) -> u32 {
+    let planner = Planner::new(outlook, wish);
+    to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
+}
+
+/// Is what one slot holds of the prompt.
+#[derive(Debug, Clone, Copy)]
+struct Resident {
+    slot: SlotId,
+    n_common: usize,
+    n_held: usize,
+    /// Is the fewest tokens that it can be cut back to.
+    rewinds_to: usize,
 }
 
 /// Is one idle slot seen with one prompt.
@@ -70,58 +113,299 @@ pub struct SlotPlan {
 struct Offer {
     slot: SlotId,
     /// Is the tokens that the prompt would keep.
-    n_usable: u32,
+    n_usable: usize,
     /// Is the tokens that the prompt would destroy.
-    n_lost: u32,
+    n_lost: usize,
     last_used: u64,
     is_wanted: bool,
 }
 
-/// Returns where a request starts, or `None` while every slot is busy.
+/// Is one way to start.
+struct Way {
+    plan: SlotPlan,
+    cost_ms: f64,
+}
+
+/// Is one request seen against everything that is held.
+struct Planner<'a> {
+    outlook: &'a Outlook<'a>,
+    wish: &'a Wish<'a>,
+    memory: MemoryKind,
+    resident: Vec<Resident>,
+    found: Found,
+    /// Lists the checkpoints that the prompt can resume from, the shortest first.
+    checkpoints: Vec<StoredCheckpoint>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(outlook: &'a Outlook<'a>, wish: &'a Wish<'a>) -> Self {
+        let memory = outlook.table.memory();
+        let may_reuse = wish.reuse == Reuse::Allowed;
+        let (mut found, mut checkpoints) = (Found::default(), Vec::new());
+        if may_reuse {
+            found = outlook.index.find(&wish.prefix());
+            if !memory.stored_state_rewinds() {
+                checkpoints = outlook.index.checkpoints(&wish.prefix());
+            }
+        }
+        let resident = if may_reuse { resident(outlook.table, wish) } else { Vec::new() };
+        Self { outlook, wish, memory, resident, found, checkpoints }
+    }
+
+    /// Returns the idle slot that holds the most of the prompt and the one that is worth least.
+    fn candidates(&self) -> Option<(Offer, Offer)> {
+        let idle = self.outlook.table.iter().filter(|(_, slot)| !slot.is_busy());
+        let offers: Vec<Offer> = idle.map(|(id, slot)| self.offer(id, slot)).collect();
+        let affine = offers.iter().copied().min_by_key(|offer| {
+            (usize::MAX - offer.n_usable, offer.n_lost > 0, !offer.is_wanted, offer.last_used, offer.slot)
+        })?;
+        let victim = offers.iter().copied().min_by_key(|offer| {
+            let is_empty = offer.n_usable + offer.n_lost == 0;
+            ((!is_empty).then_some(offer.last_used), !offer.is_wanted, offer.slot)
+        })?;
+        Some((affine, victim))
+    }
+
+    fn offer(&self, id: SlotId, slot: &Slot) -> Offer {
+        let held = self.resident.iter().find(|held| held.slot == id);
+        let n_usable = held.map_or(0, |held| self.reach_in_slot(held));
+        Offer {
+            slot: id,
+            n_usable,
+            n_lost: slot.exact_tokens().len().saturating_sub(n_usable),
+            last_used: slot.last_used(),
+            is_wanted: self.wish.wanted == Some(id),
+        }
+    }
+
+    /// Returns how many tokens can be started from in the slot that holds them.
+    fn reach_in_slot(&self, held: &Resident) -> usize {
+        let ends_there = held.n_common == held.n_held && held.n_common < self.wish.prompt.len();
+        let n_most = held.n_common.min(self.wish.prompt.len() - 1);
+        let rewinds = self.memory.rewinds_anywhere() && n_most >= held.rewinds_to;
+        if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
+    }
+
+    /// Returns how many tokens can be started from in another slot than the one that holds them: a copy is cut.
+    fn reach_elsewhere(&self, held: &Resident) -> usize {
+        let n_most = held.n_common.min(self.wish.prompt.len() - 1);
+        match self.memory.rewinds_anywhere() {
+            true if n_most >= held.rewinds_to => n_most,
+            true => 0,
+            false => self.checkpointed(n_most),
+        }
+    }
+
+    /// Returns how many tokens can be started from in the store.
+    fn reach_in_store(&self) -> usize {
+        let n_most = match self.memory {
+            // Recurrent state needs no tokens before it.
+            MemoryKind::Recurrent => usize::MAX,
+            MemoryKind::Full | MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
+        };
+        let n_most = n_most.min(self.wish.prompt.len() - 1);
+        if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
+    }
+
+    /// Returns how many tokens can be started from without waiting for anyone.
+    fn reach_now(&self) -> usize {
+        let resident = self.resident.iter().map(|held| self.reach_in_slot(held)).max();
+        resident.unwrap_or(0).max(self.reach_in_store())
+    }
+
+    fn checkpointed(&self, n_tokens: usize) -> usize {
+        self.checkpoint_within(n_tokens).map_or(0, |checkpoint| checkpoint.n_blocks * self.block_size())
+    }
+
+    /// Returns the last checkpoint that needs at most so many of the prompt's tokens.
+    fn checkpoint_within(&self, n_tokens: usize) -> Option<&StoredCheckpoint> {
+        self.checkpoints.iter().rev().find(|checkpoint| checkpoint.n_blocks * self.block_size() <= n_tokens)
+    }
+
+    /// Returns the running sequence whose prompt shares the most with this one, and how much of it others will be able
+    /// to start from.
+    fn coming(&self) -> Option<(SlotId, usize)> {
+        if self.wish.reuse == Reuse::Forbidden || !self.outlook.costs.shares() {
+            return None;
+        }
+        let running = self.outlook.table.iter().filter(|(_, slot)| slot.is_busy());
+        let shared = running.filter_map(|(id, slot)| {
+            let n_coming = slot.n_coming(self.wish.prompt, self.wish.root).min(self.wish.prompt.len() - 1);
+            // Where there is no rewinding, the running sequence makes a checkpoint there if it has not come so far.
+            let n_blocks = n_coming / self.block_size() * self.block_size();
+            let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { n_blocks };
+            (n_coming > slot.tokens().len()).then_some((id, n_coming))
+        });
+        shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
+    }
+
+    /// Returns whether to wait for what a running sequence is about to compute: it must beat what is there already by at
+    /// least a block, and by more than bringing it here costs.
+    fn prefix_in_flight(&self) -> Option<Decision> {
+        let (slot, n_coming) = self.coming()?;
+        let n_gained = n_coming.saturating_sub(self.reach_now());
+        let costs = self.outlook.costs;
+        let share_ms = costs.copy_ms(n_coming).unwrap_or_default();
+        let is_worth_it = n_gained >= self.block_size() && costs.prefill_ms(n_gained) > share_ms;
+        is_worth_it.then(|| Decision::WaitFor { slot, n_tokens: to_u32(n_coming) })
+    }
+
+    fn options(&self, affine: Offer, victim: Offer) -> Vec<Way> {
+        let mut ways = vec![self.keep(affine)];
+        let targets = if affine.slot == victim.slot { vec![victim] } else { vec![victim, affine] };
+        for target in targets {
+            if target.n_usable > 0 {
+                ways.push(self.keep(target));
+            }
+            ways.extend(self.copy(target));
+            ways.extend(self.import(target));
+            ways.push(self.way(target, Start::Cold, 0.0));
+        }
+        // What the victim loses counts only as far as it is exported; what another slot loses, someone may still want.
+        let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
+        for way in &mut ways {
+            let n_saved = saved.iter().find(|(slot, _)| *slot == way.plan.slot).map_or(0, |(_, n)| *n);
+            self.charge_loss(way, n_saved, if way.plan.slot == victim.slot { 0.0 } else { CUT_END_CHANCE });
+        }
+        ways
+    }
+
+    fn way(&self, target: Offer, start: Start, bring_ms: f64) -> Way {
+        let n_tokens = start.n_tokens() as usize;
+        let rewinds = match start {
+            Start::Cold => true,
+            Start::Keep { .. } => target.n_lost == 0 || self.rewinds(target.slot, n_tokens),
+            Start::Copy { .. } => self.memory.rewinds_anywhere(),
+            Start::Import { .. } => self.memory.stored_state_rewinds(),
+        };
+        let needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
+        let checkpoint = needed.map(|stored| stored.chunk);
+        let rest_ms = self.outlook.costs.prefill_ms(self.wish.prompt.len() - n_tokens);
+        let plan = SlotPlan { slot: target.slot, save: Save::No, start, checkpoint };
+        Way { plan, cost_ms: bring_ms + rest_ms }
+    }
+
+    fn rewinds(&self, slot: SlotId, n_tokens: usize) -> bool {
+        self.memory.rewinds_anywhere() && n_tokens >= self.outlook.table.slot(slot).rewinds_to()
+    }
+
+    /// Returns a plan that uses only as much of what is cached as makes the rest fastest, where state can be cut anywhere.
+    fn rounded(&self, plan: SlotPlan) -> SlotPlan {
+        if self.memory != MemoryKind::Full {
+            return plan;
+        }
+        let n_tokens = self.outlook.costs.best_start(to_u32(self.wish.prompt.len()), plan.start.n_tokens());
+        SlotPlan { start: plan.start.shortened(n_tokens), ..plan }
+    }
+
+    fn keep(&self, offer: Offer) -> Way {
+        let start = match offer.n_usable {
+            0 => Start::Cold,
+            n_tokens => Start::Keep { n_tokens: to_u32(n_tokens) },
+        };
+        self.way(offer, start, 0.0)
+    }
+
+    /// Returns the way that copies from another slot, the one that has the most.
+    fn copy(&self, target: Offer) -> Option<Way> {
+        let others = self.resident.iter().filter(|held| held.slot != target.slot);
+        let sources = others.map(|held| (self.reach_elsewhere(held), held));
+        let (n_tokens, held) = sources.max_by_key(|(n, held)| (*n, std::cmp::Reverse(held.slot)))?;
+        let ms = self.outlook.costs.copy_ms(held.n_held)?;
+        let start = Start::Copy { from: held.slot, n_tokens: to_u32(n_tokens) };
+        (n_tokens > 0).then(|| self.way(target, start, ms))
+    }
+
+    fn import(&self, target: Offer) -> Option<Way> {
+        let n_tokens = self.reach_in_store();
+        let mut way = self.way(target, Start::Import { n_tokens: to_u32(n_tokens) }, 0.0);
+        let costs = self.outlook.costs;
+        for (_, tier, n_bytes) in self.needs(&way.plan) {
+            let read_ms = if tier == Tier::Disk { costs.read_ms(n_bytes) } else { 0.0 };
+            way.cost_ms += costs.import_ms(n_bytes) + read_ms;
+        }
+        (n_tokens > 0).then_some(way)
+    }
+
+    /// Lists what a plan takes from the store: chunk, tier, bytes.
+    fn needs(&self, plan: &SlotPlan) -> Vec<(ChunkId, Tier, u64)> {
+        let n_blocks = match plan.start {
+            Start::Import { n_tokens } => (n_tokens as usize).div_ceil(self.block_size()),
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => 0,
+        };
+        let mut n_before = 0;
+        let mut needs = Vec::new();
+        for piece in &self.found.pieces {
+            if n_before < n_blocks {
+                needs.push((piece.chunk, piece.tier, piece.n_bytes));
+            }
+            n_before += piece.n_blocks;
+        }
+        let laid = self.checkpoints.iter().filter(|stored| Some(stored.chunk) == plan.checkpoint);
+        needs.extend(laid.map(|stored| (stored.chunk, stored.tier, stored.n_bytes)));
+        needs
+    }
+
+    /// Adds what a way destroys to its cost, and says whether to export it first.
+    fn charge_loss(&self, way: &mut Way, n_saved: usize, chance: f64) {
+        let slot = self.outlook.table.slot(way.plan.slot);
+        let tokens = slot.exact_tokens();
+        let n_stays = match way.plan.start {
+            Start::Keep { n_tokens } => n_tokens as usize,
+            Start::Cold | Start::Copy { .. } | Start::Import { .. } => 0,
+        };
+        // Who sends a prompt again, or with more behind it, has no use for the answer that it got.
+        if matches!(way.plan.start, Start::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
+            return;
+        }
+        let n_kept = n_stays.max(n_saved);
+        let worth_ms = self.outlook.costs.prefill_ms(tokens.len().saturating_sub(n_kept));
+        let n_whole = tokens.len() / self.block_size() * self.block_size();
+        let save_ms = self.outlook.costs.export_ms(tokens.len()).filter(|_| n_whole > n_kept);
+        match save_ms {
+            Some(save_ms) if CUT_END_CHANCE * worth_ms > save_ms => {
+                way.plan.save = Save::First;
+                way.cost_ms += save_ms;
+            }
+            _ => way.cost_ms += chance * worth_ms,
+        }
+    }
+
+    /// Returns how many of an idle slot's first tokens need no saving: they are stored, or cannot be.
+    fn n_saved(&self, slot: SlotId) -> usize {
+        let held = self.outlook.table.slot(slot);
+        let (Some(root), tokens) = (held.root(), held.exact_tokens()) else { return 0 };
+        if self.memory == MemoryKind::Recurrent {
+            return tokens.len();
+        }
+        let chain = self.outlook.table.tree().chain(slot);
+        self.outlook.index.find(&Prefix { root: *root, chain, tokens }).n_blocks * self.block_size()
+    }
+
+    fn block_size(&self) -> usize {
+        self.outlook.table.block_size_tokens() as usize
+    }
+}
+
+/// Returns what each slot holds of the prompt, those that hold nothing left out.
 ///
-/// Cost: O(slots x common prefix). Deterministic.
-pub fn plan(table: &SlotTable, wish: &Wish<'_>) -> Option<SlotPlan> {
-    let idle = table.iter().filter(|(_, slot)| !slot.is_busy());
-    let offers: Vec<Offer> = idle.map(|(id, slot)| offer(table, wish, (id, slot))).collect();
-    let affine = offers.iter().copied().min_by_key(|offer| {
-        (u32::MAX - offer.n_usable, offer.n_lost > 0, !offer.is_wanted, offer.last_used, offer.slot)
-    })?;
-    let victim = offers.iter().copied().min_by_key(|offer| {
-        let is_empty = offer.n_usable + offer.n_lost == 0;
-        ((!is_empty).then_some(offer.last_used), !offer.is_wanted, offer.slot)
-    })?;
-    let n_saved = affine.n_usable.saturating_sub(victim.n_usable);
-    let chosen = if affine.n_usable > 0 && n_saved >= affine.n_lost { affine } else { victim };
-    let start = match chosen.n_usable {
-        0 => Start::Cold,
-        n_tokens => Start::KeepPrefix { n_tokens },
-    };
-    Some(SlotPlan { slot: chosen.slot, start })
+/// The tree says which slots share whole blocks; tokens decide how many more, and guard against equal hashes.
+fn resident(table: &SlotTable, wish: &Wish<'_>) -> Vec<Resident> {
+    let with_blocks = table.tree().slots_with(wish.chain);
+    let n_most = with_blocks.iter().map(|(_, n_blocks)| *n_blocks).max().unwrap_or(0);
+    let counts = |id: SlotId| n_most == 0 || with_blocks.iter().any(|(slot, n)| *slot == id && *n + 1 >= n_most);
+    let slots = table.iter().filter(|(id, slot)| slot.lends() && counts(*id));
+    let held = slots.map(|(slot, held)| Resident {
+        slot,
+        n_common: held.n_common(wish.prompt, wish.root),
+        n_held: held.tokens().len(),
+        rewinds_to: held.rewinds_to(),
+    });
+    held.filter(|held| held.n_common > 0).collect()
 }
 
-/// Returns the most tokens of the prompt that any slot, idle or busy, would let a request keep: an estimate of what a
-/// waiting request will find.
-pub fn best_usable(table: &SlotTable, wish: &Wish<'_>) -> u32 {
-    table.iter().map(|(_, slot)| usable(table, wish, slot)).max().unwrap_or(0)
-}
-
-fn usable(table: &SlotTable, wish: &Wish<'_>, slot: &Slot) -> u32 {
-    match wish.reuse {
-        Reuse::Allowed => slot.usable(wish.prompt, wish.root, table.memory()),
-        Reuse::Forbidden => 0,
-    }
-}
-
-fn offer(table: &SlotTable, wish: &Wish<'_>, (id, slot): (SlotId, &Slot)) -> Offer {
-    let n_held = u32::try_from(slot.tokens().len()).expect("a slot holds at most the context's tokens, a u32");
-    let n_usable = usable(table, wish, slot);
-    Offer {
-        slot: id,
-        n_usable,
-        n_lost: n_held - n_usable,
-        last_used: slot.last_used(),
-        is_wanted: wish.wanted == Some(id),
-    }
+fn to_u32(n_tokens: usize) -> u32 {
+    u32::try_from(n_tokens).expect("a prompt is shorter than a context, a u32")
 }
 
 #[cfg(test)]

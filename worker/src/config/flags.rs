@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
@@ -73,26 +74,77 @@ pub struct Flags {
     pub cache_type_v: CacheType,
 
     /// Tokens in a block of the hash chain.
-    #[arg(long, env = "WARMPATH_BLOCK_SIZE", value_name = "TOKENS", default_value_t = 32)]
+    #[arg(long, env = "WARMPATH_BLOCK_SIZE", value_name = "TOKENS", default_value_t = BLOCK_SIZE_TOKENS_DEFAULT)]
     pub block_size: u32,
+
+    /// Memory for KV state beyond the slots; 0 keeps none [default: a quarter of the available memory].
+    #[arg(long, env = "WARMPATH_CACHE_RAM", value_name = "MIB")]
+    pub cache_ram: Option<u64>,
+
+    /// Folder for KV state that outlives the worker; one for each worker.
+    #[arg(long, env = "WARMPATH_CACHE_DISK", value_name = "DIR")]
+    pub cache_disk: Option<PathBuf>,
+
+    /// Most disk space for KV state.
+    #[arg(long, env = "WARMPATH_CACHE_DISK_SIZE", value_name = "MIB", default_value_t = 10240)]
+    pub cache_disk_size: u64,
+
+    /// Seconds that stored KV state stays after its last use, however scarce room is.
+    #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
+    pub cache_min_hold: f64,
+
+    /// Prefixes that are pinned because they are used most.
+    #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 4)]
+    pub cache_pin_top: usize,
+
+    /// Most tokens that idle slots keep in the KV buffer [default: half of its cells where slots share one].
+    #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]
+    pub prefix_cache_max_tokens: Option<u64>,
+
+    /// Distance of partial-state checkpoints in a prompt, for models that cannot be rewound; 0 leaves only its last
+    /// message's start and its end.
+    #[arg(long, env = "WARMPATH_CHECKPOINT_STRIDE", value_name = "TOKENS", default_value_t = 1024)]
+    pub checkpoint_stride: u32,
+
+    /// Shortest run of tokens behind a prompt's divergence whose state is moved to where the prompt has it; 0 moves
+    /// none. Moved state is approximate, and so are the answers that start from it. Without a number 32.
+    #[arg(long, env = "WARMPATH_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
+    #[arg(num_args = 0..=1, default_missing_value = "32")]
+    pub cache_reuse: u32,
+
+    /// Let an answer that fills its context drop its oldest tokens and go on.
+    #[arg(long, env = "WARMPATH_CONTEXT_SHIFT", overrides_with = "no_context_shift")]
+    pub context_shift: bool,
+
+    /// End an answer that fills its context: the default, taken because llama-server has it.
+    #[arg(long, overrides_with = "context_shift")]
+    pub no_context_shift: bool,
 
     /// Compute every prompt as a whole.
     #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]
     pub disable_prefix_cache: bool,
 
-    /// Flash attention (-fa); auto is off on a CPU, where it slows short suffixes behind a cached prefix.
+    /// Flash attention (-fa); auto is what a self-test at start-up finds to be faster.
     #[arg(long, env = "WARMPATH_FLASH_ATTN", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub flash_attn: Switch,
 
-    /// One KV buffer for all slots (-kvu); auto is off on a CPU, where every step pays for idle slots in one buffer.
+    /// One KV buffer for all slots (-kvu); auto is what a self-test at start-up finds to be faster.
     #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub kv_unified: Switch,
 
+    /// Folder that keeps the self-test's result for the next start. The default is warmpath in the user's cache folder.
+    #[arg(long, env = "WARMPATH_SELF_TEST_CACHE", value_name = "DIR")]
+    pub self_test_cache: Option<PathBuf>,
+
     /// File with a chat template that replaces the model's.
     #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
+
+    /// Folder into which clients may save the state of slots; without it they may not.
+    #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
+    pub slot_save_path: Option<PathBuf>,
 
     /// Requests that may wait for a slot; one more is refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]

@@ -3,8 +3,14 @@
 //! Not here: command-line flags (`crate::config`), the loading itself (`llama`).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use warmpath_common::block_hash::block_hash;
 use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_worker_core::prefix_tree::BlockHasher;
+
+use super::SelfTestReport;
+use crate::store::StoreError;
 
 /// Is the largest context that a slot gets when the size is not given.
 ///
@@ -15,7 +21,7 @@ pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
 pub const SLOTS_MAX: u16 = 256;
 
 /// Says how to load the model and how large everything is.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Names the GGUF file.
     pub model: PathBuf,
@@ -42,12 +48,100 @@ pub struct EngineConfig {
     pub flash_attn: Switch,
     /// Says whether the slots share one KV buffer.
     pub kv_unified: Switch,
+    /// Says how what is left open of these two is settled.
+    pub self_test: SelfTest,
     /// Is the most requests that wait for a slot.
     pub queue_max: usize,
     /// Is the tokens of a block in summaries.
     pub block_size_tokens: u32,
     /// Says whether KV state is kept for later requests at all.
     pub prefix_cache: PrefixCache,
+    /// Says what is stored of it beyond the slots.
+    pub store: StoreConfig,
+    /// Is the most tokens that idle slots keep in the KV buffer; absent means half of its cells where slots share one.
+    pub prefix_tokens_max: Option<u64>,
+    /// Is the distance of partial-state checkpoints in a prompt, where the model needs them; 0 for none but the usual places.
+    pub checkpoint_stride_tokens: u32,
+    /// Says when state is given other positions.
+    pub shifts: ShiftConfig,
+    /// Hashes blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
+    pub block_hasher: BlockHasher,
+}
+
+/// Says what KV state is stored beyond the slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Is the most bytes in memory; 0 for no store at all.
+    pub ram_bytes: u64,
+    /// Is the tier behind it, if there is one.
+    pub disk: Option<DiskConfig>,
+    /// Is how long stored state stays after its last use.
+    pub min_hold: Duration,
+    /// Is the number of prefixes that are pinned because they are used most.
+    pub pin_top: usize,
+}
+
+/// Says when state is given other positions, which makes it approximate: docs/decisions/0012-shifts.md.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShiftConfig {
+    /// Is the shortest run of tokens that is moved to where a prompt has it, where the request does not say; 0 for none.
+    pub cache_reuse_tokens: u32,
+    /// Says what happens when an answer fills its context.
+    pub at_context_end: AtContextEnd,
+}
+
+/// Says what happens when an answer fills its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtContextEnd {
+    /// It ends.
+    #[default]
+    Stop,
+    /// Its oldest tokens are dropped and it goes on.
+    Shift,
+}
+
+/// Says why a model's state cannot be given other positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShiftObstacle {
+    /// The model does not attend to everything alike.
+    #[error("only full attention can be shifted, and this model's memory is {}", memory_words(*memory))]
+    Memory {
+        /// Is the model's memory.
+        memory: MemoryKind,
+    },
+    /// The model's positions are not ones that llama.cpp can change afterwards.
+    #[error("llama.cpp cannot shift the positions of this model")]
+    Positions,
+    /// Shifting would round every slot's keys again.
+    #[error("keys can be shifted only in the cache types f32 and f16")]
+    Keys,
+    /// Shifting would scale every slot's keys again.
+    #[error("keys whose rotation is scaled, as with YaRN, cannot be shifted")]
+    Scaling,
+}
+
+fn memory_words(memory: MemoryKind) -> &'static str {
+    match memory {
+        MemoryKind::Full => "full attention",
+        MemoryKind::Sliding => "a sliding window",
+        MemoryKind::Recurrent => "recurrent",
+        MemoryKind::Hybrid => "hybrid",
+    }
+}
+
+/// Is where and how much state is stored on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Names the folder.
+    pub dir: PathBuf,
+    /// Is the most bytes.
+    pub bytes: u64,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10), pin_top: 4 }
+    }
 }
 
 impl Default for EngineConfig {
@@ -65,22 +159,28 @@ impl Default for EngineConfig {
             cache_type_v: CacheType::F16,
             flash_attn: Switch::Auto,
             kv_unified: Switch::Auto,
+            self_test: SelfTest::default(),
             queue_max: 256,
             block_size_tokens: warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT,
             prefix_cache: PrefixCache::Enabled,
+            store: StoreConfig::default(),
+            prefix_tokens_max: None,
+            checkpoint_stride_tokens: 1024,
+            shifts: ShiftConfig::default(),
+            block_hasher: block_hash,
         }
     }
 }
 
 impl EngineConfig {
-    /// Returns whether flash attention is used: `Auto` is on where there is a GPU or the values are quantized.
+    /// Returns whether flash attention is used, unless measured: `Auto` is on where there is a GPU or the values are quantized.
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix behind a cached prefix is several times slower with it.
     pub fn flash_attn_settled(&self) -> bool {
         self.flash_attn.choice().unwrap_or(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
     }
 
-    /// Returns whether the KV buffer is unified: `Auto` is on where there is a GPU.
+    /// Returns whether the KV buffer is unified, unless measured: `Auto` is on where there is a GPU.
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
     pub fn kv_unified_settled(&self) -> bool {
@@ -133,6 +233,19 @@ impl Switch {
     }
 }
 
+/// Says how [`Switch::Auto`] is settled.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum SelfTest {
+    /// By rule, without measuring.
+    #[default]
+    Skip,
+    /// By measuring at start-up.
+    Run {
+        /// Names the folder that keeps the result for the next start, if it is to be kept.
+        cache: Option<PathBuf>,
+    },
+}
+
 /// Says whether KV state outlives its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefixCache {
@@ -178,6 +291,8 @@ pub struct EngineFacts {
     pub n_vocab: u32,
     /// Is the context that the model was trained on.
     pub n_ctx_train: u32,
+    /// Names the model file.
+    pub model_fingerprint: Fingerprint,
     /// Names the layout of the KV state.
     pub kv_fingerprint: Fingerprint,
     /// Says whether flash attention is used.
@@ -194,6 +309,10 @@ pub struct EngineFacts {
     pub n_params: u64,
     /// Is the size of the model's tensors.
     pub model_bytes: u64,
+    /// Says why state cannot be given other positions; absent where it can.
+    pub shift_obstacle: Option<ShiftObstacle>,
+    /// Is what the self-test found at start-up, if there was one.
+    pub self_test: Option<SelfTestReport>,
 }
 
 /// Is why the engine could not start.
@@ -231,6 +350,9 @@ pub enum StartError {
         /// Says why.
         reason: String,
     },
+    /// The folder for stored state cannot be used.
+    #[error("cannot store state on disk")]
+    Store(#[source] StoreError),
     /// The engine thread could not be started or ended while it loaded.
     #[error("the engine thread ended while it started: {reason}")]
     Thread {

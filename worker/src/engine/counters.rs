@@ -4,6 +4,9 @@
 //! The idea: the engine thread is the only writer, anyone reads; no value depends on another, so relaxed atomics do.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::messages::CachedTokens;
 
 /// Is the engine's counters, written by its thread alone.
 #[derive(Debug, Default)]
@@ -17,6 +20,20 @@ pub(super) struct Counters {
     pub decode_failures: AtomicU64,
     pub finished: AtomicU64,
     pub cancelled: AtomicU64,
+    pub cached_ram_tokens: AtomicU64,
+    pub cached_disk_tokens: AtomicU64,
+    pub prefix_waits: AtomicU64,
+    pub failed_starts: AtomicU64,
+    pub restores: AtomicU64,
+    pub restore_us: AtomicU64,
+    pub saves: AtomicU64,
+    pub save_us: AtomicU64,
+    pub saved_tokens: AtomicU64,
+    pub checkpoints_made: AtomicU64,
+    pub checkpoint_uses: AtomicU64,
+    pub moved_out: AtomicU64,
+    pub shifted_tokens: AtomicU64,
+    pub context_shifts: AtomicU64,
     pub failed: AtomicU64,
     pub busy_slots: AtomicU64,
     pub queued: AtomicU64,
@@ -46,6 +63,34 @@ pub struct CounterValues {
     pub cancelled: u64,
     /// Counts the requests that failed.
     pub failed: u64,
+    /// Counts those of them that came from the store in memory.
+    pub cached_ram_tokens: u64,
+    /// Counts those of them that came from the store on disk.
+    pub cached_disk_tokens: u64,
+    /// Counts the requests that waited for a prefix that another was computing.
+    pub prefix_waits: u64,
+    /// Counts the requests whose planned start could not be reached.
+    pub failed_starts: u64,
+    /// Counts the starts whose state was moved into the slot.
+    pub restores: u64,
+    /// Is the time that took. Units: microseconds.
+    pub restore_us: u64,
+    /// Counts the exports into the store.
+    pub saves: u64,
+    /// Is the time that took. Units: microseconds.
+    pub save_us: u64,
+    /// Counts the tokens whose state was stored.
+    pub saved_tokens: u64,
+    /// Counts the partial-state checkpoints made.
+    pub checkpoints_made: u64,
+    /// Counts the starts from one.
+    pub checkpoint_uses: u64,
+    /// Counts the idle slots whose state left the buffer.
+    pub moved_out: u64,
+    /// Counts the prompt tokens whose state was moved within a slot.
+    pub shifted_tokens: u64,
+    /// Counts the times that a full context was shifted.
+    pub context_shifts: u64,
     /// Is the slots that run a sequence.
     pub busy_slots: u64,
     /// Is the requests that wait for a slot.
@@ -55,6 +100,28 @@ pub struct CounterValues {
 }
 
 impl Counters {
+    /// Counts a request that got a slot.
+    pub(super) fn admit(&self, n_prompt: u64, cached: CachedTokens) {
+        self.prompt_tokens.fetch_add(n_prompt, Relaxed);
+        self.cached_tokens.fetch_add(u64::from(cached.total()), Relaxed);
+        self.cached_ram_tokens.fetch_add(u64::from(cached.ram), Relaxed);
+        self.cached_disk_tokens.fetch_add(u64::from(cached.disk), Relaxed);
+        self.shifted_tokens.fetch_add(u64::from(cached.shifted), Relaxed);
+    }
+
+    /// Counts a start whose state was moved into the slot.
+    pub(super) fn restored(&self, took: Duration) {
+        self.restores.fetch_add(1, Relaxed);
+        self.restore_us.fetch_add(to_us(took), Relaxed);
+    }
+
+    /// Counts an export into the store.
+    pub(super) fn saved(&self, n_tokens: u32, took: Duration) {
+        self.saves.fetch_add(1, Relaxed);
+        self.save_us.fetch_add(to_us(took), Relaxed);
+        self.saved_tokens.fetch_add(u64::from(n_tokens), Relaxed);
+    }
+
     pub(super) fn values(&self) -> CounterValues {
         CounterValues {
             steps: self.steps.load(Relaxed),
@@ -67,9 +134,27 @@ impl Counters {
             finished: self.finished.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),
             failed: self.failed.load(Relaxed),
+            cached_ram_tokens: self.cached_ram_tokens.load(Relaxed),
+            cached_disk_tokens: self.cached_disk_tokens.load(Relaxed),
+            prefix_waits: self.prefix_waits.load(Relaxed),
+            failed_starts: self.failed_starts.load(Relaxed),
+            restores: self.restores.load(Relaxed),
+            restore_us: self.restore_us.load(Relaxed),
+            saves: self.saves.load(Relaxed),
+            save_us: self.save_us.load(Relaxed),
+            saved_tokens: self.saved_tokens.load(Relaxed),
+            checkpoints_made: self.checkpoints_made.load(Relaxed),
+            checkpoint_uses: self.checkpoint_uses.load(Relaxed),
+            moved_out: self.moved_out.load(Relaxed),
+            shifted_tokens: self.shifted_tokens.load(Relaxed),
+            context_shifts: self.context_shifts.load(Relaxed),
             busy_slots: self.busy_slots.load(Relaxed),
             queued: self.queued.load(Relaxed),
             held_tokens: self.held_tokens.load(Relaxed),
         }
     }
+}
+
+fn to_us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
 //! The engine as everyone else sees it: submit, look, drain.
 //!
-//! Not here: what happens to a submission (`thread`).
+//! Not here: what happens to a submission (`thread`), looking at the cache and changing it (`inspect`).
 //! The idea: what costs time but needs no turn on the engine thread, such as parsing a grammar or hashing a prompt, is
 //! done by the caller here. The number of submissions in the engine is bounded by places, one per slot and per queue
 //! position; a place is freed when its submission leaves, however it leaves.
@@ -14,26 +14,31 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
-use warmpath_common::block_hash::{BlockHash, block_chain};
+use warmpath_common::block_hash::BlockHash;
+use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 
 use super::config::EngineFacts;
 use super::counters::{CounterValues, Counters};
+use super::inspect::{Asked, CacheTotals};
 use super::messages::{EngineError, SlotView, Submission};
 use super::sampler::TokenSampler;
 
 /// Reaches the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// Is what the handles and the thread share.
 pub(super) struct Shared {
     pub facts: EngineFacts,
     pub queue_max: usize,
+    pub block_hasher: BlockHasher,
     pub model: Arc<LlamaModel>,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
+    /// Counts the inquiries that wait.
+    pub inquiries: Arc<Places>,
     pub view: Arc<View>,
     pub stopped: watch::Receiver<()>,
     /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
@@ -45,12 +50,14 @@ pub(super) struct Shared {
 pub(super) struct View {
     pub counters: Counters,
     pub slots: ArcSwap<Vec<SlotView>>,
+    pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
 }
 
 /// Asks the engine thread for something.
 pub(super) enum Command {
     Submit(Box<Admission>),
+    Inquire(Box<Asked>),
     Drain { deadline: Instant },
 }
 
@@ -63,7 +70,7 @@ pub(super) struct Admission {
     pub place: Place,
 }
 
-/// Counts the submissions in the engine against their limit.
+/// Counts the submissions or inquiries in the engine against their limit.
 pub(super) struct Places {
     n_taken: AtomicUsize,
     n_max: usize,
@@ -74,14 +81,14 @@ impl Places {
         Self { n_taken: AtomicUsize::new(0), n_max }
     }
 
-    fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
         let one_more = |n| (n < self.n_max).then_some(n + 1);
         self.n_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
         Some(Place(Arc::clone(self)))
     }
 }
 
-/// Is one submission's place in the engine, free again once it is dropped.
+/// Is one submission's or inquiry's place in the engine, free again once it is dropped.
 pub(super) struct Place(Arc<Places>);
 
 impl Drop for Place {
@@ -99,17 +106,21 @@ impl EngineHandle {
     ///
     /// Cost: it never waits for the engine, but builds the sampler: microseconds, milliseconds with a grammar, and a
     /// walk over the whole vocabulary with DRY.
-    /// Errors: `InvalidPrompt`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
+    /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let shared = &self.shared;
         if shared.view.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
         }
         self.check_prompt(&submission.prompt)?;
+        if let (Some(1..), Some(obstacle)) = (submission.shifts.cache_reuse_tokens, shared.facts.shift_obstacle) {
+            return Err(EngineError::Shift(obstacle));
+        }
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
         let sampler = TokenSampler::build(&shared.model, &submission, shared.facts.context_tokens)?;
-        let chain = block_chain(&submission.chain_root, &submission.prompt, shared.facts.block_size_tokens);
+        let sequence = (&submission.chain_root, submission.prompt.as_slice());
+        let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
         let admission = Box::new(Admission { submission, sampler, chain, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
@@ -139,7 +150,7 @@ impl EngineHandle {
         self.shared.view.draining.store(true, Ordering::Release);
         let drain = Command::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
-        // The queue has room for every place and one drain more; a thread that has ended has nothing left to drain.
+        // The queue has room for every place and every inquiry and one drain more; a thread that has ended has nothing left to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
         self.stopped().await;
         let thread = self.shared.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();

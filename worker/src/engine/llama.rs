@@ -2,6 +2,12 @@
 //!
 //! Not here: which tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
 
+mod shift;
+mod state;
+
+pub(super) use shift::obstacle as shift_obstacle;
+pub(super) use state::StateError;
+
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -15,7 +21,8 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::{Fingerprint, MemoryKind};
 
-use super::config::{CacheType, EngineConfig, EngineFacts, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, StartError};
+use super::SelfTestReport;
+use super::config::{CacheType, EngineConfig, EngineFacts, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, StartError};
 
 /// Is told the loaded share of a model and says whether to go on.
 pub(super) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
@@ -38,14 +45,19 @@ pub(super) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     Ok(model)
 }
 
-/// Makes the context of `model`.
-///
-/// Errors: `Context` where llama.cpp refuses, as when memory runs out.
-pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
+/// Is the cells of a shared buffer beyond those of the slots, so that a chunk can come in while every slot is full.
+const SPARE_CELLS: u32 = 256;
+
+/// Makes the context of `model`, with `spare` sequences beyond those of the slots.
+fn context<'m>(model: &'m LlamaModel, config: &EngineConfig, spare: Spare) -> Result<LlamaContext<'m>, StartError> {
     let per_slot = model.n_ctx_train().clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
     let n_ctx = match config.context_tokens_total {
         0 => per_slot.saturating_mul(u32::from(config.n_slots)),
         given => given,
+    };
+    let (spare_sequences, spare_cells) = match spare {
+        Spare::One => (1, SPARE_CELLS),
+        Spare::None => (0, 0),
     };
     let threads = match config.threads {
         0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
@@ -57,8 +69,8 @@ pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Resul
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
     let params = LlamaContextParams::default()
-        .with_n_ctx(NonZeroU32::new(n_ctx))
-        .with_n_seq_max(u32::from(config.n_slots))
+        .with_n_ctx(NonZeroU32::new(n_ctx.saturating_add(spare_cells)))
+        .with_n_seq_max(u32::from(config.n_slots) + spare_sequences)
         .with_n_batch(config.batch_tokens)
         .with_n_ubatch(config.ubatch_tokens)
         .with_n_threads(threads)
@@ -79,6 +91,17 @@ pub(super) fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Resul
     })
 }
 
+/// Is what was found out about a model besides what llama.cpp says.
+#[derive(Debug, Clone)]
+pub(super) struct Probed {
+    /// Says how far a slot can be rewound.
+    pub(super) memory: MemoryKind,
+    /// Names the model file.
+    pub(super) model_fingerprint: Fingerprint,
+    /// Is what the self-test found, if there was one.
+    pub(super) self_test: Option<SelfTestReport>,
+}
+
 /// Says whether a token's logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Logits {
@@ -88,16 +111,50 @@ pub(super) enum Logits {
     Unwanted,
 }
 
+/// Says whether there is a sequence that no slot has, through which ranges of a shared buffer are exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spare {
+    One,
+    None,
+}
+
 /// Runs batches on one context; sequence ids are slot ids.
 pub(super) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
+    n_slots: u16,
+    kv_unified: bool,
+    spare: Spare,
+    /// Is the tokens that a sliding window lets a token see; 0 where there is none.
+    window_tokens: u32,
+    /// Says whether a part of the state is recurrent, which cannot be cut.
+    has_recurrent: bool,
+    /// Is how many of each slot's first tokens may be in cells that another slot shares, spare sequence included.
+    n_shared: Vec<u32>,
+    /// Is what exports are written to: pages that were touched before are several times faster than new ones.
+    scratch: Vec<u8>,
 }
 
 impl<'m> Llama<'m> {
-    pub(super) fn new(context: LlamaContext<'m>) -> Self {
+    /// Makes the context of `model`.
+    ///
+    /// Errors: `Context` where llama.cpp refuses, as when memory runs out.
+    pub(super) fn open(model: &'m LlamaModel, config: &EngineConfig) -> Result<Self, StartError> {
+        let kv_unified = config.kv_unified_settled();
+        let spare = if kv_unified && config.n_slots < SLOTS_MAX { Spare::One } else { Spare::None };
+        let context = context(model, config, spare)?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
-        Self { context, batch }
+        Ok(Self {
+            context,
+            batch,
+            n_slots: config.n_slots,
+            kv_unified,
+            spare,
+            window_tokens: window_tokens(model),
+            has_recurrent: model.is_recurrent() || model.is_hybrid(),
+            n_shared: vec![0; usize::from(config.n_slots) + 1],
+            scratch: Vec::new(),
+        })
     }
 
     /// Returns how far sequences can be rewound, trying it with two tokens; this also warms the model up.
@@ -120,9 +177,14 @@ impl<'m> Llama<'m> {
         Ok(match (rewinds, model.is_hybrid(), model.is_recurrent()) {
             (_, true, _) => MemoryKind::Hybrid,
             (false, ..) | (_, _, true) => MemoryKind::Recurrent,
-            (true, ..) if slides(model) => MemoryKind::Sliding,
+            (true, ..) if self.window_tokens > 0 => MemoryKind::Sliding,
             (true, ..) => MemoryKind::Full,
         })
+    }
+
+    /// Returns 1 where all slots share one buffer, else how many buffers there are.
+    pub(super) fn n_streams(&self) -> u32 {
+        if self.kv_unified { 1 } else { u32::from(self.n_slots) }
     }
 
     /// Returns the most tokens of a batch and of a micro-batch.
@@ -135,14 +197,31 @@ impl<'m> Llama<'m> {
     /// After `false` the state of the sequence is undefined; [`Self::clear`] it.
     pub(super) fn rewind(&mut self, slot: SlotId, n_keep: u32) -> bool {
         let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_keep), None);
-        // In a unified buffer a sliding window's oldest cells may have been given to others.
-        cut.is_ok_and(|cut| cut) && self.context.kv_cache_seq_pos_min(i32::from(slot.0)) == 0
+        let n_shared = &mut self.n_shared[usize::from(slot.0)];
+        *n_shared = n_keep.min(*n_shared);
+        cut.is_ok_and(|cut| cut) && self.resumes(slot, n_keep)
+    }
+
+    /// Returns whether a slot that was cut back to `n_keep` tokens has what the next token sees.
+    ///
+    /// A sliding window's oldest cells may have been given to others, or were not imported.
+    fn resumes(&self, slot: SlotId, n_keep: u32) -> bool {
+        let first = self.context.kv_cache_seq_pos_min(i32::from(slot.0));
+        let needed = if self.window_tokens == 0 { 0 } else { n_keep.saturating_sub(self.window_tokens) };
+        self.has_recurrent || u32::try_from(first).is_ok_and(|first| first <= needed)
+    }
+
+    /// Returns the fewest tokens that a slot can be cut back to: more than 0 where a sliding window's oldest cells are gone.
+    pub(super) fn rewinds_to(&self, slot: SlotId) -> u32 {
+        let first = u32::try_from(self.context.kv_cache_seq_pos_min(i32::from(slot.0))).unwrap_or(0);
+        if first == 0 || self.has_recurrent { 0 } else { first + self.window_tokens }
     }
 
     /// Forgets a slot's sequence; this cannot fail.
     pub(super) fn clear(&mut self, slot: SlotId) {
         let cleared = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), None, None);
         debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+        self.n_shared[usize::from(slot.0)] = 0;
     }
 
     /// Returns the last position of a slot's sequence, for checks; `None` where it has no state.
@@ -176,16 +255,18 @@ impl<'m> Llama<'m> {
     }
 
     /// Returns what the loaded model and context turned out to be.
-    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, memory: MemoryKind) -> EngineFacts {
-        let per_slot = self.context.n_ctx() / u32::from(config.n_slots);
+    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
+        let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
+        let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
         let n_ctx_train = model.n_ctx_train();
         EngineFacts {
             // In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
             context_tokens: if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) },
             n_slots: config.n_slots,
-            memory,
+            memory: probed.memory,
             n_vocab: model.n_vocab().unsigned_abs(),
             n_ctx_train,
+            model_fingerprint: probed.model_fingerprint,
             kv_fingerprint: kv_fingerprint(model, config),
             flash_attn: config.flash_attn_settled(),
             kv_unified: config.kv_unified_settled(),
@@ -194,6 +275,8 @@ impl<'m> Llama<'m> {
             description: description(model, &config.model),
             n_params: model.n_params(),
             model_bytes: model.size(),
+            shift_obstacle: shift_obstacle(model, (probed.memory, config.cache_type_k)),
+            self_test: probed.self_test,
         }
     }
 }
@@ -218,10 +301,11 @@ fn kv_fingerprint(model: &LlamaModel, config: &EngineConfig) -> Fingerprint {
     Fingerprint(blake3::derive_key("warmpath 2026 kv layout v1", layout.as_bytes()))
 }
 
-fn slides(model: &LlamaModel) -> bool {
+/// Returns the size of the model's sliding window; 0 where it has none.
+fn window_tokens(model: &LlamaModel) -> u32 {
     let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
     let window = model.meta_val_str(&format!("{architecture}.attention.sliding_window"));
-    window.is_ok_and(|window| window != "0")
+    window.ok().and_then(|window| window.parse().ok()).unwrap_or(0)
 }
 
 fn description(model: &LlamaModel, path: &Path) -> String {

@@ -2,11 +2,15 @@
 //!
 //! Not here: how a submission is run (`thread`), where events go (the HTTP side).
 
+use std::ops::AddAssign;
+
 use serde::Serialize;
 use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::summary::{Change, Load};
+
+use super::config::ShiftObstacle;
 
 /// Asks the engine for one answer to one prompt.
 #[derive(Debug)]
@@ -21,10 +25,27 @@ pub struct Submission {
     pub generation: Generation,
     /// Says whether KV state may be reused for this request and left behind by it.
     pub cache_prompt: bool,
+    /// Says what may be shifted for this request.
+    pub shifts: ShiftWish,
     /// Names the slot that the sender would like; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
+    /// Is where the prompt's last message starts, if that is known: a place to resume from.
+    pub last_message_token: Option<u32>,
+    /// Is how much it matters to keep what the request leaves behind; larger is more, 0 is usual.
+    pub priority: i32,
     /// Takes the events; once its receiver is dropped the engine frees the slot within one step.
     pub events: mpsc::UnboundedSender<Event>,
+}
+
+/// Says what of a request's state may be given other positions; llama-server's fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShiftWish {
+    /// Is the shortest run of tokens that is moved to where the prompt has it; 0 for none, absent for the engine's own.
+    pub cache_reuse_tokens: Option<u32>,
+    /// Is the first tokens that stay when the context shifts.
+    pub n_keep: u32,
+    /// Is the tokens that go then; absent for half of those that may.
+    pub n_discard: Option<u32>,
 }
 
 /// Says how tokens are chosen and when an answer ends.
@@ -150,8 +171,15 @@ pub enum Event {
 pub struct Started {
     /// Names the slot.
     pub slot: SlotId,
-    /// Is the number of prompt tokens that were reused.
-    pub cached_tokens: u32,
+    /// Says where the prompt tokens came from that were reused.
+    pub cached: CachedTokens,
+}
+
+impl Started {
+    /// Returns the number of prompt tokens that were reused.
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached.total()
+    }
 }
 
 /// Says how an answer ended and what it took.
@@ -161,6 +189,8 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Is the stop text that ended it, if one did.
     pub stopping_word: Option<String>,
+    /// Says that the context was full: the answer ended there, or its oldest tokens were dropped.
+    pub truncated: bool,
     /// Is the number of tokens generated, an end-of-generation token counted.
     pub completion_tokens: u32,
     /// Is the time from the slot's start to the first token. Units: milliseconds.
@@ -204,6 +234,9 @@ pub enum EngineError {
         /// Says what was refused, fit for the client.
         reason: String,
     },
+    /// The request wants state shifted that cannot be.
+    #[error(transparent)]
+    Shift(ShiftObstacle),
     /// llama.cpp failed to decode a batch that held this sequence.
     #[error("the model failed to decode: {reason}")]
     Decode {
@@ -224,6 +257,40 @@ pub struct EngineUpdate {
     pub load: Load,
 }
 
+/// Says where the prompt tokens came from that were not computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct CachedTokens {
+    /// Counts those that some slot held.
+    pub resident: u32,
+    /// Counts those that came from the store in memory.
+    pub ram: u32,
+    /// Counts those that came from the store on disk.
+    pub disk: u32,
+    /// Counts those that a slot held elsewhere in its text: their state is approximate.
+    pub shifted: u32,
+}
+
+impl CachedTokens {
+    /// Returns those whose state is what computing them gives.
+    pub fn exact(self) -> u32 {
+        self.resident + self.ram + self.disk
+    }
+
+    /// Returns all of them.
+    pub fn total(self) -> u32 {
+        self.exact() + self.shifted
+    }
+}
+
+impl AddAssign for CachedTokens {
+    fn add_assign(&mut self, other: Self) {
+        self.resident += other.resident;
+        self.ram += other.ram;
+        self.disk += other.disk;
+        self.shifted += other.shifted;
+    }
+}
+
 /// Shows one slot, for `/slots`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotView {
@@ -233,6 +300,8 @@ pub struct SlotView {
     pub request_id: Option<RequestId>,
     /// Is the tokens whose KV state the slot holds, prompt and answer.
     pub held_tokens: u32,
+    /// Counts the first of them that later requests may start from: all of them, unless some were shifted.
+    pub exact_tokens: u32,
     /// Is the tokens of the running prompt.
     pub prompt_tokens: u32,
     /// Is how many of those were reused.

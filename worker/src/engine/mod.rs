@@ -4,26 +4,39 @@
 //! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
 //! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
 
+mod admit;
+mod cache;
 mod config;
 mod counters;
 mod grammar;
 mod handle;
+mod inspect;
+mod keep;
+pub mod kv_codec;
 mod llama;
 mod messages;
 mod report;
 mod sampler;
+mod self_test;
 mod sequence;
+mod setup;
+mod shifts;
 mod step;
 mod thread;
 
 pub use config::{
-    CacheType, EngineConfig, EngineFacts, PrefixCache, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, StartError, Switch,
+    AtContextEnd, CacheType, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CONTEXT_TOKENS_DEFAULT_MAX,
+    SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use counters::CounterValues;
 pub use handle::EngineHandle;
+pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState};
 pub use messages::{
-    EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, Sampling, SlotView, Started, Submission,
+    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, Sampling, ShiftWish, SlotView,
+    Started, Submission,
 };
+
+pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 
 use tokio::sync::mpsc;
 

@@ -19,11 +19,15 @@ pub(super) struct Sequence {
     pub(super) sampler: TokenSampler,
     pub(super) n_cached: u32,
     pub(super) n_generated: u32,
+    /// Says that the context was full.
+    pub(super) truncated: bool,
     /// Orders the sequences by when they got their slot.
     pub(super) order: u64,
     output: Output,
     /// Is the token that was chosen last, whose KV state is not there yet.
     chosen: Option<Token>,
+    /// Lists after how many tokens the partial state is kept, ascending, those behind it left out.
+    checkpoints: Vec<u32>,
     times: Times,
     _place: Place,
 }
@@ -49,8 +53,39 @@ impl Sequence {
         let _ = submission.events.send(Event::Started(started));
         let output = Output::new(std::mem::take(&mut submission.generation.stop));
         let times = Times { started: Instant::now(), first_token: None, last_token: None };
-        let n_cached = started.cached_tokens;
-        Self { submission, sampler, n_cached, n_generated: 0, order, output, chosen: None, times, _place: place }
+        let n_cached = started.cached_tokens();
+        let checkpoints = Vec::new();
+        Self {
+            submission,
+            sampler,
+            n_cached,
+            n_generated: 0,
+            truncated: false,
+            order,
+            output,
+            chosen: None,
+            checkpoints,
+            times,
+            _place: place,
+        }
+    }
+
+    /// Says after how many tokens of the prompt the partial state is to be kept.
+    pub(super) fn with_checkpoints(self, checkpoints: Vec<u32>) -> Self {
+        Self { checkpoints, ..self }
+    }
+
+    /// Asks for the partial state after so many tokens of the prompt, on behalf of a sequence that waits for it.
+    pub(super) fn want_checkpoint(&mut self, n_tokens: u32) {
+        if let Err(idx) = self.checkpoints.binary_search(&n_tokens) {
+            self.checkpoints.insert(idx, n_tokens);
+        }
+    }
+
+    /// Returns whether the partial state is to be kept now, once for each place.
+    pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
+        let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
+        self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
     }
 
     /// Returns whether the client has gone.
@@ -58,9 +93,16 @@ impl Sequence {
         self.submission.events.is_closed()
     }
 
-    /// Returns what comes next, given how many of the sequence's tokens have their KV state.
+    /// Returns what comes next, given how many of the sequence's tokens have their KV state: a prompt is computed up to the
+    /// next checkpoint at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
-        match self.n_prompt().saturating_sub(n_held) {
+        // A sequence that generates may hold fewer tokens than its prompt had, once its context was shifted.
+        if self.chosen.is_some() {
+            return Work::Decode;
+        }
+        let until =
+            self.checkpoints.iter().copied().find(|stop| *stop > n_held).unwrap_or(u32::MAX).min(self.n_prompt());
+        match until.saturating_sub(n_held) {
             0 => Work::Decode,
             n_tokens => Work::Prefill { n_tokens },
         }
@@ -77,7 +119,8 @@ impl Sequence {
 
     /// Returns whether the last of the next tokens decides the one behind it.
     pub(super) fn logits(&self, n_held_after: u32) -> Logits {
-        let decides = n_held_after >= self.n_prompt() && self.submission.generation.max_tokens != Some(0);
+        let is_behind_prompt = self.chosen.is_some() || n_held_after >= self.n_prompt();
+        let decides = is_behind_prompt && self.submission.generation.max_tokens != Some(0);
         if decides { Logits::Wanted } else { Logits::Unwanted }
     }
 
@@ -97,6 +140,7 @@ impl Sequence {
         self.chosen = Some(chosen.token);
         let mut text = self.output.push(&chosen.piece);
         let reason = self.end(&chosen, room_tokens);
+        self.truncated |= room_tokens == 0;
         if reason.is_some() {
             text.push_str(&self.output.finish());
         }
@@ -112,6 +156,7 @@ impl Sequence {
         let finished = Finished {
             reason,
             stopping_word: self.output.stop_text().map(str::to_owned),
+            truncated: self.truncated,
             completion_tokens: self.n_generated,
             prompt_ms: ms(self.times.started, prompt_end),
             predicted_ms: ms(prompt_end, self.times.last_token.unwrap_or(prompt_end)),
@@ -130,6 +175,11 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Returns how many of the prompt's tokens have no KV state yet.
+    pub(super) fn n_prompt_left(&self, n_held: u32) -> u32 {
+        if self.chosen.is_some() { 0 } else { self.n_prompt().saturating_sub(n_held) }
     }
 
     fn n_prompt(&self) -> u32 {

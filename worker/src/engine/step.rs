@@ -4,7 +4,7 @@
 //! The idea: the slot table says which tokens' KV state is where; this keeps it true. Whatever happens to a sequence, its
 //! slot is released exactly once, and KV state that cannot be trusted is cleared before anything else uses the slot.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -16,14 +16,17 @@ use tracing::{error, warn};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::Load;
 use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
+use warmpath_worker_core::checkpoints::CheckpointRule;
 use warmpath_worker_core::rates::Averages;
-use warmpath_worker_core::slot_plan::{self, Reuse, SlotPlan, Start, Wish};
-use warmpath_worker_core::slot_table::{Acquire, AfterUse, SlotTable};
+use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 
-use super::config::PrefixCache;
-use super::handle::{Admission, View};
+use super::admit::Waiting;
+use super::cache::Cache;
+use super::config::{PrefixCache, ShiftConfig};
+use super::handle::View;
+use super::inspect::PinNames;
 use super::llama::{Llama, Logits};
-use super::messages::{EngineError, Event, FinishReason, SlotView, Started};
+use super::messages::{EngineError, Event, FinishReason, SlotView};
 use super::report::Report;
 use super::sequence::{Chosen, Sequence};
 
@@ -35,6 +38,9 @@ pub(super) struct Stepper<'m> {
     pub(super) room: Room,
     pub(super) context_tokens: u32,
     pub(super) prefix_cache: PrefixCache,
+    pub(super) shifts: ShiftConfig,
+    /// Is the longest answer to a request that sets no limit, where an answer may outgrow its context.
+    pub(super) unasked_tokens_max: u32,
     pub(super) report: Report,
     pub(super) view: Arc<View>,
     pub(super) waiting: VecDeque<Waiting>,
@@ -42,13 +48,19 @@ pub(super) struct Stepper<'m> {
     pub(super) running: Vec<Option<Sequence>>,
     pub(super) averages: Averages,
     pub(super) n_started: u64,
-}
-
-/// Is a submission that waits for a slot.
-pub(super) struct Waiting {
-    admission: Admission,
-    /// Is the prompt tokens that it will have to compute, as estimated when it came.
-    n_uncached: u32,
+    pub(super) cache: Cache,
+    pub(super) checkpoints: CheckpointRule,
+    /// Lists the idle slots whose state may not all be stored.
+    pub(super) unsaved: BTreeSet<SlotId>,
+    /// Is the priority of the last request in each slot.
+    pub(super) priorities: Vec<i32>,
+    /// Is the most tokens that idle slots keep in the buffer.
+    pub(super) prefix_tokens_max: u64,
+    /// Is what one idle cell adds to a step; 0 where slots do not share a buffer. Units: milliseconds.
+    pub(super) idle_cell_ms: f64,
+    /// Is what each idle slot's cells have cost those who ran since. Units: milliseconds.
+    pub(super) idle_ms: Vec<f64>,
+    pub(super) pins: PinNames,
 }
 
 /// Is a batch that was put together: the shares, and where the logits of which slot will be.
@@ -65,23 +77,24 @@ impl Stepper<'_> {
         self.waiting.is_empty() && self.running.iter().all(Option::is_none)
     }
 
-    /// Puts a submission at the end of the queue.
-    pub(super) fn enqueue(&mut self, admission: Admission) {
-        self.report.accept(&admission.submission.request_id);
-        let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
-        let n_uncached = n_prompt - slot_plan::best_usable(&self.table, &self.wish(&admission));
-        self.waiting.push_back(Waiting { admission, n_uncached });
+    /// Returns whether nothing runs, and whatever waits does so for the disk.
+    pub(super) fn only_waits_for_disk(&self) -> bool {
+        let is_reading = |waiting: &Waiting| self.cache.is_reading(&waiting.fetching);
+        self.running.iter().all(Option::is_none) && self.waiting.iter().any(is_reading)
     }
 
     /// Does everything that can be done at once: frees, admits, computes one batch, tells.
     pub(super) fn step(&mut self) {
+        self.cache.take_disk_events();
         self.drop_abandoned();
         self.admit();
+        self.shift_full();
         self.count();
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.report.touch();
             self.compute(&batch);
+            self.make_way();
         }
         self.count();
         self.tell();
@@ -90,6 +103,7 @@ impl Stepper<'_> {
     /// Fails every waiting submission.
     pub(super) fn refuse_waiting(&mut self, error: &EngineError) {
         for waiting in std::mem::take(&mut self.waiting) {
+            self.cache.let_go(&waiting.fetching);
             let _ = waiting.admission.submission.events.send(Event::Failed(error.clone()));
             self.view.counters.failed.fetch_add(1, Relaxed);
         }
@@ -106,6 +120,9 @@ impl Stepper<'_> {
     /// Tells routers and watchers what has happened, if it is time.
     pub(super) fn tell(&mut self) {
         let now = Instant::now();
+        for news in self.cache.take_news() {
+            self.table.apply(news);
+        }
         let changes = self.table.take_changes();
         let is_due = self.report.due_in(now).is_some_and(|wait| wait.is_zero());
         if is_due || self.report.is_urgent() || !changes.is_empty() {
@@ -113,71 +130,24 @@ impl Stepper<'_> {
             let load = self.load();
             self.report.send(changes, load, now);
         }
+        self.show_cache();
     }
 
     fn drop_abandoned(&mut self) {
-        let n_before = self.waiting.len();
-        self.waiting.retain(|waiting| !waiting.admission.submission.events.is_closed());
-        let n_left = n_before - self.waiting.len();
-        self.view.counters.cancelled.fetch_add(n_left as u64, Relaxed);
+        let (gone, waiting): (VecDeque<Waiting>, VecDeque<Waiting>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|waiting| waiting.admission.submission.events.is_closed());
+        self.waiting = waiting;
+        for waiting in gone {
+            self.cache.let_go(&waiting.fetching);
+            self.view.counters.cancelled.fetch_add(1, Relaxed);
+        }
         for slot in self.busy_slots() {
             if self.sequence(slot).is_abandoned() {
                 self.view.counters.cancelled.fetch_add(1, Relaxed);
                 self.release(slot);
             }
         }
-    }
-
-    fn admit(&mut self) {
-        while let Some(waiting) = self.waiting.front() {
-            let Some(plan) = slot_plan::plan(&self.table, &self.wish(&waiting.admission)) else { return };
-            if let Some(waiting) = self.waiting.pop_front() {
-                self.start(waiting.admission, plan);
-            }
-        }
-    }
-
-    fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
-        let submission = &admission.submission;
-        let reuse = if self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed };
-        Wish { prompt: &submission.prompt, root: &submission.chain_root, reuse, wanted: submission.wanted_slot }
-    }
-
-    fn leaves_nothing(&self, admission: &Admission) -> bool {
-        !admission.submission.cache_prompt || self.prefix_cache == PrefixCache::Disabled
-    }
-
-    fn start(&mut self, admission: Admission, plan: SlotPlan) {
-        let slot = plan.slot;
-        let start = self.prepare(plan);
-        self.table.acquire(Acquire {
-            slot,
-            start,
-            root: admission.submission.chain_root,
-            prompt_chain: &admission.chain,
-            after_use: if self.leaves_nothing(&admission) { AfterUse::Forget } else { AfterUse::Keep },
-        });
-        let counters = &self.view.counters;
-        counters.prompt_tokens.fetch_add(admission.submission.prompt.len() as u64, Relaxed);
-        counters.cached_tokens.fetch_add(u64::from(start.n_kept()), Relaxed);
-        self.n_started += 1;
-        let started = Started { slot, cached_tokens: start.n_kept() };
-        self.running[usize::from(slot.0)] = Some(Sequence::start(admission, started, self.n_started));
-    }
-
-    /// Brings the slot's KV state to what the plan starts from and returns what was reached.
-    fn prepare(&mut self, plan: SlotPlan) -> Start {
-        let n_held = self.n_held(plan.slot);
-        let n_keep = plan.start.n_kept();
-        if n_keep > 0 {
-            let is_cut = n_keep == n_held || self.llama.rewind(plan.slot, n_keep);
-            if is_cut && self.llama.last_position(plan.slot) == Some(n_keep - 1) {
-                return plan.start;
-            }
-            warn!(slot = %plan.slot, n_keep, n_held, "the KV state cannot be cut back; computing the whole prompt");
-        }
-        self.llama.clear(plan.slot);
-        Start::Cold
     }
 
     fn fill_batch(&mut self) -> Batch {
@@ -223,6 +193,7 @@ impl Stepper<'_> {
                 self.table.extend(share.slot, sequence.upcoming(n_held, share.n_tokens));
             }
         }
+        self.keep_checkpoints();
         for (slot, idx) in &batch.outputs {
             self.choose(*slot, *idx);
         }
@@ -238,7 +209,7 @@ impl Stepper<'_> {
 
     /// Chooses the next token of a slot's sequence.
     fn choose(&mut self, slot: SlotId, idx: i32) {
-        let room_tokens = self.context_tokens.saturating_sub(self.n_held(slot));
+        let room_tokens = self.room_tokens(slot);
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let chosen = match sequence.sampler.choose(self.llama.logits(idx)) {
             Ok(token) => look_up(self.model, token),
@@ -265,9 +236,11 @@ impl Stepper<'_> {
     /// Frees a slot, its KV state kept or cleared as its request wished.
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.report.touch();
-        if self.table.release(slot) == AfterUse::Forget {
-            self.llama.clear(slot);
+        match self.table.release(slot) {
+            AfterUse::Keep => drop(self.unsaved.insert(slot)),
+            AfterUse::Forget => self.llama.clear(slot),
         }
+        self.idle_ms[usize::from(slot.0)] = 0.0;
         self.running[usize::from(slot.0)].take().expect("a busy slot runs a sequence")
     }
 
@@ -278,9 +251,8 @@ impl Stepper<'_> {
         let idle = self.table.iter().filter(|(_, slot)| !slot.is_busy() && !slot.tokens().is_empty());
         let oldest = idle.min_by_key(|(_, slot)| slot.last_used()).map(|(id, _)| id);
         if let Some(slot) = oldest {
-            warn!(%slot, "the KV buffer is full; cleared an idle slot");
-            self.llama.clear(slot);
-            self.table.forget(slot);
+            warn!(%slot, "the KV buffer is full; an idle slot's state leaves it");
+            self.move_out(slot);
             return;
         }
         let youngest = batch.shares.iter().map(|share| share.slot).max_by_key(|slot| self.sequence(*slot).order);
@@ -299,7 +271,7 @@ impl Stepper<'_> {
     }
 
     /// Fails a sequence whose KV state cannot be trusted.
-    fn abort(&mut self, slot: SlotId, reason: &str) {
+    pub(super) fn abort(&mut self, slot: SlotId, reason: &str) {
         self.llama.clear(slot);
         self.table.forget(slot);
         self.fail(slot, &EngineError::Decode { reason: reason.to_owned() });
@@ -310,7 +282,7 @@ impl Stepper<'_> {
         slots.filter_map(|(slot, sequence)| sequence.as_ref().map(|sequence| (slot, sequence)))
     }
 
-    fn busy_slots(&self) -> Vec<SlotId> {
+    pub(super) fn busy_slots(&self) -> Vec<SlotId> {
         self.running().map(|(slot, _)| slot).collect()
     }
 
@@ -318,17 +290,14 @@ impl Stepper<'_> {
         self.running[usize::from(slot.0)].as_ref().expect("the slot is busy")
     }
 
-    fn n_held(&self, slot: SlotId) -> u32 {
+    pub(super) fn n_held(&self, slot: SlotId) -> u32 {
         u32::try_from(self.table.slot(slot).tokens().len()).expect("a slot holds at most a context, a u32")
     }
 
     fn load(&self) -> Load {
-        let prefill = |(slot, sequence): (SlotId, &Sequence)| match sequence.work(self.n_held(slot)) {
-            Work::Decode => None,
-            Work::Prefill { n_tokens } => Some(u64::from(n_tokens)),
-        };
+        let left = |(slot, sequence): (SlotId, &Sequence)| u64::from(sequence.n_prompt_left(self.n_held(slot)));
         let n_running = self.running().count();
-        let prefills: Vec<u64> = self.running().filter_map(prefill).collect();
+        let prefills: Vec<u64> = self.running().map(left).filter(|n_left| *n_left > 0).collect();
         Load {
             queued_prefill_tokens: self.waiting.iter().map(|waiting| u64::from(waiting.n_uncached)).sum(),
             running_prefill_tokens: prefills.iter().sum(),
@@ -346,6 +315,7 @@ impl Stepper<'_> {
             id,
             request_id: sequence.as_ref().map(|sequence| sequence.submission.request_id.clone()),
             held_tokens: self.n_held(id),
+            exact_tokens: self.table.slot(id).exact_tokens().len() as u32,
             prompt_tokens: sequence.as_ref().map_or(0, |sequence| sequence.submission.prompt.len() as u32),
             cached_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_cached),
             decoded_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_generated),

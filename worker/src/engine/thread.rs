@@ -4,30 +4,42 @@
 //! The idea: model and context live on the thread's stack and nobody else touches the context. The thread sleeps while
 //! nothing runs and there is nothing to tell; while something runs it looks at its commands between two steps.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
+use warmpath_gguf::GgufError;
 use warmpath_worker_core::batch_plan::Room;
 use warmpath_worker_core::rates::Averages;
-use warmpath_worker_core::slot_table::SlotTable;
+use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
 use super::config::{EngineConfig, EngineFacts, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
-use super::llama::{self, Llama, Progress};
+use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
+use super::llama::{self, Llama, Probed, Progress};
 use super::messages::{EngineError, EngineUpdate, Event};
 use super::report::Report;
+use super::self_test;
+use super::setup;
 use super::step::Stepper;
 
 /// Is the thread's stack. Source: llama.cpp's grammar matching recurses per character of a token's text.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Is the commands beyond submissions that can wait: a drain, and one more from an impatient operator.
+/// Is the commands beyond submissions and inquiries that can wait: a drain, and one more from an impatient operator.
 const CONTROL_COMMANDS_MAX: usize = 2;
+
+/// Is how long the thread waits for the disk before it looks at its commands again, while nothing else can be done.
+const DISK_LOOK: Duration = Duration::from_millis(2);
+
+/// Is how long a leaving worker may take to write what it holds to disk, beyond the time its running answers had.
+///
+/// Source: a default pod has 30 s from the first signal to the kill, of which draining may take 25.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Is what the thread hands back once it is ready.
 struct Ready {
@@ -52,8 +64,8 @@ pub(super) fn start(
 ) -> Result<EngineHandle, StartError> {
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
-    let queue_max = config.queue_max;
-    let (commands, inbox) = sync_channel(n_places.saturating_add(CONTROL_COMMANDS_MAX));
+    let (queue_max, block_hasher) = (config.queue_max, config.block_hasher);
+    let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
     let inside = Inside { commands: inbox, updates, view: Arc::clone(&view), _running: running };
@@ -67,9 +79,11 @@ pub(super) fn start(
     Ok(EngineHandle::new(Shared {
         facts,
         queue_max,
+        block_hasher,
         model,
         commands,
         places: Arc::new(Places::new(n_places)),
+        inquiries: Arc::new(Places::new(INQUIRIES_MAX)),
         view,
         stopped,
         thread: Mutex::new(Some(thread)),
@@ -86,7 +100,8 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Err(error) => return drop(ready.send(Err(error))),
     };
     if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
-        Loop { stepper, commands: &inside.commands, deadline: None }.run();
+        let commands = &inside.commands;
+        Loop { stepper, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
@@ -95,25 +110,47 @@ fn prepare<'m>(
     config: &EngineConfig,
     inside: &Inside,
 ) -> Result<(Stepper<'m>, EngineFacts), StartError> {
-    let context = llama::context(model, config)?;
-    let mut llama = Llama::new(context);
+    let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
+    let model_fingerprint = warmpath_gguf::fingerprint(&config.model).map_err(refuse)?;
+    let (config, self_test) = &self_test::settle(model, config, model_fingerprint);
+    let mut llama = Llama::open(model, config)?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = llama.probe_memory(model).map_err(unsupported)?;
-    let facts = llama.facts(model, config, memory);
+    let facts = llama.facts(model, config, Probed { memory, model_fingerprint, self_test: self_test.clone() });
+    setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
+    let cache = setup::cache(model, &mut llama, (config, &facts))?;
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
+    let n_slots = usize::from(config.n_slots);
+    let checkpoints = setup::checkpoint_rule(config, (&cache, memory));
     let stepper = Stepper {
         model,
         llama,
-        table: SlotTable::new(config.n_slots, facts.context_tokens, config.block_size_tokens, memory),
+        table: SlotTable::new(Shape {
+            n_slots: config.n_slots,
+            context_tokens: facts.context_tokens,
+            block_size_tokens: config.block_size_tokens,
+            memory,
+            hasher: config.block_hasher,
+        }),
         room: Room { batch_tokens, ubatch_tokens },
         context_tokens: facts.context_tokens,
         prefix_cache: config.prefix_cache,
+        shifts: config.shifts,
+        unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
         report: Report::new(inside.updates.clone()),
         view: Arc::clone(&inside.view),
         waiting: VecDeque::new(),
         running: (0..config.n_slots).map(|_| None).collect(),
         averages: Averages::default(),
         n_started: 0,
+        cache,
+        checkpoints,
+        unsaved: BTreeSet::new(),
+        priorities: vec![0; n_slots],
+        prefix_tokens_max: setup::prefix_tokens_max(config, &facts),
+        idle_cell_ms: setup::idle_cell_ms(&facts),
+        idle_ms: vec![0.0; n_slots],
+        pins: PinNames::default(),
     };
     Ok((stepper, facts))
 }
@@ -124,6 +161,10 @@ struct Loop<'a, 'm> {
     commands: &'a Receiver<Command>,
     /// Is when running sequences are ended; absent unless draining.
     deadline: Option<Instant>,
+    /// Is since when nothing has come and nothing runs.
+    idle_since: Option<Instant>,
+    /// Lists what waits for a slot to become idle, at most [`INQUIRIES_MAX`].
+    deferred: Vec<Asked>,
 }
 
 impl Loop<'_, '_> {
@@ -133,15 +174,20 @@ impl Loop<'_, '_> {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
+            self.answer_deferred();
             self.stepper.step();
         }
         self.stepper.refuse_waiting(&EngineError::Draining);
         self.stepper.fail_running(&EngineError::Draining);
         self.stepper.step();
+        self.stepper.leave(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }
 
     /// Takes every command that is there, waits for one if nothing runs, and returns whether to go on.
     fn take_commands(&mut self) -> bool {
+        if self.stepper.only_waits_for_disk() {
+            self.stepper.cache.wait_for_disk(DISK_LOOK);
+        }
         if self.stepper.is_idle() {
             if self.deadline.is_some() {
                 return false;
@@ -162,24 +208,51 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Sleeps until there is a command or something to tell.
-    fn wait(&self) -> Result<Option<Command>, NoHandles> {
-        match self.stepper.report.due_in(Instant::now()) {
-            None => self.commands.recv().map(Some).map_err(|_| NoHandles),
-            Some(due) => match self.commands.recv_timeout(due) {
-                Ok(command) => Ok(Some(command)),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => Err(NoHandles),
-            },
+    /// Sleeps until there is a command, something to tell or something to do unasked, which is then done.
+    fn wait(&mut self) -> Result<Option<Command>, NoHandles> {
+        let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
+        let unasked = self.stepper.unasked_due_in(idle_since);
+        let due = self.stepper.report.due_in(Instant::now()).into_iter().chain(unasked).min();
+        let Some(due) = due else { return self.commands.recv().map(Some).map_err(|_| NoHandles) };
+        match self.commands.recv_timeout(due) {
+            Ok(command) => Ok(Some(command)),
+            Err(RecvTimeoutError::Disconnected) => Err(NoHandles),
+            Err(RecvTimeoutError::Timeout) => {
+                if unasked.is_some_and(|unasked| unasked <= due) {
+                    self.stepper.work_unasked();
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Answers what was asked, in order, except where a slot is still busy. A slot that has become idle is not given to
+    /// another request before.
+    fn answer_deferred(&mut self) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let busy = self.stepper.busy_slots();
+        for asked in std::mem::take(&mut self.deferred) {
+            match asked.wants_idle() {
+                _ if asked.is_abandoned() => {}
+                Some(slot) if busy.contains(&slot) => self.deferred.push(asked),
+                _ => self.stepper.answer(asked),
+            }
         }
     }
 
     fn obey(&mut self, command: Command) {
+        // Whoever looks again and again must not keep idle state from being stored.
+        if !matches!(command, Command::Inquire(_)) {
+            self.idle_since = None;
+        }
         match command {
             Command::Submit(admission) if self.deadline.is_some() => {
                 let _ = admission.submission.events.send(Event::Failed(EngineError::Draining));
             }
             Command::Submit(admission) => self.stepper.enqueue(*admission),
+            Command::Inquire(asked) => self.deferred.push(*asked),
             Command::Drain { deadline } => {
                 self.stepper.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));

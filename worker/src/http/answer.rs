@@ -55,7 +55,7 @@ pub async fn create(
     };
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(started.slot.0));
-    headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(started.cached_tokens));
+    headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(started.cached_tokens()));
     Ok(response)
 }
 
@@ -87,6 +87,7 @@ impl Head {
             model: &self.model,
             system_fingerprint: &self.system_fingerprint,
             choices,
+            truncated: false,
             usage: None,
             timings: None,
         }
@@ -109,6 +110,7 @@ async fn whole(head: &Head, mut answer: Answer) -> Result<Response, RequestError
         Choice { index, content, logprobs: (), finish_reason: *finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
+    object.truncated = answer.totals().truncated;
     object.usage = Some(Some(Usage::from(answer.totals())));
     object.timings = Some(Timings::from(answer.totals()));
     Ok(Json(object).into_response())
@@ -202,6 +204,7 @@ impl Events {
         };
         let choice = Choice { finish_reason: Some(finish_reason), ..self.choice(index, content) };
         let mut chunk = self.head.object(self.head.shape.chunk_object(), vec![choice]);
+        chunk.truncated = self.answer.is_complete() && self.answer.totals().truncated;
         chunk.usage = self.usage.then_some(None);
         chunk.timings = (self.answer.is_complete() && !self.usage).then(|| self.answer.totals().into());
         write_event(out, &chunk);

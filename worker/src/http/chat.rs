@@ -4,7 +4,6 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
 use super::answer::{self, Endpoint};
@@ -13,6 +12,7 @@ use super::context::RequestContext;
 use super::state::App;
 use super::wire::Shape;
 use crate::error::RequestError;
+use crate::lifecycle::ReadPrompt;
 use crate::serving::Serving;
 
 /// Answers a chat completion request.
@@ -20,8 +20,14 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     answer::create(&app, Endpoint { shape: Shape::Chat, read_prompts }, context, body).await
 }
 
-fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, RequestError> {
-    Ok(vec![serving.prompts.chat(&read_chat(body)?)?.tokens])
+fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+    let chat = read_chat(body)?;
+    let tokens = serving.prompts.chat(&chat)?.tokens;
+    // Others resume anywhere, so the second rendering would be for nothing.
+    let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
+    let last_message_token =
+        if needs_checkpoints { serving.prompts.last_user_message_start(&chat, &tokens) } else { None };
+    Ok(vec![ReadPrompt { tokens, last_message_token }])
 }
 
 #[derive(Deserialize)]

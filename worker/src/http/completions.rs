@@ -13,6 +13,7 @@ use super::context::RequestContext;
 use super::state::App;
 use super::wire::Shape;
 use crate::error::RequestError;
+use crate::lifecycle::ReadPrompt;
 use crate::serving::Serving;
 
 /// Answers a completion request.
@@ -25,7 +26,15 @@ struct Presence {
     prompt: Option<IgnoredAny>,
 }
 
-fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, RequestError> {
+fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+    let prompts = read_tokens(serving, body)?;
+    Ok(prompts.into_iter().map(|tokens| ReadPrompt { tokens, last_message_token: None }).collect())
+}
+
+/// Returns the tokens of each prompt that a body holds, at least one.
+///
+/// Errors: `Unreadable`, `Field`.
+pub fn read_tokens(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, RequestError> {
     if body.parse::<Presence>()?.prompt.is_none() {
         return Err(RequestError::field("prompt", "`prompt` is missing"));
     }

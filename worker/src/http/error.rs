@@ -21,6 +21,7 @@ const RETRY_UNAVAILABLE_S: u32 = 5;
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
         Class::Client | Class::NotFound | Class::Method | Class::TooLong => "invalid_request_error",
+        Class::NotSupported => "not_supported_error",
         Class::Overload => "rate_limit_error",
         Class::Unavailable => "unavailable_error",
         Class::Internal => "server_error",
@@ -44,6 +45,7 @@ fn status(class: Class) -> StatusCode {
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
         Class::Overload => StatusCode::TOO_MANY_REQUESTS,
         Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,

@@ -34,7 +34,7 @@ pub async fn health(State(app): State<App>) -> Result<Response, RequestError> {
 /// Answers `/metrics` in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> Response {
     if let Ok(serving) = app.serving() {
-        app.metrics.copy_engine(&serving.engine.counters());
+        app.metrics.copy_engine(&serving.engine.counters(), &serving.engine.cache_totals());
     }
     ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], app.metrics.encode()).into_response()
 }

@@ -32,6 +32,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "model_info": serving.model,
         "flash_attn": facts.flash_attn,
         "kv_unified": facts.kv_unified,
+        "self_test": facts.self_test,
     })))
 }
 
@@ -42,6 +43,8 @@ fn default_params() -> Value {
     params["n_predict"] = params["max_tokens"].clone();
     params["stop"] = json!(stop);
     params["ignore_eos"] = json!(ignore_eos);
+    params["n_keep"] = json!(0);
+    params["n_discard"] = json!(0);
     params
 }
 

@@ -1,18 +1,146 @@
-//! `/slots`: what each slot runs and holds, in llama-server's fields where it has them.
+//! `/slots`: what each slot runs and holds, and saving, restoring and erasing one; as llama-server has them.
+//!
+//! Not here: the file (`crate::store::slot_file`), a slot's state (the engine).
+//! The idea: the engine hands a state out or takes one in between two steps; the disk is read and written by neither the
+//! engine's thread nor those that serve HTTP. A slot that is busy is waited for.
+
+use std::path::PathBuf;
+use std::time::Instant;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, Query, State};
+use axum::http::Uri;
+use serde::Deserialize;
 use serde_json::{Value, json};
+use warmpath_common::ids::SlotId;
 
+use super::body::Body;
 use super::state::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;
+use crate::serving::Serving;
+use crate::store::slot_file::{self, SlotFileError};
+use crate::store::{Identity, SlotIdentity};
+
+/// Is the longest name of a slot's file.
+const FILENAME_BYTES_MAX: usize = 128;
+
+#[derive(Deserialize)]
+struct Wanted {
+    action: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct FileRequest {
+    filename: String,
+}
 
 /// Answers with every slot as it was after the engine's last step.
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
     let serving = app.serving()?;
     let n_ctx = serving.model.context_tokens;
     Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, n_ctx)).collect()))
+}
+
+/// Saves, restores or erases what one slot holds, once it is idle.
+pub async fn act(
+    State(app): State<App>,
+    Path(slot): Path<String>,
+    uri: Uri,
+    body: Body,
+) -> Result<Json<Value>, RequestError> {
+    let serving = app.admitting()?;
+    let slot = read_slot(&serving, &slot)?;
+    let wanted = Query::<Wanted>::try_from_uri(&uri);
+    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    match wanted.action.as_deref() {
+        Some("save") => save(&app, &serving, (slot, &body)).await,
+        Some("restore") => restore(&app, &serving, (slot, &body)).await,
+        Some("erase") => {
+            let n_erased = serving.engine.erase_slot(slot).await?;
+            Ok(Json(json!({"id_slot": slot, "n_erased": n_erased})))
+        }
+        _ => Err(RequestError::field("action", "`action` must be save, restore or erase")),
+    }
+}
+
+async fn save(app: &App, serving: &Serving, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+    let (filename, path) = read_file(app, body)?;
+    let began = Instant::now();
+    let state = serving.engine.export_slot(slot).await?;
+    let (n_saved, identity) = (state.tokens.len(), identity(serving));
+    let n_written = on_disk(&filename, move || slot_file::write(&path, identity, &state)).await?;
+    Ok(Json(json!({
+        "id_slot": slot,
+        "filename": filename,
+        "n_saved": n_saved,
+        "n_written": n_written,
+        "timings": {"save_ms": elapsed_ms(began)},
+    })))
+}
+
+async fn restore(app: &App, serving: &Serving, (slot, body): (SlotId, &Body)) -> Result<Json<Value>, RequestError> {
+    let (filename, path) = read_file(app, body)?;
+    let began = Instant::now();
+    let identity = identity(serving);
+    let (state, n_read) = on_disk(&filename, move || slot_file::read(&path, identity)).await?;
+    let n_restored = serving.engine.import_slot(slot, state).await?;
+    Ok(Json(json!({
+        "id_slot": slot,
+        "filename": filename,
+        "n_restored": n_restored,
+        "n_read": n_read,
+        "timings": {"restore_ms": elapsed_ms(began)},
+    })))
+}
+
+fn elapsed_ms(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1000.0
+}
+
+async fn on_disk<T: Send + 'static>(
+    filename: &str,
+    work: impl FnOnce() -> Result<T, SlotFileError> + Send + 'static,
+) -> Result<T, RequestError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
+    done.map_err(|source| RequestError::SlotFile { filename: filename.to_owned(), source })
+}
+
+fn identity(serving: &Serving) -> SlotIdentity {
+    let facts = serving.engine.facts();
+    SlotIdentity {
+        common: Identity {
+            model: facts.model_fingerprint,
+            kv: facts.kv_fingerprint,
+            block_size_tokens: facts.block_size_tokens,
+        },
+        n_streams: if facts.kv_unified { 1 } else { u32::from(facts.n_slots) },
+    }
+}
+
+fn read_slot(serving: &Serving, text: &str) -> Result<SlotId, RequestError> {
+    let n_slots = serving.model.n_slots;
+    let slot = text.parse().ok().filter(|slot| *slot < n_slots).map(SlotId);
+    slot.ok_or_else(|| RequestError::field("id_slot", format!("there is no slot {text}; there are {n_slots}")))
+}
+
+/// Returns the file's name and where it lies: directly in the folder, whatever the name.
+fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> {
+    let Some(folder) = &app.slot_save_path else {
+        return Err(RequestError::NotEnabled { what: "saving slots", flag: "--slot-save-path" });
+    };
+    let FileRequest { filename } = body.parse()?;
+    let plain = |c: char| !c.is_control() && !matches!(c, '/' | '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|');
+    let has_length = (1..=FILENAME_BYTES_MAX).contains(&filename.len());
+    if !has_length || filename.starts_with('.') || !filename.chars().all(plain) {
+        let reason = format!(
+            "`filename` must be 1 to {FILENAME_BYTES_MAX} bytes, without path separators and with no '.' at its start"
+        );
+        return Err(RequestError::field("filename", reason));
+    }
+    let path = folder.join(&filename);
+    Ok((filename, path))
 }
 
 fn describe(slot: &SlotView, n_ctx: u32) -> Value {
@@ -25,6 +153,7 @@ fn describe(slot: &SlotView, n_ctx: u32) -> Value {
         "n_prompt_tokens": slot.prompt_tokens,
         "n_prompt_tokens_cache": slot.cached_tokens,
         "n_held_tokens": slot.held_tokens,
+        "n_exact_tokens": slot.exact_tokens,
         "next_token": [{
             "has_next_token": slot.request_id.is_some(),
             "n_decoded": slot.decoded_tokens,

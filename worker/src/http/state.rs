@@ -1,5 +1,6 @@
 //! What every handler can reach: the worker's phase, its name, its limits, its metrics.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
@@ -19,6 +20,8 @@ pub struct App {
     pub worker: HeaderValue,
     /// Is the longest request body. Units: bytes.
     pub body_bytes_max: usize,
+    /// Is the folder for the state of slots, where clients may save it.
+    pub slot_save_path: Option<PathBuf>,
     /// Counts what happens.
     pub metrics: Arc<Metrics>,
 }

@@ -15,7 +15,8 @@ use crate::serving::Phase;
 async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let (phase, seen) = watch::channel(Phase::Loading { percent });
     let worker = HeaderValue::from_static("w");
-    let app = App { phase: seen, worker, body_bytes_max: 1000, metrics: Arc::new(Metrics::new()) };
+    let app =
+        App { phase: seen, worker, body_bytes_max: 1000, slot_save_path: None, metrics: Arc::new(Metrics::new()) };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));
     tokio::spawn(async move { axum::serve(listener, router(app)).await });
@@ -33,7 +34,8 @@ async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
     assert_eq!(get("/readyz").await, (503, json!({"status": "loading", "progress": 0.42})));
     phase.send_replace(Phase::Loading { percent: 90 });
     assert_eq!(get("/readyz").await.1["progress"], 0.9);
-    for path in ["/health", "/v1/models", "/props", "/slots", SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH] {
+    let shown = ["/health", "/v1/models", "/props", "/slots", "/cache", "/cache/pin"];
+    for path in shown.into_iter().chain([SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH]) {
         let (status, body) = get(path).await;
         assert_eq!((status, &body["error"]["code"]), (503, &json!("model_loading")), "{path}");
     }

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::engine::FinishReason;
+use crate::engine::{CachedTokens, FinishReason};
 use crate::lifecycle::Totals;
 
 /// Is which of the two families of objects an answer is made of.
@@ -57,6 +57,9 @@ pub struct Object<'a> {
     pub system_fingerprint: &'a str,
     /// Lists choices.
     pub choices: Vec<Choice<'a>>,
+    /// Says that the context was full: the answer ended there, or its oldest tokens were dropped; absent where it was not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
     /// Counts tokens: absent, null or given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -132,10 +135,12 @@ pub struct PromptTokensDetails {
     pub cached_tokens: u32,
 }
 
-/// Is llama-server's `timings`.
+/// Is llama-server's `timings`, and where the reused tokens came from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Timings {
     cache_n: u32,
+    prefix_cache_tokens: CachedTokens,
+    prefix_cache_ratio: f64,
     prompt_n: u32,
     prompt_ms: f64,
     prompt_per_token_ms: f64,
@@ -163,7 +168,9 @@ impl From<Totals> for Timings {
         let ratio = |above: f64, below: f64| if below > 0.0 { above / below } else { 0.0 };
         let (prompt_n, predicted_n) = (f64::from(totals.computed_tokens), f64::from(totals.completion_tokens));
         Self {
-            cache_n: totals.reused_tokens,
+            cache_n: totals.reused.total(),
+            prefix_cache_tokens: totals.reused,
+            prefix_cache_ratio: totals.prefix_cache_ratio(),
             prompt_n: totals.computed_tokens,
             prompt_ms: totals.prompt_ms,
             prompt_per_token_ms: ratio(totals.prompt_ms, prompt_n),

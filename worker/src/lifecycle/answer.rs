@@ -8,9 +8,10 @@ use std::time::Instant;
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use warmpath_common::ids::RequestId;
 
-use super::Submitted;
-use crate::engine::{EngineError, Event, FinishReason, Finished, Started};
+use super::{Arrival, Submitted};
+use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Started};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
@@ -65,12 +66,22 @@ pub struct Totals {
     pub completion_tokens: u32,
     /// Is the prompt tokens that were computed for all choices.
     pub computed_tokens: u32,
-    /// Is the prompt tokens that were reused by all choices.
-    pub reused_tokens: u32,
+    /// Is the prompt tokens that were reused by all choices, by where they came from.
+    pub reused: CachedTokens,
+    /// Says whether a choice filled its context.
+    pub truncated: bool,
     /// Is the time to the first token, of all choices. Units: milliseconds.
     pub prompt_ms: f64,
     /// Is the time behind the first token, of all choices. Units: milliseconds.
     pub predicted_ms: f64,
+}
+
+impl Totals {
+    /// Returns the share of the prompt tokens of all choices that was reused.
+    pub fn prefix_cache_ratio(&self) -> f64 {
+        let n_reused = f64::from(self.reused.total());
+        n_reused / (n_reused + f64::from(self.computed_tokens)).max(1.0)
+    }
 }
 
 /// Is what is known of one choice.
@@ -78,28 +89,35 @@ pub(super) struct Choice {
     prompt_tokens: u32,
     /// Says whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
-    cached_tokens: u32,
+    cached: CachedTokens,
     finished: Option<Finished>,
 }
 
 impl Choice {
+    fn start(&mut self, started: Started, metrics: &Metrics) {
+        self.cached = started.cached;
+        metrics.prefix_cache_ratio.observe(f64::from(self.cached.total()) / f64::from(self.prompt_tokens.max(1)));
+    }
+
     /// Returns the `k`-th choice of a prompt of `prompt_tokens`.
     pub(super) fn new(prompt_tokens: usize, k: u32) -> Self {
         let prompt_tokens = u32::try_from(prompt_tokens).expect("a prompt is shorter than the context");
-        Self { prompt_tokens, first_of_prompt: k == 0, cached_tokens: 0, finished: None }
+        Self { prompt_tokens, first_of_prompt: k == 0, cached: CachedTokens::default(), finished: None }
     }
 }
 
 /// Measures one request.
 pub(super) struct Clock {
+    request_id: RequestId,
     arrived: Instant,
     saw_token: bool,
     metrics: Arc<Metrics>,
 }
 
 impl Clock {
-    pub(super) fn start(arrived: Instant, metrics: &Arc<Metrics>) -> Self {
-        Self { arrived, saw_token: false, metrics: Arc::clone(metrics) }
+    pub(super) fn start(arrival: &Arrival, metrics: &Arc<Metrics>) -> Self {
+        let request_id = arrival.id.clone();
+        Self { request_id, arrived: arrival.at, saw_token: false, metrics: Arc::clone(metrics) }
     }
 
     pub(super) fn elapsed_s(&self) -> f64 {
@@ -137,7 +155,7 @@ impl Answer {
             Some(event) => return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") }),
             None => return Err(EngineError::Stopped.into()),
         };
-        choices[0].cached_tokens = started.cached_tokens;
+        choices[0].start(started, &clock.metrics);
         let events = receivers
             .into_iter()
             .enumerate()
@@ -173,7 +191,7 @@ impl Answer {
         while self.n_open > 0 {
             let Some((choice, event)) = self.events.next().await else { return Err(EngineError::Stopped.into()) };
             match event {
-                Event::Started(started) => self.choices[choice].cached_tokens = started.cached_tokens,
+                Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 Event::Text { text, .. } => {
                     self.clock.token();
                     return Ok(Some(Step::Text { choice, text }));
@@ -192,8 +210,26 @@ impl Answer {
         self.n_open -= 1;
         if self.n_open == 0 {
             self.clock.metrics.request.observe(self.clock.elapsed_s());
+            self.log();
         }
         Step::Finished { choice, reason }
+    }
+
+    fn log(&self) {
+        let totals = self.totals();
+        tracing::info!(
+            request_id = %self.clock.request_id,
+            slot = %self.started.slot,
+            prompt_tokens = totals.computed_tokens + totals.reused.total(),
+            prefix_cache_tokens = totals.reused.total(),
+            prefix_cache_ram_tokens = totals.reused.ram,
+            prefix_cache_disk_tokens = totals.reused.disk,
+            prefix_cache_shifted_tokens = totals.reused.shifted,
+            prefix_cache_ratio = totals.prefix_cache_ratio(),
+            completion_tokens = totals.completion_tokens,
+            seconds = self.clock.elapsed_s(),
+            "answered"
+        );
     }
 
     /// Returns the tokens and times of the choices that are complete.
@@ -203,11 +239,12 @@ impl Answer {
             let Some(finished) = &choice.finished else { continue };
             if choice.first_of_prompt {
                 totals.prompt_tokens += choice.prompt_tokens;
-                totals.cached_tokens += choice.cached_tokens;
+                totals.cached_tokens += choice.cached.total();
             }
             totals.completion_tokens += finished.completion_tokens;
-            totals.computed_tokens += choice.prompt_tokens - choice.cached_tokens;
-            totals.reused_tokens += choice.cached_tokens;
+            totals.computed_tokens += choice.prompt_tokens - choice.cached.total();
+            totals.reused += choice.cached;
+            totals.truncated |= finished.truncated;
             totals.prompt_ms += finished.prompt_ms;
             totals.predicted_ms += finished.predicted_ms;
         }

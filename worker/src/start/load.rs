@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -39,7 +39,6 @@ pub struct Job {
 struct Parts {
     engine: EngineHandle,
     prompts: PromptMaker,
-    fingerprint: Fingerprint,
     vocabulary: Vec<u8>,
     updates: mpsc::UnboundedReceiver<EngineUpdate>,
 }
@@ -86,7 +85,6 @@ pub async fn load(job: Job) -> Result<Arc<Serving>, RunError> {
 
 fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
     let path = &config.engine.model;
-    let fingerprint = warmpath_gguf::fingerprint(path).map_err(RunError::Model)?;
     let vocabulary = match &config.prompt.chat_template {
         Some(template) => warmpath_gguf::vocabulary_with_chat_template(path, template),
         None => warmpath_gguf::vocabulary(path),
@@ -97,7 +95,7 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
     let engine = Engine::start(config.engine.clone(), report, sender).map_err(RunError::Engine)?;
-    Ok(Parts { engine, prompts, fingerprint, vocabulary, updates })
+    Ok(Parts { engine, prompts, vocabulary, updates })
 }
 
 fn declare(config: &Config, parts: &Parts) -> ModelInfo {
@@ -105,7 +103,7 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
     let vocabulary = parts.prompts.vocabulary();
     ModelInfo {
         names: config.identity.model_names.clone(),
-        fingerprint: parts.fingerprint,
+        fingerprint: facts.model_fingerprint,
         kv_fingerprint: facts.kv_fingerprint,
         chat_template_fingerprint: parts.prompts.chat_template_fingerprint(),
         hash_version: HASH_VERSION,

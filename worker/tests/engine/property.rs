@@ -1,12 +1,14 @@
 //! The heart of the matter: whatever was computed before and beside it, an answer is what a fresh context gives.
 
+use std::ops::Range;
+
 use rand::{Rng, RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use warmpath_bench::model::{Oracle, Preset};
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
-use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop, tokens};
+use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop, tokens, until};
 
 /// Is how many groups of up to five requests one run sends.
 const N_WAVES: usize = 36;
@@ -24,6 +26,7 @@ struct Conversation {
 /// Is the random traffic of one run.
 struct Traffic {
     rng: ChaCha8Rng,
+    answer_tokens: Range<u32>,
     systems: Vec<Vec<Token>>,
     conversations: Vec<Conversation>,
     stop_texts: Vec<String>,
@@ -38,10 +41,10 @@ struct Request {
 }
 
 impl Traffic {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, answer_tokens: Range<u32>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let systems = [40, 90, 3].map(|n| random_tokens(&mut rng, n)).to_vec();
-        Self { rng, systems, conversations: Vec::new(), stop_texts: Vec::new() }
+        Self { rng, answer_tokens, systems, conversations: Vec::new(), stop_texts: Vec::new() }
     }
 
     fn wave(&mut self) -> Vec<Request> {
@@ -64,7 +67,8 @@ impl Traffic {
             let n = self.rng.random_range(1..60);
             tokens.extend(random_tokens(&mut self.rng, n));
         }
-        let mut ask = ask(tokens, self.rng.random_range(0..24));
+        let mut ask = ask(tokens, self.rng.random_range(self.answer_tokens.clone()));
+        ask.last_message_token = Some(tokens.len() as u32 * 2 / 3);
         ask.salt = self.conversations[conversation].salt;
         self.vary(&mut ask);
         let leaves_after = self.rng.random_bool(0.15).then(|| self.rng.random_range(0..6));
@@ -142,46 +146,116 @@ async fn run_wave(engine: &EngineHandle, wave: &[Request]) -> Vec<Option<Answer>
     answers
 }
 
-/// Runs random traffic on three slots and compares every answer with the one that a cold engine gives.
-async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
-    let mut warm =
+/// Is one run of random traffic against an engine.
+#[derive(Debug, Clone)]
+pub struct Life {
+    pub preset: Preset,
+    pub seed: u64,
+    pub n_waves: usize,
+    /// Is after how many waves the engine ends and starts again; 0 for never.
+    pub restart_every: usize,
+    /// Is the bounds of the answers' lengths.
+    pub answer_tokens: Range<u32>,
+}
+
+impl Life {
+    fn short(preset: Preset, seed: u64) -> Self {
+        Self { preset, seed, n_waves: N_WAVES, restart_every: 0, answer_tokens: 0..24 }
+    }
+}
+
+/// Is what an engine has done in all its lives.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Used {
+    pub n_answers: usize,
+    pub n_reused: usize,
+    pub n_oracled: usize,
+    pub ram_tokens: u64,
+    pub disk_tokens: u64,
+    pub saves: u64,
+    pub restores: u64,
+    pub checkpoint_uses: u64,
+    pub prefix_waits: u64,
+    pub failed_starts: u64,
+}
+
+impl Used {
+    /// Waits until the engine rests, and adds what it has done.
+    async fn add(&mut self, engine: &EngineHandle) {
+        until("the engine rests", || (engine.counters().busy_slots, engine.counters().queued) == (0, 0)).await;
+        let counters = engine.counters();
+        assert_eq!((counters.failed, counters.decode_failures), (0, 0));
+        self.ram_tokens += counters.cached_ram_tokens;
+        self.disk_tokens += counters.cached_disk_tokens;
+        self.saves += counters.saves;
+        self.restores += counters.restores;
+        self.checkpoint_uses += counters.checkpoint_uses;
+        self.prefix_waits += counters.prefix_waits;
+        self.failed_starts += counters.failed_starts;
+    }
+}
+
+/// Runs random traffic and compares every answer with the one that a cold engine gives.
+pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
+    let Life { preset, seed, .. } = life;
+    let mut warm_config =
         EngineConfig { model: model(preset, seed), n_slots: 3, context_tokens_total: 3 * 1024, ..config(preset) };
-    change(&mut warm);
-    let cold =
-        EngineConfig { n_slots: 1, context_tokens_total: 1024, prefix_cache: PrefixCache::Disabled, ..warm.clone() };
-    let (warm, _updates) = start(warm);
+    change(&mut warm_config);
+    let cold = EngineConfig {
+        n_slots: 1,
+        context_tokens_total: 1024,
+        prefix_cache: PrefixCache::Disabled,
+        ..warm_config.clone()
+    };
+    let (mut warm, mut updates) = start(warm_config.clone());
     let (cold, _cold_updates) = start(cold);
     let oracle = (preset == Preset::Tiny).then(|| Oracle::new(preset, seed).unwrap());
-    let mut traffic = Traffic::new(seed);
-    let (mut n_answers, mut n_reused, mut n_oracled) = (0, 0, 0);
-    for _ in 0..N_WAVES {
+    let mut traffic = Traffic::new(seed, life.answer_tokens.clone());
+    let mut used = Used::default();
+    for n_wave in 1..=life.n_waves {
         let wave = traffic.wave();
         let answers = run_wave(&warm, &wave).await;
         for (request, answer) in wave.iter().zip(answers) {
             let Some(answer) = answer else { continue };
-            let expected = request.ask.answer(&cold).await;
-            assert_eq!(expected.cached_tokens(), 0);
-            assert_eq!(answer.tokens, expected.tokens, "{preset:?} {seed}: {request:?}", request = request.ask);
-            assert_eq!(answer.text, expected.text);
-            assert_eq!(answer.finished().reason, expected.finished().reason);
-            assert_eq!(answer.finished().stopping_word, expected.finished().stopping_word);
+            check_answer(&life, (request, &answer), &request.ask.answer(&cold).await);
             if let Some(oracle) = &oracle
                 && is_plain(&request.ask)
             {
                 assert_eq!(answer.tokens, oracle.answer(&request.ask.prompt, answer.tokens.len()));
-                n_oracled += 1;
+                used.n_oracled += 1;
             }
-            n_answers += 1;
-            n_reused += usize::from(answer.cached_tokens() > 0);
+            used.n_answers += 1;
+            used.n_reused += usize::from(answer.cached_tokens() > 0);
             traffic.learn(request, &answer);
         }
+        if life.restart_every > 0 && n_wave % life.restart_every == 0 {
+            used.add(&warm).await;
+            stop(warm).await;
+            (warm, updates) = start(warm_config.clone());
+        }
     }
-    println!("{preset:?} {seed}: {n_answers} answers, {n_reused} reused, {n_oracled} known to the oracle");
-    assert!(n_answers > 2 * N_WAVES / 3, "{n_answers} answers say little");
-    assert!(n_reused >= REUSED_MIN, "of {n_answers} answers only {n_reused} reused anything");
-    assert!(oracle.is_none() || n_oracled > N_WAVES / 8);
+    used.add(&warm).await;
+    println!("{preset:?} {seed}: {used:?}");
+    assert!(used.n_answers > 2 * life.n_waves / 3, "{used:?} says little");
+    assert!(used.n_reused >= REUSED_MIN, "{used:?} says little");
+    assert!(oracle.is_none() || used.n_oracled > life.n_waves / 8);
     stop(warm).await;
     stop(cold).await;
+    drop(updates);
+    used
+}
+
+fn check_answer(life: &Life, (request, answer): (&Request, &Answer), expected: &Answer) {
+    let Life { preset, seed, .. } = life;
+    assert_eq!(expected.cached_tokens(), 0);
+    assert_eq!(answer.tokens, expected.tokens, "{preset:?} {seed}: {request:?}", request = request.ask);
+    assert_eq!(answer.text, expected.text);
+    assert_eq!(answer.finished().reason, expected.finished().reason);
+    assert_eq!(answer.finished().stopping_word, expected.finished().stopping_word);
+}
+
+async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
+    compare(Life::short(preset, seed), change).await;
 }
 
 /// Returns whether the answer is the model's own choice at every token.

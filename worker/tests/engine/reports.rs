@@ -7,8 +7,8 @@ use warmpath_bench::model::Preset;
 use warmpath_common::block_hash::{BlockKey, block_chain};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
-use warmpath_common::summary::{Change, Load, Resume, RunState};
-use warmpath_worker::engine::{EngineConfig, EngineUpdate};
+use warmpath_common::summary::{Change, Load, Resume, RunState, Tier};
+use warmpath_worker::engine::{EngineConfig, EngineUpdate, StoreConfig};
 
 use super::support::{ask, config, root, start, stop, tokens, until};
 
@@ -21,7 +21,7 @@ fn blocks(preset: Preset) -> EngineConfig {
 /// Is what a router would believe.
 #[derive(Default)]
 struct Router {
-    held: HashMap<BlockKey, (RunState, SlotId)>,
+    held: HashMap<BlockKey, (RunState, Tier, Option<SlotId>)>,
     n_accepted: usize,
     n_filling: usize,
     load: Load,
@@ -42,7 +42,7 @@ impl Router {
         match change {
             Change::Stored(run) => {
                 self.n_filling += usize::from(run.state == RunState::Filling);
-                self.held.extend(run.keys.iter().map(|key| (*key, (run.state, run.slot.unwrap()))));
+                self.held.extend(run.keys.iter().map(|key| (*key, (run.state, run.tier, run.slot))));
             }
             Change::Removed(keys) => keys.iter().for_each(|key| assert!(self.held.remove(key).is_some())),
             Change::Accepted(_) => self.n_accepted += 1,
@@ -73,8 +73,8 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
     })
     .await;
     let held = [tokens(1, 100), answer.tokens[..59].to_vec()].concat();
-    let slot = answer.started.unwrap().slot;
-    let expected: HashMap<_, _> = keys(&held).into_iter().map(|key| (key, (RunState::Ready, slot))).collect();
+    let here = (RunState::Ready, Tier::Resident, Some(answer.started.unwrap().slot));
+    let expected: HashMap<_, _> = keys(&held).into_iter().map(|key| (key, here)).collect();
     assert_eq!(router.held, expected);
     assert_eq!(router.load.free_cells, 4096 - 159);
     assert_eq!((router.load.n_queued, router.load.n_decoding, router.load.draining), (0, 0, false));
@@ -84,7 +84,8 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
 
 #[tokio::test]
 async fn routers_learn_what_was_given_up() {
-    let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
+    let store = StoreConfig { ram_bytes: 0, ..StoreConfig::default() };
+    let (engine, mut updates) = start(EngineConfig { n_slots: 1, store, ..blocks(Preset::Tiny) });
     let mut router = Router::default();
     let first = ask(&tokens(1, 64), 1).answer(&engine).await;
     assert_eq!(first.tokens.len(), 1);
@@ -94,6 +95,20 @@ async fn routers_learn_what_was_given_up() {
     let expected = keys(&[tokens(1, 32), tokens(2, 48)].concat());
     assert_eq!(router.held.len(), expected.len());
     assert!(expected.iter().all(|key| router.held[key].0 == RunState::Ready));
+}
+
+#[tokio::test]
+async fn routers_learn_that_state_has_moved_from_a_slot_to_memory() {
+    let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
+    let mut router = Router::default();
+    ask(&tokens(1, 300), 1).answer(&engine).await;
+    let second = ask(&tokens(2, 64), 1).answer(&engine).await;
+    stop(engine).await;
+    router.listen(&mut updates);
+    let stored = keys(&tokens(1, 300)).into_iter().map(|key| (key, (RunState::Ready, Tier::Ram, None)));
+    let here = (RunState::Ready, Tier::Resident, Some(second.started.unwrap().slot));
+    let resident = keys(&tokens(2, 64)).into_iter().map(|key| (key, here));
+    assert_eq!(router.held, stored.chain(resident).collect());
 }
 
 #[tokio::test]
@@ -109,7 +124,7 @@ async fn requests_that_leave_nothing_behind_are_not_announced() {
 }
 
 #[tokio::test]
-async fn a_recurrent_model_announces_the_end_of_a_sequence_once_it_is_over() {
+async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_it_is_over() {
     let (engine, mut updates) = start(blocks(Preset::TinyRecurrent));
     assert_eq!(engine.facts().memory, MemoryKind::Recurrent);
     let answer = ask(&tokens(1, 100), 60).answer(&engine).await;
@@ -124,8 +139,12 @@ async fn a_recurrent_model_announces_the_end_of_a_sequence_once_it_is_over() {
             _ => None,
         }));
     }
-    assert_eq!(stored.len(), 2);
-    assert_eq!(stored[0].keys, keys(&held));
+    let ends_with = |tokens: &[Token], tier: Tier| {
+        stored.iter().any(|run| (run.keys.last(), run.tier) == (keys(tokens).last(), tier))
+    };
+    assert!(ends_with(&tokens(1, 96), Tier::Ram), "the last whole block before a prompt's end: {stored:?}");
+    assert!(ends_with(&held, Tier::Resident), "the end: {stored:?}");
+    assert!(!ends_with(&held[..112], Tier::Ram), "no place between the two: {stored:?}");
     assert!(stored.iter().all(|run| run.resume == Resume::LastBlock && run.state == RunState::Ready));
 }
 

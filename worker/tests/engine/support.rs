@@ -10,8 +10,8 @@ use warmpath_bench::model::cache::cached_model;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_worker::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling, Started,
-    Submission,
+    Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling, ShiftWish,
+    Started, Submission,
 };
 
 /// Is how long anything in these tests may take before it counts as stuck.
@@ -52,7 +52,9 @@ pub struct Ask {
     pub salt: u8,
     pub generation: Generation,
     pub cache_prompt: bool,
+    pub shifts: ShiftWish,
     pub wanted_slot: Option<SlotId>,
+    pub last_message_token: Option<u32>,
 }
 
 pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
@@ -67,7 +69,9 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         },
         cache_prompt: true,
+        shifts: ShiftWish::default(),
         wanted_slot: None,
+        last_message_token: None,
     }
 }
 
@@ -90,7 +94,10 @@ impl Ask {
             chain_root: root(self.salt),
             generation: self.generation.clone(),
             cache_prompt: self.cache_prompt,
+            shifts: self.shifts,
             wanted_slot: self.wanted_slot,
+            last_message_token: self.last_message_token,
+            priority: 0,
             events: sender,
         })?;
         Ok(Answering { events, answer: Answer::default() })
@@ -159,7 +166,7 @@ impl Answer {
     }
 
     pub fn cached_tokens(&self) -> u32 {
-        self.started.unwrap().cached_tokens
+        self.started.unwrap().cached_tokens()
     }
 }
 

@@ -55,6 +55,8 @@ async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
         (CHAT, r#"{"messages": "hello"}"#, refused("messages", "invalid type")),
         (CHAT, r#"{"messages": [{"role": "user", "content": "a"}, 7]}"#, refused("messages[1]", "invalid type")),
         (COMPLETIONS, "{}", refused("prompt", "missing")),
+        (COMPLETIONS, r#"{"prompt": "a", "priority": 101}"#, refused("priority", "-100 to 100")),
+        (COMPLETIONS, r#"{"prompt": "a", "priority": "high"}"#, refused("priority", "invalid type")),
         (COMPLETIONS, r#"{"prompt": ""}"#, refused("prompt", "empty")),
         (COMPLETIONS, r#"{"prompt": []}"#, refused("prompt", "empty")),
         (COMPLETIONS, r#"{"prompt": {"text": "a"}}"#, refused("prompt", "array of token ids")),

@@ -28,7 +28,12 @@ pub fn folder() -> PathBuf {
 /// Returns the tiny model, made once.
 pub fn tiny() -> &'static Path {
     static TINY: OnceLock<PathBuf> = OnceLock::new();
-    TINY.get_or_init(|| cached_model(Preset::Tiny, 1, &folder()).expect("the model can be made"))
+    TINY.get_or_init(|| model(Preset::Tiny, 1))
+}
+
+/// Returns a model of another kind or with other weights.
+pub fn model(preset: Preset, seed: u64) -> PathBuf {
+    cached_model(preset, seed, &folder()).expect("the model can be made")
 }
 
 /// Is a running worker.
@@ -42,9 +47,14 @@ pub struct TestWorker {
 impl TestWorker {
     /// Starts a worker with `flags` besides those for the model and the address, and waits until it is ready.
     pub async fn start(flags: &str) -> Self {
+        Self::start_model(tiny(), flags).await
+    }
+
+    /// Starts a worker as [`Self::start`] does, with another model.
+    pub async fn start_model(model: &Path, flags: &str) -> Self {
         // One thread each: many workers on few processors would wait for each other in every step.
         let fixed = "--listen 127.0.0.1:0 --alias tiny --threads 1";
-        let command = format!("warmpath-worker --model {} {fixed} {flags}", tiny().display());
+        let command = format!("warmpath-worker --model {} {fixed} {flags}", model.display());
         let flags = Flags::from_command_line(command.split_whitespace().map(Into::into)).expect("the flags parse");
         let bound = bind(resolve(flags).expect("the flags fit together")).await.expect("the worker binds");
         let base = format!("http://{}", bound.address());
@@ -82,6 +92,18 @@ impl TestWorker {
 
     pub fn post(&self, path: &str, body: &Value) -> RequestBuilder {
         self.client.post(format!("{}{path}", self.base)).body(body.to_string())
+    }
+
+    /// Sends a request without a body and returns its status and the object that comes back.
+    pub async fn delete(&self, path: &str) -> (u16, Value) {
+        let response = self.client.delete(format!("{}{path}", self.base)).send().await.expect("the worker responds");
+        (response.status().as_u16(), response.json().await.expect("the response is JSON"))
+    }
+
+    /// Returns the status and the object that comes back.
+    pub async fn try_ask(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = self.post(path, body).send().await.expect("the worker responds");
+        (response.status().as_u16(), response.json().await.expect("the response is JSON"))
     }
 
     /// Posts bytes as they are.

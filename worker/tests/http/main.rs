@@ -4,7 +4,11 @@
 
 mod answers;
 mod bad_input;
+mod cache;
 mod harness;
 mod life;
 mod looks;
+mod pins;
+mod shifts;
+mod slot_files;
 mod summary;

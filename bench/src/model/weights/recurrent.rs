@@ -1,4 +1,4 @@
-//! Mamba with random weights: the one preset that is not digital.
+//! Mamba with random weights, which is not digital.
 //!
 //! The idea: a state space has no place where a bit could be rounded, but it also has neither a 16-bit KV cache nor flash
 //! attention, so its noise is that of 32-bit sums. The states decay slowly, at rates spread from a few tokens to the whole
@@ -42,7 +42,7 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
     let mut tensors = vec![
         random("token_embd.weight", &[width, n_tokens], 1.0),
         constant("output_norm.weight", &[width], 1.0),
-        output(spec, seed, tokenizer),
+        output(spec, (seed, TensorType::F32), tokenizer),
     ];
     for il in 0..spec.layers.len() {
         let name = |part: &str| format!("blk.{il}.{part}");
@@ -91,10 +91,11 @@ fn projection(name: &str, inner: usize, seed: u64, stream: u64) -> Tensor {
     })
 }
 
-fn output(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Tensor {
+/// Returns the output weights: answer tokens compete, no other is ever the best.
+pub(super) fn output(spec: &Spec, (seed, kind): (u64, TensorType), tokenizer: &Tokenizer) -> Tensor {
     let (width, n_tokens) = (spec.width, tokenizer.n_tokens);
     let (answers, end) = (tokenizer.answers.clone(), tokenizer.end);
-    tensor("output.weight", TensorType::F32, &[width, n_tokens], move || {
+    tensor("output.weight", kind, &[width, n_tokens], move || {
         let mut cells = vec![0.0; width * n_tokens];
         let rows = noise(seed, 4, width * (answers.len() + 1), LOGIT / (width as f32).sqrt());
         for (&token, row) in answers.iter().chain(&end).zip(rows.chunks_exact(width)) {
@@ -107,7 +108,7 @@ fn output(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Tensor {
 }
 
 /// Returns `n` evenly distributed numbers of this standard deviation.
-fn noise(seed: u64, stream: u64, n: usize, deviation: f32) -> Vec<f32> {
+pub(super) fn noise(seed: u64, stream: u64, n: usize, deviation: f32) -> Vec<f32> {
     let mut rng = rng(seed, stream);
     let range = deviation * 3_f32.sqrt();
     (0..n).map(|_| ((rng.next_u32() as f32 / u32::MAX as f32) * 2.0 - 1.0) * range).collect()

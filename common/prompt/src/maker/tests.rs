@@ -233,6 +233,55 @@ fn the_fingerprint_names_the_template() {
     assert_eq!(a, open("llama-bpe", "a").chat_template_fingerprint());
 }
 
+#[test]
+fn what_is_before_the_last_users_message_does_not_depend_on_it() {
+    for (name, maker) in MAKERS.iter() {
+        let start = |request: &ChatPrompt| {
+            let tokens = maker.chat(request).unwrap().tokens;
+            let start = maker.last_user_message_start(request, &tokens).expect("there is a user's message");
+            (tokens[..start as usize].to_vec(), tokens.len())
+        };
+        let (before, n_tokens) = start(&chat(&["Hello", "Hi", "And now?"]));
+        assert!(before.len() < n_tokens, "{name}");
+        for last in ["0 or 1?", "~", "Something else that is said instead", "  \n", ""] {
+            let other = maker.chat(&chat(&["Hello", "Hi", last])).unwrap().tokens;
+            let n_common = n_common(&before, &other);
+            assert!(n_common + 1 >= before.len(), "{name}: {last:?} shares {n_common} of {}", before.len());
+        }
+        let first = maker.chat(&chat(&["Hello"])).unwrap().tokens;
+        assert!(before.len() + 4 > first.len(), "{name}: the first turn and its answer are before the last message");
+        let (before, _) = start(&chat(&["0", "Hi"]));
+        assert!(before.len() <= first.len(), "{name}: a message that begins as the probe does is told apart");
+    }
+    let maker = &MAKERS[0].1;
+    let none = request(json!({"messages": [{"role": "assistant", "content": "a"}]}));
+    assert_eq!(maker.last_user_message_start(&none, &maker.chat(&none).unwrap().tokens), None);
+}
+
+#[test]
+fn a_conversations_prefix_is_one_of_all_that_go_on_from_it() {
+    let system = "You are a careful clerk who answers in one line.";
+    for (name, maker) in MAKERS.iter() {
+        let opened = request(json!({"messages": [{"role": "system", "content": system}]}));
+        let Ok(prefix) = maker.chat_prefix(&opened) else { continue };
+        let n_system = maker.tokenize(system, AddSpecial::No, ParseSpecial::No).len();
+        let mut n_held = 0;
+        for question in ["Who has the keys?", "0", "", "\u{4e16}\u{754c}"] {
+            let mut longer = opened.clone();
+            longer.messages.push(user_message(question));
+            let tokens = maker.chat(&longer).unwrap().tokens;
+            assert!(n_common(&prefix, &tokens) + 1 >= prefix.len(), "{name}: {question:?}");
+            n_held += usize::from(tokens.starts_with(&prefix));
+        }
+        assert!(n_held >= 3 && prefix.len() + 1 >= n_system, "{name}: {} tokens", prefix.len());
+
+        let turns = chat(&["Hello", "Hi"]);
+        let prefix = maker.chat_prefix(&turns).unwrap();
+        let tokens = maker.chat(&chat(&["Hello", "Hi", "And now?"])).unwrap().tokens;
+        assert!(n_common(&prefix, &tokens) + 2 >= prefix.len(), "{name}: {prefix:?} {tokens:?}");
+    }
+}
+
 /// Returns text without any control token's spelling, of all scripts.
 fn calm_text() -> impl Strategy<Value = String> {
     let pieces = prop_oneof!["\\PC{0,12}", "[ \\t\\n\\r]{1,6}", "[a-zA-Z0-9'.,!?<>|\\[\\]/_-]{0,12}", any::<String>()];

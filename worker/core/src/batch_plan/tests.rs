@@ -28,7 +28,7 @@ fn gives_a_lone_prompt_the_whole_batch() {
 
 #[test]
 fn keeps_to_one_micro_batch_while_anything_decodes() {
-    check(&[prefill(0, 4000), decode(1)], &[(1, 1), (0, 19)]);
+    check(&[prefill(0, 4000), decode(1)], &[(0, 19), (1, 1)]);
     check(&[decode(0), decode(1)], &[(0, 1), (1, 1)]);
 }
 
@@ -39,10 +39,10 @@ fn lets_short_prompts_pass_without_stopping_the_first() {
 }
 
 #[test]
-fn goes_by_arrival_not_by_slot() {
+fn shares_out_by_arrival_and_lines_up_by_slot() {
     let late = Pending { order: 9, ..prefill(0, 4000) };
     check(&[late, prefill(1, 4000)], &[(1, 100)]);
-    check(&[late, prefill(1, 50)], &[(1, 50), (0, 50)]);
+    check(&[late, prefill(1, 50)], &[(0, 50), (1, 50)]);
 }
 
 fn pending() -> impl Strategy<Value = Vec<Pending>> {

@@ -1,31 +1,113 @@
-//! Slot plans by example: who gets which slot, and what is left alone.
+//! Slot plans by example: who gets which slot, from where, and what is left alone.
 
-use warmpath_common::block_hash::ChainRoot;
+use warmpath_common::block_hash::{ChainRoot, block_chain, block_hash};
 use warmpath_common::model::MemoryKind;
 
 use super::*;
-use crate::slot_table::{Acquire, AfterUse};
+use crate::chunk_index::{Limits, NewChunk};
+use crate::slot_table::{Acquire, AfterUse, Shape};
 
 const BUSY: bool = true;
 const IDLE: bool = false;
+const BLOCK: u32 = 4;
 
 fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
 }
 
-/// Returns a table whose slots were used in the order given: which slot, what it holds, whether it is busy.
-fn table(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> SlotTable {
-    let mut table = SlotTable::new(4, 1000, 4, memory);
+/// Is a worker on which moving a token costs a hundredth of computing it.
+struct World {
+    table: SlotTable,
+    index: ChunkIndex,
+    at_hand: HashSet<ChunkId>,
+    costs: Costs,
+}
+
+/// Returns a worker whose slots were used in the order given: which slot, what it holds, whether it is busy.
+fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
+    let shape = Shape { n_slots: 4, context_tokens: 1000, block_size_tokens: BLOCK, memory, hasher: block_hash };
+    let limits = Limits {
+        ram_bytes: 1 << 20,
+        disk_bytes: 1 << 22,
+        min_hold_ms: 0,
+        pin_top: 0,
+        chunk_blocks_max: 8,
+        block_size_tokens: BLOCK,
+    };
+    let costs = Costs {
+        prefill_ms_per_token: 1.0,
+        copy_ms_per_token: Some(0.01),
+        export_ms_per_token: Some(0.01),
+        import_ms_per_byte: 0.01,
+        read_ms_per_byte: 0.01,
+        suffix_rounding: None,
+    };
+    let index = ChunkIndex::new(limits);
+    let mut world = World { table: SlotTable::new(shape), index, at_hand: HashSet::new(), costs };
     for (slot, tokens, busy) in used {
-        let slot = SlotId(*slot);
-        let start = Start::Cold;
-        table.acquire(Acquire { slot, start, root: root(0), prompt_chain: &[], after_use: AfterUse::Keep });
-        table.extend(slot, tokens);
         if *busy == IDLE {
-            let _ = table.release(slot);
+            world.run(*slot, tokens, tokens.len());
+            let _ = world.table.release(SlotId(*slot));
+        } else {
+            world.run(*slot, &[tokens.as_slice(), &[9999]].concat(), tokens.len());
         }
     }
-    table
+    world
+}
+
+impl World {
+    /// Starts a prompt in a slot and computes its first tokens.
+    fn run(&mut self, slot: u16, prompt: &[Token], n_computed: usize) {
+        let slot = SlotId(slot);
+        self.table.acquire(Acquire {
+            slot,
+            prompt,
+            n_start_tokens: 0,
+            rewinds_to_tokens: 0,
+            root: root(0),
+            prompt_chain: &block_chain(&root(0), prompt, BLOCK),
+            after_use: AfterUse::Keep,
+        });
+        self.table.extend(slot, &prompt[..n_computed]);
+    }
+
+    /// Stores a sequence's whole blocks, one byte a token.
+    fn store(&mut self, tokens: &[Token]) {
+        let chain = block_chain(&root(0), tokens, BLOCK);
+        let prefix = Prefix { root: root(0), chain: &chain, tokens };
+        for blocks in self.index.missing(&prefix) {
+            let n_bytes = (blocks.len() as u64) * u64::from(BLOCK);
+            self.index.insert(&NewChunk { prefix, blocks, n_bytes, priority: 0, now_ms: 1 }).unwrap();
+        }
+    }
+
+    fn store_checkpoint(&mut self, tokens: &[Token]) -> ChunkId {
+        let chain = block_chain(&root(0), tokens, BLOCK);
+        let prefix = Prefix { root: root(0), chain: &chain, tokens };
+        let new = NewChunk { prefix, blocks: 0..chain.len(), n_bytes: 1, priority: 0, now_ms: 1 };
+        self.index.insert_checkpoint(&new).unwrap()
+    }
+
+    fn outlook(&self) -> Outlook<'_> {
+        Outlook { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
+    }
+
+    fn decide(&self, prompt: &[Token]) -> Decision {
+        self.decide_with(prompt, (Reuse::Allowed, None, 0))
+    }
+
+    fn decide_with(&self, prompt: &[Token], (reuse, wanted, salt): (Reuse, Option<u16>, u8)) -> Decision {
+        let root = root(salt);
+        let chain = block_chain(&root, prompt, BLOCK);
+        plan(&self.outlook(), &Wish { prompt, chain: &chain, root: &root, reuse, wanted: wanted.map(SlotId) })
+    }
+
+    fn best_usable(&self, prompt: &[Token], salt: u8) -> u32 {
+        let root = root(salt);
+        let chain = block_chain(&root, prompt, BLOCK);
+        let wish = Wish { prompt, chain: &chain, root: &root, reuse: Reuse::Allowed, wanted: None };
+        best_usable(&self.outlook(), &wish)
+    }
 }
 
 /// Returns a list of `shared` tokens that all such lists share and `own` ones that depend on `seed`.
@@ -33,120 +115,209 @@ fn tokens(shared: u32, own: u32, seed: u32) -> Vec<Token> {
     (0..shared).chain((0..own).map(|n| 1000 * seed + n)).collect()
 }
 
-fn check(table: &SlotTable, prompt: &[Token], expected: Option<(u16, u32)>) {
-    let wish = Wish { prompt, root: &root(0), reuse: Reuse::Allowed, wanted: None };
-    assert_eq!(plan(table, &wish).map(|plan| (plan.slot.0, plan.start.n_kept())), expected);
+fn keep(n_tokens: u32) -> Start {
+    Start::Keep { n_tokens }
+}
+
+fn copy(from: u16, n_tokens: u32) -> Start {
+    Start::Copy { from: SlotId(from), n_tokens }
+}
+
+/// Checks in which slot a prompt starts and how.
+fn check(world: &World, prompt: &[Token], (slot, start): (u16, Start)) {
+    match world.decide(prompt) {
+        Decision::Start(plan) => assert_eq!((plan.slot.0, plan.start), (slot, start)),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
 fn goes_on_in_the_slot_of_the_conversation() {
-    let table = table(MemoryKind::Full, &[(2, tokens(10, 50, 1), IDLE), (1, tokens(10, 50, 2), IDLE)]);
-    check(&table, &tokens(10, 80, 1), Some((2, 60)));
-    check(&table, &tokens(10, 80, 2), Some((1, 60)));
+    let world = world(MemoryKind::Full, &[(2, tokens(10, 50, 1), IDLE), (1, tokens(10, 50, 2), IDLE)]);
+    check(&world, &tokens(10, 80, 1), (2, keep(60)));
+    check(&world, &tokens(10, 80, 2), (1, keep(60)));
 }
 
 #[test]
-fn goes_back_in_a_conversation_and_gives_up_its_end() {
-    let table = table(MemoryKind::Full, &[(2, tokens(10, 50, 1), IDLE)]);
-    check(&table, &[tokens(10, 30, 1), vec![7; 5]].concat(), Some((2, 40)));
+fn gives_up_a_short_end_of_a_conversation_and_saves_a_long_one_first() {
+    let world = world(MemoryKind::Full, &[(2, tokens(60, 2, 1), IDLE)]);
+    let Decision::Start(plan) = world.decide(&tokens(60, 9, 2)) else { panic!() };
+    assert_eq!((plan.slot, plan.start, plan.save), (SlotId(2), keep(60), Save::No));
+    let world = self::world(MemoryKind::Full, &[(2, tokens(30, 50, 1), IDLE)]);
+    let Decision::Start(plan) = world.decide(&tokens(30, 9, 2)) else { panic!() };
+    assert_eq!((plan.slot, plan.start, plan.save), (SlotId(2), keep(30), Save::First));
+}
+
+#[test]
+fn an_answer_is_given_up_when_its_prompt_comes_again() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.run(1, &tokens(50, 0, 1), 50);
+    world.table.extend(SlotId(1), &tokens(0, 40, 7));
+    let _ = world.table.release(SlotId(1));
+    for prompt in [tokens(50, 0, 1), tokens(50, 3, 8)] {
+        let Decision::Start(plan) = world.decide(&prompt) else { panic!() };
+        assert_eq!((plan.slot, plan.save), (SlotId(1), Save::No), "the answer is not worth an export");
+    }
 }
 
 #[test]
 fn always_computes_one_token() {
-    let table = table(MemoryKind::Full, &[(2, tokens(10, 0, 1), IDLE)]);
-    check(&table, &tokens(10, 0, 1), Some((2, 9)));
-    check(&table, &tokens(6, 0, 1), Some((2, 5)));
-    check(&table, &[0], Some((0, 0)));
+    let world = world(MemoryKind::Full, &[(2, tokens(10, 0, 1), IDLE)]);
+    check(&world, &tokens(10, 0, 1), (2, keep(9)));
+    check(&world, &tokens(6, 0, 1), (2, keep(5)));
+    check(&world, &[0], (0, Start::Cold));
 }
 
 #[test]
-fn leaves_a_long_conversation_alone_for_a_short_shared_start() {
-    let used = [(0, tokens(10, 50, 1), IDLE), (1, tokens(10, 60, 2), IDLE)];
-    check(&table(MemoryKind::Full, &used), &tokens(10, 20, 3), Some((2, 0)));
-}
-
-#[test]
-fn takes_a_shared_start_that_is_worth_more_than_what_follows_it() {
-    let used = [(1, tokens(100, 20, 1), IDLE)];
-    check(&table(MemoryKind::Full, &used), &tokens(100, 20, 3), Some((1, 100)));
+fn lends_from_a_busy_slot() {
+    let world = world(MemoryKind::Full, &[(1, tokens(40, 20, 1), BUSY)]);
+    check(&world, &tokens(40, 20, 2), (0, copy(1, 40)));
 }
 
 #[test]
 fn takes_the_slot_used_longest_ago_when_all_hold_something_else() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), IDLE));
-    check(&table(MemoryKind::Full, &used), &tokens(0, 20, 9), Some((2, 0)));
+    let world = world(MemoryKind::Full, &used);
+    check(&world, &tokens(0, 20, 9), (2, Start::Cold));
+    let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+    assert_eq!(plan.save, Save::First, "what is worth more than its export is saved");
+}
+
+#[test]
+fn does_not_save_what_is_stored() {
+    let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 48, u32::from(slot) + 1), IDLE));
+    let mut world = world(MemoryKind::Full, &used);
+    world.store(&tokens(0, 48, 3));
+    let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+    assert_eq!((plan.slot, plan.save), (SlotId(2), Save::No));
 }
 
 #[test]
 fn a_slot_is_in_use_until_its_sequence_ends() {
     let used = [0, 1, 2, 3].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), BUSY));
-    let mut table = table(MemoryKind::Full, &used);
+    let mut world = world(MemoryKind::Full, &used);
+    assert_eq!(world.decide(&tokens(0, 20, 9)), Decision::NoSlot);
     for slot in [3, 0, 2, 1] {
-        let _ = table.release(SlotId(slot));
+        let _ = world.table.release(SlotId(slot));
     }
-    check(&table, &tokens(0, 20, 9), Some((3, 0)));
-}
-
-#[test]
-fn prefers_the_oldest_of_slots_that_share_the_same_start() {
-    let used = [2, 0, 3, 1].map(|slot| (slot, tokens(30, 50, u32::from(slot) + 1), IDLE));
-    check(&table(MemoryKind::Full, &used), &tokens(30, 20, 9), Some((2, 30)));
+    check(&world, &tokens(0, 20, 9), (3, Start::Cold));
 }
 
 #[test]
 fn prefers_a_slot_that_loses_nothing() {
-    let used = [(2, tokens(30, 50, 1), IDLE), (3, tokens(30, 0, 1), IDLE)];
-    check(&table(MemoryKind::Full, &used), &tokens(30, 20, 9), Some((3, 30)));
+    let world = world(MemoryKind::Full, &[(2, tokens(30, 50, 1), IDLE), (3, tokens(30, 0, 1), IDLE)]);
+    check(&world, &tokens(30, 20, 9), (3, keep(30)));
 }
 
 #[test]
-fn waits_only_while_every_slot_is_busy() {
-    let mut used = [0, 1, 2, 3].map(|slot| (slot, tokens(10, 5, u32::from(slot) + 1), BUSY));
-    check(&table(MemoryKind::Full, &used), &tokens(10, 5, 1), None);
-    used[3].2 = IDLE;
-    check(&table(MemoryKind::Full, &used), &tokens(10, 6, 1), Some((3, 10)));
+fn starts_from_the_store_where_it_has_more() {
+    let mut world = world(MemoryKind::Full, &[(1, tokens(10, 50, 2), IDLE)]);
+    world.store(&tokens(10, 50, 1));
+    check(&world, &tokens(10, 80, 1), (0, Start::Import { n_tokens: 60 }));
+    check(&world, &tokens(10, 50, 1), (0, Start::Import { n_tokens: 59 }));
+}
+
+#[test]
+fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.store(&tokens(0, 64, 1));
+    let pieces = world.index.find(&Prefix { root: root(0), chain: &[], tokens: &[] }).pieces;
+    assert!(pieces.is_empty());
+    for order in world.index.take_orders() {
+        if let crate::chunk_index::Order::Write(id) = order {
+            world.index.written(id, 2);
+        }
+    }
+    // Something larger pushes the first sequence out of memory.
+    let other = tokens(0, 60, 2);
+    let chain = block_chain(&root(0), &other, BLOCK);
+    let prefix = Prefix { root: root(0), chain: &chain, tokens: &other };
+    let new = NewChunk { prefix, blocks: 0..8, n_bytes: (1 << 20) - 8, priority: 0, now_ms: 3 };
+    world.index.insert(&new).unwrap();
+    let prompt = tokens(0, 80, 1);
+    let Decision::Fetch(chunks) = world.decide(&prompt) else { panic!("{:?}", world.decide(&prompt)) };
+    assert!(!chunks.is_empty());
+    world.at_hand.extend(chunks);
+    check(&world, &prompt, (0, Start::Import { n_tokens: 64 }));
+}
+
+#[test]
+fn does_not_restore_what_is_faster_computed() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.store(&tokens(0, 64, 1));
+    world.costs.import_ms_per_byte = 2.0;
+    check(&world, &tokens(0, 80, 1), (0, Start::Cold));
+}
+
+#[test]
+fn waits_for_a_prefix_that_another_is_computing() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.run(1, &tokens(80, 10, 1), 20);
+    let waits = Decision::WaitFor { slot: SlotId(1), n_tokens: 80 };
+    assert_eq!(world.decide(&tokens(80, 10, 2)), waits);
+    assert_eq!(world.best_usable(&tokens(80, 10, 2), 0), 80);
+    world.table.extend(SlotId(1), &tokens(80, 10, 1)[20..78]);
+    check(&world, &tokens(80, 10, 2), (0, copy(1, 78)));
+    let _ = world.table.release(SlotId(1));
+    check(&world, &tokens(80, 10, 2), (1, keep(78)));
+}
+
+#[test]
+fn a_follower_takes_over_when_the_leader_is_gone() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.run(1, &tokens(80, 10, 1), 20);
+    world.table.forget(SlotId(1));
+    let _ = world.table.release(SlotId(1));
+    check(&world, &tokens(80, 10, 2), (0, Start::Cold));
 }
 
 #[test]
 fn never_reuses_under_another_root() {
-    let table = table(MemoryKind::Full, &[(1, tokens(50, 0, 1), IDLE)]);
-    let wish = Wish { prompt: &tokens(60, 0, 1), root: &root(1), reuse: Reuse::Allowed, wanted: None };
-    assert_eq!(plan(&table, &wish), Some(SlotPlan { slot: SlotId(0), start: Start::Cold }));
-    assert_eq!(best_usable(&table, &wish), 0);
+    let mut world = world(MemoryKind::Full, &[(1, tokens(50, 0, 1), IDLE)]);
+    world.store(&tokens(50, 0, 1));
+    let Decision::Start(plan) = world.decide_with(&tokens(60, 0, 1), (Reuse::Allowed, None, 1)) else { panic!() };
+    assert_eq!((plan.slot, plan.start), (SlotId(0), Start::Cold));
+    assert_eq!(world.best_usable(&tokens(60, 0, 1), 1), 0);
 }
 
 #[test]
 fn a_request_without_the_cache_takes_the_least_valuable_slot_cold() {
-    let table = table(MemoryKind::Full, &[(0, tokens(50, 0, 1), IDLE)]);
-    let wish = Wish { prompt: &tokens(60, 0, 1), root: &root(0), reuse: Reuse::Forbidden, wanted: Some(SlotId(2)) };
-    assert_eq!(plan(&table, &wish), Some(SlotPlan { slot: SlotId(2), start: Start::Cold }));
+    let mut world = world(MemoryKind::Full, &[(0, tokens(50, 0, 1), IDLE)]);
+    world.store(&tokens(50, 0, 1));
+    let decision = world.decide_with(&tokens(60, 0, 1), (Reuse::Forbidden, Some(2), 0));
+    let Decision::Start(plan) = decision else { panic!("{decision:?}") };
+    assert_eq!((plan.slot, plan.start), (SlotId(2), Start::Cold));
 }
 
 #[test]
 fn a_wanted_slot_decides_between_equals_and_never_lowers_reuse() {
     let used = [(1, tokens(50, 0, 1), IDLE), (2, tokens(50, 0, 1), IDLE), (3, tokens(9, 9, 4), IDLE)];
-    let table = table(MemoryKind::Full, &used);
+    let world = world(MemoryKind::Full, &used);
     let prompt = tokens(60, 0, 1);
     for (wanted, expected) in [(1, 1), (2, 2), (3, 1), (0, 1), (99, 1)] {
-        let wish = Wish { prompt: &prompt, root: &root(0), reuse: Reuse::Allowed, wanted: Some(SlotId(wanted)) };
-        assert_eq!(plan(&table, &wish).map(|plan| (plan.slot.0, plan.start.n_kept())), Some((expected, 50)));
+        let Decision::Start(plan) = world.decide_with(&prompt, (Reuse::Allowed, Some(wanted), 0)) else { panic!() };
+        assert_eq!((plan.slot.0, plan.start), (expected, keep(50)));
     }
 }
 
 #[test]
-fn state_that_cannot_be_rewound_is_only_extended() {
-    let used = [(1, tokens(50, 0, 1), IDLE)];
+fn state_that_cannot_be_rewound_is_extended_or_resumed_from_a_checkpoint() {
     for memory in [MemoryKind::Recurrent, MemoryKind::Hybrid] {
-        let table = table(memory, &used);
-        check(&table, &tokens(51, 0, 1), Some((1, 50)));
-        check(&table, &tokens(50, 0, 1), Some((0, 0)));
-        check(&table, &tokens(49, 9, 1), Some((0, 0)));
+        let mut world = world(memory, &[(1, tokens(50, 0, 1), IDLE)]);
+        world.costs.copy_ms_per_token = if memory == MemoryKind::Hybrid { Some(0.01) } else { None };
+        check(&world, &tokens(51, 0, 1), (1, keep(50)));
+        check(&world, &tokens(50, 0, 1), (0, Start::Cold));
+        check(&world, &tokens(49, 9, 1), (0, Start::Cold));
+        let checkpoint = world.store_checkpoint(&tokens(48, 0, 1));
+        let Decision::Start(plan) = world.decide(&tokens(49, 9, 1)) else { panic!() };
+        assert_eq!((plan.start.n_tokens(), plan.checkpoint), (48, Some(checkpoint)), "{memory:?}");
+        let Decision::Start(plan) = world.decide(&tokens(51, 0, 1)) else { panic!() };
+        assert_eq!((plan.start, plan.checkpoint), (keep(50), None), "the exact end needs no checkpoint");
     }
 }
 
 #[test]
 fn estimates_what_a_busy_slot_will_leave() {
-    let table = table(MemoryKind::Full, &[(1, tokens(50, 0, 1), BUSY)]);
-    let wish = Wish { prompt: &tokens(60, 0, 1), root: &root(0), reuse: Reuse::Allowed, wanted: None };
-    assert_eq!(best_usable(&table, &wish), 50);
+    let world = world(MemoryKind::Full, &[(1, tokens(50, 0, 1), BUSY)]);
+    assert_eq!(world.best_usable(&tokens(60, 0, 1), 0), 50);
 }

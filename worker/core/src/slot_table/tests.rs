@@ -1,19 +1,25 @@
 //! Random life of a worker against a naive KV model: what is held, announced and freed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain, block_hash};
 use warmpath_common::summary::{Change, Resume, RunState};
 
 use super::*;
-use crate::slot_plan::{Reuse, Wish, plan};
+use crate::chunk_index::{ChunkIndex, Limits};
+use crate::costs::Costs;
+use crate::slot_plan::{Decision, Outlook, Reuse, Start, Wish, plan};
 
 const BLOCK: u32 = 2;
 const CONTEXT: u32 = 40;
 
 fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
+}
+
+fn shape(n_slots: u16, memory: MemoryKind) -> Shape {
+    Shape { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher: block_hash }
 }
 
 /// Is one thing that happens.
@@ -25,6 +31,8 @@ enum Happening {
     Compute { which: usize, n: usize },
     /// A running sequence ends: finished, cancelled or failed, all the same.
     End { which: usize },
+    /// A running sequence of a model that can be shifted drops tokens from its middle.
+    Shift { which: usize, from: usize, n: usize },
     /// A running sequence loses its KV state and fails.
     Lose { which: usize },
     /// An idle slot is cleared.
@@ -39,6 +47,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         ),
         6 => (0_usize..4, 1_usize..12).prop_map(|(which, n)| Happening::Compute { which, n }),
         2 => (0_usize..4).prop_map(|which| Happening::End { which }),
+        1 => (0_usize..4, 0_usize..30, 1_usize..8).prop_map(|(which, from, n)| Happening::Shift { which, from, n }),
         1 => (0_usize..4).prop_map(|which| Happening::Lose { which }),
         1 => (0_usize..4).prop_map(|which| Happening::Clear { which }),
     ]
@@ -50,6 +59,8 @@ struct Model {
     memory: MemoryKind,
     /// Is the tokens whose KV state each slot has, and under which root.
     kv: Vec<(u8, Vec<Token>)>,
+    /// Counts the first of them that were computed where they are, behind the tokens that are before them.
+    n_exact: Vec<usize>,
     /// Is the prompt and the wish to leave nothing of what runs in each slot.
     running: Vec<Option<(Vec<Token>, bool)>>,
     announced: HashMap<BlockKey, (RunState, SlotId, bool)>,
@@ -59,9 +70,10 @@ struct Model {
 impl Model {
     fn new(n_slots: u16, memory: MemoryKind) -> Self {
         Self {
-            table: SlotTable::new(n_slots, CONTEXT, BLOCK, memory),
+            table: SlotTable::new(shape(n_slots, memory)),
             memory,
             kv: vec![(0, Vec::new()); usize::from(n_slots)],
+            n_exact: vec![0; usize::from(n_slots)],
             running: vec![None; usize::from(n_slots)],
             announced: HashMap::new(),
             conversations: vec![Vec::new()],
@@ -89,6 +101,11 @@ impl Model {
                     self.end(idx);
                 }
             }
+            Happening::Shift { which, from, n } => {
+                if let Some(idx) = pick(which).filter(|_| self.memory == MemoryKind::Full) {
+                    self.shift(idx, (from, n));
+                }
+            }
             Happening::Lose { which } => {
                 if let Some(idx) = pick(which) {
                     self.kv[idx].1.clear();
@@ -110,28 +127,76 @@ impl Model {
     fn come(&mut self, prompt: Vec<Token>, salt: u8, leaves_nothing: bool) {
         let root = root(salt);
         let reuse = if leaves_nothing { Reuse::Forbidden } else { Reuse::Allowed };
-        let Some(plan) = plan(&self.table, &Wish { prompt: &prompt, root: &root, reuse, wanted: None }) else {
-            assert!(self.running.iter().all(Option::is_some), "a request waits beside an idle slot");
-            return;
+        let chain = block_chain(&root, &prompt, BLOCK);
+        let wish = Wish { prompt: &prompt, chain: &chain, root: &root, reuse, wanted: None };
+        let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
+        let outlook = Outlook { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
+        let plan = match plan(&outlook, &wish) {
+            Decision::Start(plan) => plan,
+            Decision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),
+            Decision::NoSlot => {
+                assert!(self.running.iter().all(Option::is_some), "a request waits beside an idle slot");
+                return;
+            }
+            Decision::Fetch(_) => panic!("nothing is stored"),
         };
         let idx = usize::from(plan.slot.0);
-        let n_kept = plan.start.n_kept() as usize;
-        let (kv_salt, kv) = &mut self.kv[idx];
+        let n_start = plan.start.n_tokens() as usize;
         assert!(self.running[idx].is_none());
-        assert!(n_kept < prompt.len(), "nothing is left to compute");
-        assert!(n_kept == 0 || (*kv_salt == salt && !leaves_nothing), "KV state crosses a border");
-        assert_eq!(kv[..n_kept], prompt[..n_kept], "the kept KV state is another prompt's");
-        assert!(n_kept == 0 || n_kept == kv.len() || self.memory.rewinds_anywhere(), "the state cannot be cut there");
-        kv.truncate(n_kept);
-        *kv_salt = salt;
+        assert!(n_start < prompt.len(), "nothing is left to compute");
+        assert!(plan.checkpoint.is_none(), "there are no checkpoints");
+        let source = match plan.start {
+            Start::Cold => None,
+            Start::Keep { .. } => Some(idx),
+            Start::Copy { from, .. } => Some(usize::from(from.0)),
+            Start::Import { .. } => panic!("nothing is stored"),
+        };
+        if let Some(source) = source {
+            let (kv_salt, kv) = &self.kv[source];
+            assert!(*kv_salt == salt && !leaves_nothing, "KV state crosses a border");
+            let secret = self.running[source].as_ref().is_some_and(|(_, secret)| *secret);
+            assert!(!secret, "a request that leaves nothing behind lends its state");
+            assert_eq!(kv[..n_start], prompt[..n_start], "the state is another prompt's");
+            assert!(n_start <= self.n_exact[source], "the state is only nearly the prompt's");
+            let is_whole = source == idx && n_start == kv.len();
+            assert!(is_whole || self.memory.rewinds_anywhere(), "the state cannot be cut there");
+        }
+        self.kv[idx] = (salt, prompt[..n_start].to_vec());
+        self.n_exact[idx] = n_start;
         self.table.acquire(Acquire {
             slot: plan.slot,
-            start: plan.start,
+            prompt: &prompt,
+            n_start_tokens: n_start as u32,
+            rewinds_to_tokens: 0,
             root,
-            prompt_chain: &block_chain(&root, &prompt, BLOCK),
+            prompt_chain: &chain,
             after_use: if leaves_nothing { AfterUse::Forget } else { AfterUse::Keep },
         });
+        // Some of the prompt's next tokens were further back in the slot; the fewer the prompt leaves, the more.
+        let n_moved = if matches!(plan.start, Start::Keep { .. }) && self.memory == MemoryKind::Full {
+            (prompt.len() - 1 - n_start) % 5
+        } else {
+            0
+        };
+        if n_moved > 0 {
+            let moved = &prompt[n_start..n_start + n_moved];
+            self.kv[idx].1.extend(moved);
+            self.table.extend_moved(SlotId(idx as u16), moved);
+        }
         self.running[idx] = Some((prompt, leaves_nothing));
+    }
+
+    /// Checks that a running sequence will compute what a request waits for.
+    fn check_wait(&self, prompt: &[Token], (slot, n_tokens): (SlotId, u32)) {
+        let (running, secret) = self.running[usize::from(slot.0)].as_ref().unwrap();
+        let n_tokens = n_tokens as usize;
+        assert!(!secret && running[..n_tokens] == prompt[..n_tokens], "a request waits for what never comes");
+        let n_held = self.kv[usize::from(slot.0)].1.len();
+        assert!(n_held < n_tokens, "a request waits for what is there");
+        assert!(
+            n_held <= self.n_exact[usize::from(slot.0)],
+            "a request waits for what will only be nearly its prompt's"
+        );
     }
 
     fn compute(&mut self, idx: usize, n: usize) {
@@ -142,8 +207,27 @@ impl Model {
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
             left => prompt[kv.len()..kv.len() + n.min(left)].to_vec(),
         };
+        if self.n_exact[idx] == kv.len() {
+            self.n_exact[idx] += next.len();
+        }
         kv.extend(&next);
         self.table.extend(SlotId(idx as u16), &next);
+    }
+
+    /// Drops tokens of an answer or of a computed prompt, as a context shift does.
+    fn shift(&mut self, idx: usize, (from, n): (usize, usize)) {
+        let kv = &mut self.kv[idx].1;
+        let n_prompt = self.running[idx].as_ref().map_or(0, |(prompt, _)| prompt.len());
+        if kv.len() < n_prompt || from + n >= kv.len() {
+            return;
+        }
+        kv.drain(from..from + n);
+        self.n_exact[idx] = self.n_exact[idx].min(from);
+        self.table.shift(SlotId(idx as u16), Shift { from_token: from as u32, n_dropped: n as u32 });
+        // What is left is no prompt to go on with.
+        if let Some((prompt, _)) = &mut self.running[idx] {
+            prompt.truncate(from);
+        }
     }
 
     fn end(&mut self, idx: usize) {
@@ -202,8 +286,10 @@ impl Model {
                 continue;
             }
             let chain = |tokens: &[Token]| block_chain(&root(*salt), tokens, BLOCK);
-            let ready = chain(kv);
-            let filling = running.map(|(prompt, _)| chain(prompt)).unwrap_or_default();
+            let ready = chain(&kv[..self.n_exact[idx].min(kv.len())]);
+            let is_exact = self.n_exact[idx] >= kv.len();
+            let coming = |prompt: &Vec<Token>| if is_exact { chain(prompt) } else { Vec::new() };
+            let filling = running.map(|(prompt, _)| coming(prompt)).unwrap_or_default();
             let n_ready = ready.len();
             let rest = filling.into_iter().skip(n_ready);
             for (depth, hash) in ready.into_iter().chain(rest).enumerate() {
@@ -240,12 +326,67 @@ proptest! {
     }
 }
 
+fn empty_index() -> ChunkIndex {
+    let limits = Limits {
+        ram_bytes: 0,
+        disk_bytes: 0,
+        min_hold_ms: 0,
+        pin_top: 0,
+        chunk_blocks_max: 1,
+        block_size_tokens: BLOCK,
+    };
+    ChunkIndex::new(limits)
+}
+
+/// Returns costs at which moving state is cheap where it is possible without a store.
+fn costs(memory: MemoryKind) -> Costs {
+    Costs {
+        prefill_ms_per_token: 1.0,
+        copy_ms_per_token: memory.rewinds_anywhere().then_some(0.01),
+        export_ms_per_token: None,
+        import_ms_per_byte: 0.01,
+        read_ms_per_byte: 0.01,
+        suffix_rounding: None,
+    }
+}
+
+/// Starts a prompt cold.
+fn start(table: &mut SlotTable, slot: u16, prompt: &[Token]) {
+    table.acquire(Acquire {
+        slot: SlotId(slot),
+        prompt,
+        n_start_tokens: 0,
+        rewinds_to_tokens: 0,
+        root: root(0),
+        prompt_chain: &block_chain(&root(0), prompt, BLOCK),
+        after_use: AfterUse::Keep,
+    });
+}
+
 fn busy_table() -> SlotTable {
-    let mut table = SlotTable::new(1, CONTEXT, BLOCK, MemoryKind::Full);
-    let acquire =
-        Acquire { slot: SlotId(0), start: Start::Cold, root: root(0), prompt_chain: &[], after_use: AfterUse::Keep };
-    table.acquire(acquire);
+    let mut table = SlotTable::new(shape(1, MemoryKind::Full));
+    start(&mut table, 0, &[1]);
     table
+}
+
+#[test]
+fn what_is_behind_a_shift_is_never_lent_or_announced() {
+    let mut table = SlotTable::new(shape(1, MemoryKind::Full));
+    start(&mut table, 0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    table.extend(SlotId(0), &[1, 2, 3, 4, 5, 6, 7, 8]);
+    table.shift(SlotId(0), Shift { from_token: 3, n_dropped: 2 });
+    table.extend(SlotId(0), &[9, 9]);
+    table.check_invariants();
+    let slot = table.slot(SlotId(0));
+    assert_eq!(slot.tokens(), [1, 2, 3, 6, 7, 8, 9, 9]);
+    assert_eq!(slot.exact_tokens(), [1, 2, 3]);
+    assert_eq!(slot.n_common(&[1, 2, 3, 6, 7], &root(0)), 3);
+    assert_eq!(slot.n_coming(&[1, 2, 3, 6, 7], &root(0)), 3);
+    let _ = table.release(SlotId(0));
+    table.check_invariants();
+    assert_eq!(table.slot(SlotId(0)).n_common(&[1, 2, 3, 6, 7], &root(0)), 3);
+    let chain = block_chain(&root(0), &[1, 2, 3, 6], BLOCK);
+    assert_eq!(table.tree().slots_with(&chain), [(SlotId(0), 1)]);
 }
 
 #[test]
@@ -265,20 +406,19 @@ fn a_slot_cannot_hold_more_than_a_context() {
 #[test]
 #[should_panic(expected = "idle")]
 fn an_idle_slot_cannot_be_extended() {
-    SlotTable::new(1, CONTEXT, BLOCK, MemoryKind::Full).extend(SlotId(0), &[1]);
+    SlotTable::new(shape(1, MemoryKind::Full)).extend(SlotId(0), &[1]);
 }
 
 /// Runs a prompt cold to its end in a slot of a model that cannot be rewound.
 fn run_to_the_end(table: &mut SlotTable, slot: u16, tokens: &[Token]) {
-    let (slot, start, root) = (SlotId(slot), Start::Cold, root(0));
-    table.acquire(Acquire { slot, start, root, prompt_chain: &[], after_use: AfterUse::Keep });
-    table.extend(slot, tokens);
-    let _ = table.release(slot);
+    start(table, slot, tokens);
+    table.extend(SlotId(slot), tokens);
+    let _ = table.release(SlotId(slot));
 }
 
 #[test]
 fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
-    let mut table = SlotTable::new(2, CONTEXT, BLOCK, MemoryKind::Recurrent);
+    let mut table = SlotTable::new(shape(2, MemoryKind::Recurrent));
     let chain = block_chain(&root(0), &[1, 2, 3, 4, 5, 6], BLOCK);
     let keys = |blocks: std::ops::Range<usize>| chain[blocks].iter().map(BlockHash::key).collect::<Vec<_>>();
     let stored = |table: &mut SlotTable| -> Vec<(Vec<BlockKey>, SlotId)> {

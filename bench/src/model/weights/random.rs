@@ -1,0 +1,50 @@
+//! A llama with random weights, whose keys depend on content and position as a trained model's do.
+//!
+//! Not here: digital models, whose keys are the same everywhere, so that a wrong key is not noticed there (`attention`). The
+//! idea: attention sharp enough that its choice of tokens decides the answer; one wrong byte of a key or value then shows.
+
+use warmpath_gguf::TensorType;
+
+use crate::model::preset::{HEAD_SIZE, N_KV_HEADS, Spec};
+use crate::model::tokenizer::Tokenizer;
+use crate::model::weights::recurrent::{noise, output};
+use crate::model::weights::{Tensor, tensor};
+
+/// Is the standard deviation of a query's or key's channel; that of a score is its square.
+const QUERY: f32 = 1.6;
+/// Is the standard deviation of what a layer's halves add to a channel, roughly.
+const GAIN: f32 = 2.5;
+
+/// Returns the tensors of a model with random weights.
+pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tensor> {
+    let (width, n_ff, n_tokens) = (spec.width, spec.n_ff, tokenizer.n_tokens);
+    let (heads, kv_heads) = (spec.n_heads * HEAD_SIZE, N_KV_HEADS * HEAD_SIZE);
+    let mut stream = 300;
+    let mut random = |name: String, shape: &[usize], deviation: f32| {
+        stream += 1;
+        let (n, stream) = (shape.iter().product(), stream);
+        // Each output channel sums over the inputs, whose mean square is 1.
+        let deviation = deviation / (shape[0] as f32).sqrt();
+        tensor(&name, spec.weight_type, shape, move || noise(seed, stream, n, deviation))
+    };
+    let ones = |name: &str| tensor(name, TensorType::F32, &[width], move || vec![1.0; width]);
+    let mut tensors = vec![
+        random("token_embd.weight".to_owned(), &[width, n_tokens], (width as f32).sqrt()),
+        ones("output_norm.weight"),
+        output(spec, (seed, spec.weight_type), tokenizer),
+    ];
+    for il in 0..spec.layers.len() {
+        let name = |part: &str| format!("blk.{il}.{part}.weight");
+        tensors.extend([ones(&name("attn_norm")), ones(&name("ffn_norm"))]);
+        tensors.extend([
+            random(name("attn_q"), &[width, heads], QUERY),
+            random(name("attn_k"), &[width, kv_heads], QUERY),
+            random(name("attn_v"), &[width, kv_heads], GAIN),
+            random(name("attn_output"), &[heads, width], GAIN),
+            random(name("ffn_gate"), &[width, n_ff], GAIN),
+            random(name("ffn_up"), &[width, n_ff], GAIN),
+            random(name("ffn_down"), &[n_ff, width], GAIN),
+        ]);
+    }
+    tensors
+}

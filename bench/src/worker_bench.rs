@@ -1,0 +1,255 @@
+//! `warmpath-bench worker`: the worker's prompt-state cache, beside llama-server on the same model, against what it must reach.
+//!
+//! Not here: the servers (`contender`), what they are asked (`traffic`, `shapes`, `throughput`, `state`), figures and goals
+//! (`measured`, `goals`), tables (`tables`, `outcome`).
+//! The idea: ratios of one run. In every scenario the servers take turns, pass by pass, so that a noisy machine is noisy for all.
+
+pub mod contender;
+pub mod goals;
+pub mod measured;
+pub mod outcome;
+pub mod scenario;
+pub mod shapes;
+pub mod state;
+pub mod tables;
+pub mod throughput;
+pub mod traffic;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use self::contender::{Contender, Programs, Setup};
+use self::measured::Measured;
+use self::outcome::Outcome;
+use self::scenario::Scenario;
+use self::shapes::Texts;
+use self::state::{Footprint, Restart};
+use self::tables::Section;
+use self::traffic::{Pass, Traffic};
+use crate::client::Message;
+use crate::fleet::bin_dir;
+use crate::prompts::words;
+
+/// Is what `worker` is told on the command line.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// GGUF file that every server serves.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.
+    #[arg(long, value_name = "PEER")]
+    against: Option<Peer>,
+    /// Scenario to run, several times for several. The default is all.
+    #[arg(long = "scenario", value_name = "NAME")]
+    scenarios: Vec<Scenario>,
+    /// Passes of every reuse scenario, each on a fresh server with other texts; throughput has rounds of its own.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: u64,
+    /// Page to write the tables into.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Folder that holds warmpath-worker. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Threads of each server.
+    #[arg(long, default_value_t = 2)]
+    threads: u16,
+    /// Seed of all texts.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Is a server to compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
+    /// llama.cpp's own server.
+    LlamaServer,
+}
+
+/// Is the script that builds llama-server, and where it puts it, in the source tree.
+const PEER_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/llama-server.sh");
+const PEER_PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers/llama-server/llama-server");
+
+/// Is the context of a slot: the longest scenario's prompts and answers fit in. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 8192;
+
+/// Runs the scenarios, prints their tables, and writes them into the page if one is named.
+///
+/// A goal that is missed is said and is no error: this measures. Errors: a server that does not start or answer; the other
+/// scenarios are run and shown all the same.
+pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
+    let self_test_cache = tempfile::tempdir()?;
+    let programs = Programs {
+        worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
+        peer: args.against.map(|Peer::LlamaServer| peer_program()).transpose()?,
+        model: args.model.clone(),
+        threads: args.threads,
+        self_test_cache: self_test_cache.path().to_owned(),
+    };
+    let tokens_per_word = tokens_per_word(&programs).await.context("counting the tokens of a word")?;
+    let bench = Bench { programs, tokens_per_word, seed: args.seed, repeat: args.repeat.max(1) };
+    let scenarios = if args.scenarios.is_empty() { Scenario::ALL.to_vec() } else { args.scenarios.clone() };
+    let mut outcome = Outcome::default();
+    for scenario in scenarios {
+        bench.run(scenario, &mut outcome).await;
+    }
+    eprintln!("{}", outcome.summary());
+    if let Some(out) = &args.out {
+        let page = std::fs::read_to_string(out).with_context(|| format!("reading {}", out.display()))?;
+        std::fs::write(out, tables::splice(&page, &outcome.page()))?;
+    }
+    let failures = outcome.failures();
+    anyhow::ensure!(failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
+    Ok(())
+}
+
+/// Returns llama-server's path after building it where it is missing or out of date.
+fn peer_program() -> anyhow::Result<PathBuf> {
+    let status = std::process::Command::new(PEER_SCRIPT).status().with_context(|| format!("starting {PEER_SCRIPT}"))?;
+    anyhow::ensure!(status.success(), "{PEER_SCRIPT} ended with {status}");
+    Ok(PEER_PROGRAM.into())
+}
+
+/// Returns the tokens of a word of our texts in the model's vocabulary.
+async fn tokens_per_word(programs: &Programs) -> anyhow::Result<f64> {
+    let setup = Setup { n_slots: traffic::N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
+    let server = programs.start(Contender::Worker, &setup).await?;
+    eprintln!("{} has settled on {}", Contender::Worker.name(), server.settled().unwrap_or_default());
+    let (few, many) = (10, 510);
+    let mut prompt_tokens = Vec::new();
+    for n_words in [few, many] {
+        let answer = server.client.ask_exactly(&[Message::new("user", words(0, n_words))], 1).await?;
+        prompt_tokens.push(answer.prompt_tokens as f64);
+    }
+    server.stop().await?;
+    Ok((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64)
+}
+
+/// Is what every scenario needs.
+#[derive(Debug)]
+struct Bench {
+    programs: Programs,
+    tokens_per_word: f64,
+    seed: u64,
+    repeat: u64,
+}
+
+impl Bench {
+    /// Runs a scenario, shows its table and adds it to the outcome.
+    async fn run(&self, scenario: Scenario, outcome: &mut Outcome) {
+        let started = Instant::now();
+        eprintln!("{} ...", scenario.name());
+        match scenario {
+            Scenario::Throughput => self.throughput(outcome).await,
+            Scenario::Restart => self.restart(outcome).await,
+            Scenario::SharedRam50 => self.footprint(outcome).await,
+            _ => self.reuse(scenario, outcome).await,
+        }
+        eprintln!("  {:.0} s", started.elapsed().as_secs_f64());
+    }
+
+    /// Returns the texts of a pass.
+    fn texts(&self, pass_idx: u64) -> Texts {
+        Texts { seed: self.seed * 1000 + pass_idx, tokens_per_word: self.tokens_per_word }
+    }
+
+    /// Returns the servers that take part in a scenario.
+    fn contenders(&self, scenario: Scenario) -> Vec<Contender> {
+        let mut contenders = scenario.contenders();
+        contenders.retain(|contender| !contender.is_peer() || self.programs.peer.is_some());
+        contenders
+    }
+
+    async fn reuse(&self, scenario: Scenario, outcome: &mut Outcome) {
+        let mut passes: BTreeMap<Contender, Vec<Pass>> = BTreeMap::new();
+        for pass_idx in 0..self.repeat {
+            for contender in self.contenders(scenario) {
+                match self.pass(scenario, contender, pass_idx).await {
+                    Ok(pass) => passes.entry(contender).or_default().push(pass),
+                    Err(error) => outcome.fail(scenario, contender, &error),
+                }
+            }
+        }
+        let measured = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
+        if !measured::same_prompts(&measured) {
+            eprintln!("  the servers' answers differ, and so do the prompts that contain them");
+        }
+        let verdicts = goals::judge(scenario, &measured);
+        let mut section = Section::new(&tables::REUSE_HEADER);
+        section.rows = tables::reuse_rows(scenario, &measured, &verdicts);
+        outcome.show("Reuse; tokens are those of the warm prompts in one pass:", section);
+        outcome.judge(scenario, verdicts);
+    }
+
+    async fn pass(&self, scenario: Scenario, contender: Contender, pass_idx: u64) -> anyhow::Result<Pass> {
+        let cache_ram_mib = (scenario == Scenario::HotAfterFloodTight).then(|| self.third_of_the_flood_mib());
+        let setup = Setup {
+            n_slots: traffic::N_SLOTS,
+            slot_context_tokens: SLOT_CONTEXT_TOKENS,
+            cache_ram_mib: cache_ram_mib.transpose()?,
+            cache_disk: None,
+        };
+        let server = self.programs.start(contender, &setup).await?;
+        let traffic = Traffic { client: &server.client, texts: self.texts(pass_idx) };
+        let pass = traffic.run(scenario).await?;
+        server.stop().await?;
+        Ok(pass)
+    }
+
+    /// Returns the RAM limit that holds a third of the flood's KV state. Units: MiB.
+    fn third_of_the_flood_mib(&self) -> anyhow::Result<u64> {
+        let flood_tokens = u64::from(traffic::FLOOD_PROMPTS * traffic::FLOOD_PROMPT_TOKENS);
+        Ok((flood_tokens * state::kv_token_bytes(&self.programs.model)? / 3).div_ceil(1 << 20))
+    }
+
+    async fn throughput(&self, outcome: &mut Outcome) {
+        for load in throughput::LOADS {
+            match throughput::measure(&self.programs, self.texts(0), load).await {
+                Ok(rates) => {
+                    let mut section = throughput::section();
+                    let (rows, verdicts) = throughput::rows(load, &rates);
+                    section.rows = rows;
+                    outcome.show("Throughput, tokens a second by all sequences together:", section);
+                    outcome.judge(Scenario::Throughput, verdicts);
+                }
+                Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
+            }
+        }
+    }
+
+    async fn restart(&self, outcome: &mut Outcome) {
+        let mut section = Restart::section();
+        let mut verdicts = Vec::new();
+        for contender in self.contenders(Scenario::Restart) {
+            match state::restart(&self.programs, contender, self.texts(0)).await {
+                Ok(restart) => {
+                    section.rows.push(restart.row(contender));
+                    verdicts.extend(restart.verdicts(contender));
+                }
+                Err(error) => outcome.fail(Scenario::Restart, contender, &error),
+            }
+        }
+        outcome.show("Restart, the same conversations before and after:", section);
+        outcome.judge(Scenario::Restart, verdicts);
+    }
+
+    async fn footprint(&self, outcome: &mut Outcome) {
+        let mut section = Footprint::section();
+        let mut verdicts = Vec::new();
+        for contender in self.contenders(Scenario::SharedRam50) {
+            match state::footprint(&self.programs, contender, self.texts(0)).await {
+                Ok(footprint) => {
+                    section.rows.push(footprint.row(contender));
+                    verdicts.extend(footprint.verdicts());
+                }
+                Err(error) => outcome.fail(Scenario::SharedRam50, contender, &error),
+            }
+        }
+        outcome.show("Memory of 50 conversations that share a prefix of 2,000 tokens:", section);
+        outcome.judge(Scenario::SharedRam50, verdicts);
+    }
+}

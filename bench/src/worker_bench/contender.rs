@@ -1,0 +1,227 @@
+//! What is compared: the worker and llama-server, each with the flags of its settings, started and looked into.
+//!
+//! Not here: what they are asked (`traffic`, `throughput`, `state`).
+//! The idea: every run gets a fresh process, so that cold is cold, with the same model, slots, threads and context.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use crate::client::{ChatClient, Message};
+use crate::fleet::Server;
+
+/// Is how long a model may take to load, and how long a server may take to end.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Is one of the servers that are compared, with its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Contender {
+    /// `warmpath-worker` at its defaults.
+    Worker,
+    /// `warmpath-worker --disable-prefix-cache`.
+    WorkerUncached,
+    /// llama-server with the settings that are best for it on a CPU.
+    PeerBest,
+    /// llama-server at its defaults.
+    PeerDefaults,
+}
+
+impl Contender {
+    /// Returns the name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "warmpath-worker",
+            Self::WorkerUncached => "warmpath-worker, cache off",
+            Self::PeerBest => "llama-server, best",
+            Self::PeerDefaults => "llama-server, defaults",
+        }
+    }
+
+    /// Returns the name of the settings alone.
+    pub fn settings_name(self) -> &'static str {
+        match self {
+            Self::Worker | Self::PeerDefaults => "defaults",
+            Self::WorkerUncached => "cache off",
+            Self::PeerBest => "best",
+        }
+    }
+
+    /// Returns whether it is llama-server.
+    pub fn is_peer(self) -> bool {
+        matches!(self, Self::PeerBest | Self::PeerDefaults)
+    }
+}
+
+/// Is how large a server is set up; the same for all that are compared.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Setup {
+    /// Is the number of slots.
+    pub n_slots: u16,
+    /// Is the context of each slot. Units: tokens.
+    pub slot_context_tokens: u32,
+    /// Is the limit of the state kept in RAM, where it is not the server's default. Units: MiB.
+    pub cache_ram_mib: Option<u64>,
+    /// Is the folder for state that survives the process; llama-server has none.
+    pub cache_disk: Option<PathBuf>,
+}
+
+/// Is the number of slots that llama-server takes if it is not told.
+const PEER_SLOTS_DEFAULT: u16 = 4;
+
+/// Returns the command line of `contender`, port and model aside.
+///
+/// llama-server's default of four slots comes with one KV buffer for all of them; any number that is given, with split ones.
+/// Its best settings on a CPU are no flash attention and split buffers; its RAM cache is on by itself.
+pub fn settings(contender: Contender, setup: &Setup) -> Vec<String> {
+    let mut args: Vec<String> = Vec::new();
+    let context_tokens_total = u32::from(setup.n_slots) * setup.slot_context_tokens;
+    args.extend(["--ctx-size".to_owned(), context_tokens_total.to_string()]);
+    if contender != Contender::PeerDefaults || setup.n_slots != PEER_SLOTS_DEFAULT {
+        args.extend(["--parallel".to_owned(), setup.n_slots.to_string()]);
+    }
+    if contender == Contender::WorkerUncached {
+        args.push("--disable-prefix-cache".to_owned());
+    }
+    if contender == Contender::PeerBest {
+        args.extend(["--flash-attn", "off", "--no-kv-unified"].map(str::to_owned));
+    }
+    if let Some(mib) = setup.cache_ram_mib {
+        args.extend(["--cache-ram".to_owned(), mib.to_string()]);
+    }
+    if let Some(dir) = setup.cache_disk.as_ref().filter(|_| contender == Contender::Worker) {
+        args.extend(["--cache-disk".to_owned(), dir.display().to_string()]);
+    }
+    args
+}
+
+/// Is where the programs and the model are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// Is `warmpath-worker`.
+    pub worker: PathBuf,
+    /// Is `llama-server`, where it takes part.
+    pub peer: Option<PathBuf>,
+    /// Is the GGUF file that all serve.
+    pub model: PathBuf,
+    /// Is the threads of each server.
+    pub threads: u16,
+    /// Is the folder of this run alone in which workers remember their self-test: an older one may be of a busier machine.
+    pub self_test_cache: PathBuf,
+}
+
+impl Programs {
+    /// Starts `contender`, waits until it answers, and asks it once for a word, so that nothing is measured for the first time.
+    ///
+    /// Errors: it does not start or does not answer; its log is in the message.
+    pub async fn start(&self, contender: Contender, setup: &Setup) -> anyhow::Result<Running> {
+        let (program, mut args) = if contender.is_peer() {
+            let peer = self.peer.as_deref().context("no llama-server takes part")?;
+            (peer, ["--host", "127.0.0.1", "--port", "0"].map(str::to_owned).to_vec())
+        } else {
+            let self_test_cache = self.self_test_cache.display().to_string();
+            let args = ["--listen", "127.0.0.1:0", "--self-test-cache", &self_test_cache].map(str::to_owned);
+            (self.worker.as_path(), args.to_vec())
+        };
+        args.extend(["--model".to_owned(), self.model.display().to_string()]);
+        args.extend(["--threads".to_owned(), self.threads.to_string()]);
+        args.extend(settings(contender, setup));
+        Running::start(contender, program, &args).await
+    }
+}
+
+/// Is a server that runs.
+#[derive(Debug)]
+pub struct Running {
+    server: Server,
+    /// Asks it.
+    pub client: ChatClient,
+}
+
+impl Running {
+    async fn start(contender: Contender, program: &Path, args: &[String]) -> anyhow::Result<Self> {
+        let mut server = Server::start(contender.name(), program, args).await?;
+        server.answers("/health", LOAD_TIMEOUT).await?;
+        let client = ChatClient::new(&server.base_url(), None)?;
+        client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
+        Ok(Self { server, client })
+    }
+
+    /// Asks it to end and waits until it has.
+    ///
+    /// Errors: it does not end, or not with status 0.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        let status = self.server.terminate(LOAD_TIMEOUT).await?;
+        anyhow::ensure!(status.success(), "it ended with {status}; its log:\n{}", self.server.log());
+        Ok(())
+    }
+
+    /// Returns how the worker settled attention and buffer, as its log says it; absent for llama-server.
+    pub fn settled(&self) -> Option<String> {
+        settled(&self.server.log())
+    }
+
+    /// Returns the resident memory of its process; absent where the system does not tell (other than Linux).
+    ///
+    /// Units: bytes.
+    pub fn rss_bytes(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.server.pid()?)).ok()?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    }
+
+    /// Returns what the worker's `/cache` says.
+    ///
+    /// Errors: it does not answer, or not with JSON.
+    pub async fn cache(&self) -> anyhow::Result<Value> {
+        let http = reqwest::Client::builder().no_proxy().timeout(LOAD_TIMEOUT).build()?;
+        let response = http.get(format!("{}/cache", self.server.base_url())).send().await?.error_for_status()?;
+        Ok(response.json().await?)
+    }
+}
+
+fn settled(log: &str) -> Option<String> {
+    let ready = log.lines().find(|line| line.contains(" ready model="))?;
+    let wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
+    Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(contender: Contender, setup: &Setup) -> String {
+        settings(contender, setup).join(" ")
+    }
+
+    #[test]
+    fn all_get_the_same_context_and_slots() {
+        let setup = Setup { n_slots: 4, slot_context_tokens: 8192, ..Setup::default() };
+        assert_eq!(line(Contender::Worker, &setup), "--ctx-size 32768 --parallel 4");
+        assert_eq!(line(Contender::WorkerUncached, &setup), "--ctx-size 32768 --parallel 4 --disable-prefix-cache");
+        let best = "--ctx-size 32768 --parallel 4 --flash-attn off --no-kv-unified";
+        assert_eq!(line(Contender::PeerBest, &setup), best);
+    }
+
+    #[test]
+    fn the_peers_defaults_name_the_slots_only_where_they_are_not_its_own() {
+        let setup = |n_slots| Setup { n_slots, slot_context_tokens: 1024, ..Setup::default() };
+        assert_eq!(line(Contender::PeerDefaults, &setup(4)), "--ctx-size 4096");
+        assert_eq!(line(Contender::PeerDefaults, &setup(8)), "--ctx-size 8192 --parallel 8");
+    }
+
+    #[test]
+    fn the_workers_log_says_how_it_settled() {
+        let log = "INFO engine: chosen flash_attn=true kv_unified=true\n  INFO start: ready model=\"b\" flash_attn=false kv_unified=true took_s=1\n";
+        assert_eq!(settled(log).as_deref(), Some("flash_attn=false kv_unified=true"));
+        assert_eq!(settled("listening on http://127.0.0.1:1"), None);
+    }
+
+    #[test]
+    fn limits_go_to_all_but_a_folder_only_to_the_worker() {
+        let setup = Setup { cache_ram_mib: Some(32), cache_disk: Some("/d".into()), ..Setup::default() };
+        assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d"));
+        assert!(line(Contender::PeerBest, &setup).ends_with("--no-kv-unified --cache-ram 32"));
+    }
+}

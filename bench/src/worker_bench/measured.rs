@@ -1,0 +1,139 @@
+//! What the passes of one server in one scenario come to: tokens computed, median TTFT cold and warm, by round too.
+//!
+//! Not here: what the figures must be (`goals`).
+
+use std::collections::BTreeMap;
+
+use super::contender::Contender;
+use super::traffic::Pass;
+use crate::client::Answer;
+
+/// Is the figures of one server in one scenario; all 0 without answers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measured {
+    /// Is the warm prompts' tokens in a pass.
+    pub prompt_tokens: u64,
+    /// Is how many of them were computed in a pass.
+    pub computed_tokens: u64,
+    /// Is the median TTFT of cold prompts; absent where a scenario has none. Units: milliseconds.
+    pub cold_ttft_ms: Option<f64>,
+    /// Is the median TTFT of warm prompts. Units: milliseconds.
+    pub warm_ttft_ms: f64,
+    /// Is the mean TTFT of warm prompts. Units: milliseconds.
+    pub warm_ttft_ms_mean: f64,
+    /// Is the median TTFT of each round of warm prompts. Units: milliseconds.
+    pub round_ttft_ms: Vec<f64>,
+    /// Is the median time of one decode step of warm answers. Units: milliseconds.
+    pub step_ms: f64,
+}
+
+impl Measured {
+    /// Sums up the passes of one server.
+    pub fn of(passes: &[Pass]) -> Self {
+        let n_passes = passes.len().max(1) as u64;
+        let warm: Vec<&Answer> = passes.iter().flat_map(|pass| pass.rounds.iter().flatten()).collect();
+        let cold: Vec<f64> = passes.iter().flat_map(|pass| &pass.cold).map(|answer| answer.ttft_ms).collect();
+        let n_rounds = passes.iter().map(|pass| pass.rounds.len()).max().unwrap_or(0);
+        let ttft_ms = |round: usize| {
+            let answers = passes.iter().filter_map(move |pass| pass.rounds.get(round)).flatten();
+            answers.map(|answer| answer.ttft_ms).collect::<Vec<_>>()
+        };
+        let warm_ms: Vec<f64> = warm.iter().map(|answer| answer.ttft_ms).collect();
+        let steps_ms: Vec<f64> = warm.iter().filter_map(|answer| answer.tpot_ms).collect();
+        Self {
+            prompt_tokens: warm.iter().map(|answer| answer.prompt_tokens).sum::<u64>() / n_passes,
+            computed_tokens: warm.iter().map(|answer| computed_tokens(answer)).sum::<u64>() / n_passes,
+            cold_ttft_ms: median(&cold),
+            warm_ttft_ms: median(&warm_ms).unwrap_or(0.0),
+            warm_ttft_ms_mean: warm_ms.iter().sum::<f64>() / warm_ms.len().max(1) as f64,
+            round_ttft_ms: (0..n_rounds).filter_map(|round| median(&ttft_ms(round))).collect(),
+            step_ms: median(&steps_ms).unwrap_or(0.0),
+        }
+    }
+
+    /// Returns the share of the warm prompts' tokens that was reused.
+    pub fn reused(&self) -> f64 {
+        let reused_tokens = self.prompt_tokens.saturating_sub(self.computed_tokens);
+        reused_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+
+    /// Returns the warm TTFT as a part of the cold one.
+    pub fn warm_to_cold(&self) -> Option<f64> {
+        self.cold_ttft_ms.map(|cold_ms| self.warm_ttft_ms / cold_ms)
+    }
+
+    /// Returns the warm TTFT of the worst round as a part of the cold one.
+    pub fn worst_round_to_cold(&self) -> Option<f64> {
+        let worst = self.round_ttft_ms.iter().copied().max_by(f64::total_cmp)?;
+        self.cold_ttft_ms.map(|cold_ms| worst / cold_ms)
+    }
+}
+
+/// Returns whether all servers got prompts of the same length, as they do while their greedy answers agree.
+pub fn same_prompts(measured: &BTreeMap<Contender, Measured>) -> bool {
+    let mut lengths = measured.values().map(|measured| measured.prompt_tokens);
+    let first = lengths.next();
+    lengths.all(|length| Some(length) == first)
+}
+
+fn computed_tokens(answer: &Answer) -> u64 {
+    answer.prompt_tokens.saturating_sub(answer.cached_tokens)
+}
+
+/// Returns the median, the mean of the middle two of an even number; none of no values.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = sorted[(sorted.len() - 1) / 2];
+    Some(lower.midpoint(upper))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::worker_bench) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
+        Answer {
+            text: String::new(),
+            worker: None,
+            slot: None,
+            route: None,
+            predicted_cached_tokens: None,
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens: 8,
+            ttft_ms,
+            tpot_ms: Some(5.0),
+        }
+    }
+
+    #[test]
+    fn medians_of_odd_even_and_no_values() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
+    }
+
+    #[test]
+    fn counts_what_one_pass_computes_and_takes_medians_over_all() {
+        let pass = |warm_ms| Pass {
+            cold: vec![answer(100, 0, 100.0)],
+            rounds: vec![vec![answer(110, 100, warm_ms)], vec![answer(120, 110, 2.0 * warm_ms)]],
+        };
+        let measured = Measured::of(&[pass(10.0), pass(10.0), pass(40.0)]);
+        assert_eq!((measured.prompt_tokens, measured.computed_tokens), (230, 20));
+        assert_eq!(measured.cold_ttft_ms, Some(100.0));
+        assert_eq!(measured.round_ttft_ms, [10.0, 20.0]);
+        assert_eq!(measured.warm_ttft_ms, 20.0);
+        assert_eq!(measured.worst_round_to_cold(), Some(0.2));
+        assert_eq!(measured.step_ms, 5.0);
+        assert!((measured.reused() - 210.0 / 230.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_measured_is_nothing_reused() {
+        let measured = Measured::of(&[]);
+        assert_eq!((measured.reused(), measured.warm_to_cold()), (0.0, None));
+    }
+}

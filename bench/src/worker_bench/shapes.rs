@@ -1,0 +1,113 @@
+//! The texts of the scenarios: which messages are the same, which differ, how long they are.
+//!
+//! Not here: who is asked in which order (`traffic`).
+//! The idea: lengths are wanted in tokens and made in words; one question to a server tells how many tokens a word has.
+
+use rand::seq::SliceRandom as _;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng as _;
+
+use crate::client::Message;
+use crate::prompts::words;
+
+/// Makes texts of a wanted length whose contents depend on a seed.
+#[derive(Debug, Clone, Copy)]
+pub struct Texts {
+    /// Chooses all texts; another one finds nothing of an earlier run in any cache.
+    pub seed: u64,
+    /// Is the tokens of a word, on average.
+    pub tokens_per_word: f64,
+}
+
+impl Texts {
+    /// Returns a text of about `n_tokens`; the same one for the same `idx`.
+    pub fn text(&self, idx: u64, n_tokens: u32) -> String {
+        words(self.seed * 1_000_000 + idx, (f64::from(n_tokens) / self.tokens_per_word).ceil() as usize)
+    }
+
+    /// Returns a conversation of one user message.
+    pub fn user(&self, idx: u64, n_tokens: u32) -> Vec<Message> {
+        vec![Message::new("user", self.text(idx, n_tokens))]
+    }
+
+    /// Returns a conversation with `system` and a user message of `n_tokens`.
+    pub fn under(&self, system: &str, idx: u64, n_tokens: u32) -> Vec<Message> {
+        vec![Message::new("system", system), Message::new("user", self.text(idx, n_tokens))]
+    }
+
+    /// Returns `items` in an order that depends on the seed alone.
+    pub fn shuffled<T>(&self, items: impl Iterator<Item = T>) -> Vec<T> {
+        let mut items: Vec<T> = items.collect();
+        items.shuffle(&mut ChaCha8Rng::seed_from_u64(self.seed));
+        items
+    }
+
+    /// Returns a prompt and what it grows to, `n_rounds` times by `n_words`: each begins with all of the one before.
+    pub fn grown(&self, idx: u64, n_tokens: u32, growth: Growth) -> Vec<Vec<Message>> {
+        let mut text = self.text(idx, n_tokens);
+        let mut conversations = vec![vec![Message::new("user", text.clone())]];
+        for round in 0..growth.n_rounds {
+            text.push(' ');
+            text.push_str(&words(self.seed * 1_000_000 + idx + 1 + round, growth.n_words));
+            conversations.push(vec![Message::new("user", text.clone())]);
+        }
+        conversations
+    }
+}
+
+/// Says how a prompt grows.
+#[derive(Debug, Clone, Copy)]
+pub struct Growth {
+    /// Is how many times.
+    pub n_rounds: u64,
+    /// Is by how many words each time.
+    pub n_words: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXTS: Texts = Texts { seed: 3, tokens_per_word: 2.0 };
+
+    #[test]
+    fn texts_have_the_words_that_make_the_tokens() {
+        assert_eq!(TEXTS.text(1, 100).split(' ').count(), 50);
+        assert_eq!(TEXTS.text(1, 101).split(' ').count(), 51);
+    }
+
+    #[test]
+    fn each_index_and_each_seed_has_texts_of_its_own() {
+        assert_eq!(TEXTS.text(1, 100), TEXTS.text(1, 100));
+        assert_ne!(TEXTS.text(1, 100), TEXTS.text(2, 100));
+        assert_ne!(TEXTS.text(1, 100), Texts { seed: 4, ..TEXTS }.text(1, 100));
+    }
+
+    #[test]
+    fn a_grown_prompt_begins_with_all_of_the_one_before() {
+        let conversations = TEXTS.grown(10, 40, Growth { n_rounds: 4, n_words: 3 });
+        assert_eq!(conversations.len(), 5);
+        for pair in conversations.windows(2) {
+            let rest = pair[1][0].content.strip_prefix(&pair[0][0].content).expect("it begins with the one before");
+            assert_eq!(rest.split_whitespace().count(), 3, "{rest:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_is_of_the_same_items_and_repeats_for_a_seed() {
+        let order = TEXTS.shuffled(0..24);
+        assert_eq!(order, TEXTS.shuffled(0..24));
+        assert_ne!(order, Texts { seed: 4, ..TEXTS }.shuffled(0..24));
+        assert_ne!(order, (0..24).collect::<Vec<_>>());
+        let mut sorted = order;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn users_under_one_system_prompt_differ_behind_it() {
+        let (one, other) = (TEXTS.under("be brief", 1, 20), TEXTS.under("be brief", 2, 20));
+        assert_eq!(one[0], other[0]);
+        assert_ne!(one[1], other[1]);
+    }
+}

@@ -1,0 +1,287 @@
+//! What is kept: through a restart, and in how much memory.
+//!
+//! Not here: reuse while a server runs (`traffic`).
+//! The idea: kept state counts only if it is used, so both scenarios ask again and count what is not computed.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use warmpath_gguf::Header;
+
+use super::contender::{Contender, Programs, Running, Setup};
+use super::goals::Verdict;
+use super::measured::median;
+use super::shapes::Texts;
+use super::tables::{Section, goals, percent, reached};
+use crate::client::{Answer, Message};
+
+/// Is the slots of the servers.
+const N_SLOTS: u16 = 4;
+/// Is the context of a slot. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 8192;
+/// Is the conversations that are held before and after the restart.
+const RESTART_CONVERSATIONS: u64 = 10;
+/// Is the tokens of each of them.
+const RESTART_TOKENS: u32 = 900;
+/// Is the conversations that share one prefix.
+const SHARING_CONVERSATIONS: u64 = 50;
+/// Is the tokens of that prefix.
+const SHARED_TOKENS: u32 = 2000;
+/// Is the tokens of each conversation's own question.
+const QUESTION_TOKENS: u32 = 256;
+/// Is the tokens of each answer.
+const ANSWER_TOKENS: u32 = 16;
+/// Is the part of what was held that must come back.
+const COME_BACK_MIN: f64 = 0.95;
+/// Is how many times the distinct tokens' bytes the cache may take.
+const BYTES_MAX: f64 = 1.1;
+/// Is the part of the sharing conversations' own tokens that must be reused when they are asked again, for the bytes to count.
+///
+/// Source: the last, partial block of each is not kept, which is 16 of 270 tokens on average.
+const OWN_REUSED_MIN: f64 = 0.85;
+/// Is the bytes of one number of the KV cache, which all servers keep in 16 bits by default.
+const NUMBER_BYTES: u64 = 2;
+
+fn setup() -> Setup {
+    Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() }
+}
+
+fn mib(bytes: f64) -> String {
+    format!("{:.1}", bytes / f64::from(1 << 20))
+}
+
+fn cached_tokens(answers: &[Answer]) -> u64 {
+    answers.iter().map(|answer| answer.cached_tokens).sum()
+}
+
+fn ttft_ms(answers: &[Answer]) -> f64 {
+    median(&answers.iter().map(|answer| answer.ttft_ms).collect::<Vec<_>>()).unwrap_or(0.0)
+}
+
+/// Is what a restart left.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Restart {
+    /// Is the tokens that were reused when the traffic was repeated before the restart.
+    pub held_tokens: u64,
+    /// Is the tokens that were reused when it was repeated after the restart.
+    pub came_back_tokens: u64,
+    /// Is the median TTFT of the first traffic. Units: milliseconds.
+    pub cold_ttft_ms: f64,
+    /// Is the median TTFT of the traffic after the restart. Units: milliseconds.
+    pub after_ttft_ms: f64,
+}
+
+/// Holds conversations twice, restarts the server as an operator would, and holds them again.
+///
+/// Errors: a server that does not start or end, a request that fails.
+pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Restart> {
+    let dir = tempfile::tempdir()?;
+    let setup = Setup { cache_disk: Some(dir.path().to_owned()), ..setup() };
+    let server = programs.start(contender, &setup).await?;
+    let cold = ask_all(&server, texts).await?;
+    let held = ask_all(&server, texts).await?;
+    server.stop().await?;
+    let server = programs.start(contender, &setup).await?;
+    let after = ask_all(&server, texts).await?;
+    server.stop().await?;
+    Ok(Restart {
+        held_tokens: cached_tokens(&held),
+        came_back_tokens: cached_tokens(&after),
+        cold_ttft_ms: ttft_ms(&cold),
+        after_ttft_ms: ttft_ms(&after),
+    })
+}
+
+async fn ask_all(server: &Running, texts: Texts) -> anyhow::Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    for conversation in 0..RESTART_CONVERSATIONS {
+        let messages = texts.user(conversation, RESTART_TOKENS);
+        answers.push(server.client.ask_exactly(&messages, ANSWER_TOKENS).await?);
+    }
+    Ok(answers)
+}
+
+impl Restart {
+    /// Returns an empty table for [`Self::row`].
+    pub fn section() -> Section {
+        let names = ["server", "tokens held", "came back", "TTFT cold ms", "TTFT after ms", "must reach", "reached"];
+        Section::new(&names)
+    }
+
+    /// Returns the share of what was held that came back.
+    pub fn share(&self) -> f64 {
+        self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
+    }
+
+    /// Returns the verdict, for the worker.
+    pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
+        let verdict = Verdict::at_least("came back", "95 %", (self.share(), COME_BACK_MIN));
+        if contender == Contender::Worker { vec![verdict] } else { Vec::new() }
+    }
+
+    /// Returns the row of a server.
+    pub fn row(&self, contender: Contender) -> Vec<String> {
+        let verdicts = self.verdicts(contender);
+        vec![
+            contender.name().to_owned(),
+            self.held_tokens.to_string(),
+            format!("{} ({})", self.came_back_tokens, percent(self.share())),
+            format!("{:.0}", self.cold_ttft_ms),
+            format!("{:.0}", self.after_ttft_ms),
+            goals(&verdicts),
+            reached(&verdicts),
+        ]
+    }
+}
+
+/// Is the memory that conversations with one prefix take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Footprint {
+    /// Is the tokens of all of them, the prefix counted once.
+    pub distinct_tokens: u64,
+    /// Is the bytes of a token's KV state.
+    pub token_bytes: u64,
+    /// Is the bytes of the RAM tier; only the worker says. Units: bytes.
+    pub cache_bytes: Option<u64>,
+    /// Is how much the process grew; absent where the system does not tell. Units: bytes.
+    pub rss_growth_bytes: Option<i64>,
+    /// Is the share of the tokens behind the prefix that was reused when all were asked again: what of them was really kept.
+    pub own_reused: f64,
+}
+
+/// Holds the conversations that share a prefix, looks at the memory, and asks them all again.
+///
+/// Errors: a server that does not start, a request that fails, a worker that does not say what its cache holds.
+pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Footprint> {
+    let token_bytes = kv_token_bytes(&programs.model)?;
+    let server = programs.start(contender, &setup()).await?;
+    let before = server.rss_bytes();
+    let system = texts.text(0, SHARED_TOKENS);
+    // The prefix and the template around an empty question: what the conversations have in common.
+    let alone = [Message::new("system", system.as_str()), Message::new("user", "")];
+    let shared = server.client.ask_exactly(&alone, 1).await?.prompt_tokens;
+    let mut distinct_tokens = shared;
+    for conversation in 1..=SHARING_CONVERSATIONS {
+        let messages = texts.under(&system, conversation, QUESTION_TOKENS);
+        let answer = server.client.ask_exactly(&messages, ANSWER_TOKENS).await?;
+        distinct_tokens += answer.prompt_tokens - shared + answer.completion_tokens;
+    }
+    let after = server.rss_bytes();
+    let cache_bytes = if contender.is_peer() { None } else { Some(ram_tier_bytes(&server).await?) };
+    let mut again = Vec::new();
+    for conversation in 1..=SHARING_CONVERSATIONS {
+        again.push(server.client.ask_exactly(&texts.under(&system, conversation, QUESTION_TOKENS), 1).await?);
+    }
+    server.stop().await?;
+    let own_tokens: u64 = again.iter().map(|answer| answer.prompt_tokens - shared).sum();
+    let own_cached_tokens: u64 = again.iter().map(|answer| answer.cached_tokens.saturating_sub(shared)).sum();
+    Ok(Footprint {
+        distinct_tokens,
+        token_bytes,
+        cache_bytes,
+        rss_growth_bytes: before.zip(after).map(|(before, after)| after as i64 - before as i64),
+        own_reused: own_cached_tokens as f64 / own_tokens as f64,
+    })
+}
+
+async fn ram_tier_bytes(server: &Running) -> anyhow::Result<u64> {
+    let cache = server.cache().await.context("asking for /cache")?;
+    let bytes = cache.pointer("/tiers/ram/bytes").and_then(serde_json::Value::as_u64);
+    bytes.with_context(|| format!("/cache does not say tiers.ram.bytes: {cache}"))
+}
+
+impl Footprint {
+    /// Returns an empty table for [`Self::row`].
+    pub fn section() -> Section {
+        let names = ["server", "distinct tokens", "their MiB", "cache MiB", "process grew MiB", "own tokens kept"];
+        Section::new(&[names.as_slice(), &["must reach", "reached"]].concat())
+    }
+
+    fn distinct_bytes(&self) -> f64 {
+        (self.distinct_tokens * self.token_bytes) as f64
+    }
+
+    /// Returns the verdict on the worker: few bytes count only if they are of use.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        let Some(cache_bytes) = self.cache_bytes else { return Vec::new() };
+        let ratio = cache_bytes as f64 / self.distinct_bytes();
+        let bytes = Verdict::at_most("cache to distinct tokens", "1.1x", (ratio, BYTES_MAX));
+        vec![bytes, Verdict::at_least("own tokens kept", "85 %", (self.own_reused, OWN_REUSED_MIN))]
+    }
+
+    /// Returns the row of a server.
+    pub fn row(&self, contender: Contender) -> Vec<String> {
+        let verdicts = self.verdicts();
+        vec![
+            contender.name().to_owned(),
+            self.distinct_tokens.to_string(),
+            mib(self.distinct_bytes()),
+            self.cache_bytes.map(|bytes| mib(bytes as f64)).unwrap_or_default(),
+            self.rss_growth_bytes.map(|bytes| mib(bytes as f64)).unwrap_or_default(),
+            percent(self.own_reused),
+            goals(&verdicts),
+            reached(&verdicts),
+        ]
+    }
+}
+
+/// Returns the bytes of one token's KV state in a model of full attention.
+///
+/// Errors: the file cannot be read, or says too little of its attention.
+pub fn kv_token_bytes(model: &Path) -> anyhow::Result<u64> {
+    let header = warmpath_gguf::check(model)?;
+    let key = |name: &str| format!("{}.{name}", header.architecture());
+    let wanted = |name: &str| header.unsigned(&key(name)).with_context(|| format!("the model has no {}", key(name)));
+    let n_heads = wanted("attention.head_count")?;
+    let head = |header: &Header, name: &str| match header.unsigned(&key(name)) {
+        Some(length) => Ok(length),
+        None => anyhow::Ok(wanted("embedding_length")? / n_heads),
+    };
+    let row = head(&header, "attention.key_length")? + head(&header, "attention.value_length")?;
+    let kv_heads: u64 = match header.numbers(&key("attention.head_count_kv")) {
+        Some(by_layer) => by_layer.into_iter().filter_map(|n| u64::try_from(n).ok()).sum(),
+        None => wanted("block_count")? * header.unsigned(&key("attention.head_count_kv")).unwrap_or(n_heads),
+    };
+    Ok(kv_heads * row * NUMBER_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_back_is_a_part_of_what_was_held() {
+        let restart = Restart { held_tokens: 1000, came_back_tokens: 949, cold_ttft_ms: 300.0, after_ttft_ms: 9.0 };
+        assert!(!restart.verdicts(Contender::Worker)[0].passed);
+        assert!(restart.verdicts(Contender::PeerBest).is_empty());
+        assert_eq!(restart.row(Contender::Worker)[2], "949 (94.9 %)");
+        assert_eq!(restart.row(Contender::Worker).len(), Restart::section().header.len());
+    }
+
+    #[test]
+    fn few_bytes_count_only_if_they_are_of_use() {
+        let footprint = |cache_bytes, own_reused| Footprint {
+            distinct_tokens: 100,
+            token_bytes: 10,
+            cache_bytes,
+            rss_growth_bytes: Some(5 << 20),
+            own_reused,
+        };
+        let passed =
+            |footprint: Footprint| footprint.verdicts().iter().map(|verdict| verdict.passed).collect::<Vec<_>>();
+        assert_eq!(passed(footprint(Some(1100), 0.95)), [true, true]);
+        assert_eq!(passed(footprint(Some(1101), 0.95)), [false, true]);
+        assert_eq!(passed(footprint(Some(0), 0.5)), [true, false]);
+        assert_eq!(footprint(None, 0.9).verdicts(), []);
+        assert_eq!(footprint(None, 0.9).row(Contender::PeerBest).len(), Footprint::section().header.len());
+    }
+
+    #[test]
+    fn a_made_models_token_has_the_bytes_of_its_layers() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let model = dir.path().join("tiny.gguf");
+        crate::model::write_model(crate::model::Preset::Tiny, 1, None, &model).expect("the model is made");
+        // Four layers, two key and value heads of 64, 16 bits.
+        assert_eq!(kv_token_bytes(&model).expect("the model says its attention"), 4 * 2 * (64 + 64) * 2);
+    }
+}

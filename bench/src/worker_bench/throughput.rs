@@ -1,0 +1,326 @@
+//! Prefill and decode throughput, for several numbers of sequences, lengths of context and idle conversations beside them.
+//!
+//! Not here: reuse. The idea: the servers run side by side, one of them busy at a time, and take turns round by round, so that
+//! the ratios are of one moment; rounds have other prompts for prefill and the same ones for decode.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+
+use super::contender::{Contender, Programs, Running, Setup};
+use super::goals::Verdict;
+use super::measured::median;
+use super::shapes::Texts;
+use super::tables::{Section, reached};
+use crate::client::Answer;
+
+/// Is one combination to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Is how many sequences run at once.
+    pub n_sequences: u32,
+    /// Is the prompt's length of each. Units: tokens.
+    pub context_tokens: u32,
+    /// Is how many conversations of that length the server has cached and leaves idle.
+    pub n_idle: u32,
+    /// Says whom to compare with.
+    pub against: Against,
+}
+
+/// Says which of llama-server's settings a throughput is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Against {
+    /// The best ones, in prefill and decode.
+    Best,
+    /// The best ones, in decode only.
+    BestInDecode,
+    /// The defaults, in decode only.
+    Defaults,
+}
+
+impl Against {
+    fn contender(self) -> Contender {
+        match self {
+            Self::Best | Self::BestInDecode => Contender::PeerBest,
+            Self::Defaults => Contender::PeerDefaults,
+        }
+    }
+
+    /// Returns the least part of the peer's throughput that is enough, and how it is said.
+    ///
+    /// Source: 0.98 of the best setting counts as noise.
+    fn goal(self) -> (&'static str, f64) {
+        match self {
+            Self::Best | Self::BestInDecode => ("0.98x", 0.98),
+            Self::Defaults => ("3x", 3.0),
+        }
+    }
+}
+
+/// Lists what is measured.
+pub const LOADS: [Load; 8] = [
+    load(1, 256),
+    load(4, 256),
+    load(8, 256),
+    load(1, 4000),
+    load(4, 4000),
+    load(8, 4000),
+    Load { n_idle: 7, against: Against::BestInDecode, ..load(1, 2000) },
+    Load { against: Against::Defaults, ..load(8, 2000) },
+];
+
+const fn load(n_sequences: u32, context_tokens: u32) -> Load {
+    Load { n_sequences, context_tokens, n_idle: 0, against: Against::Best }
+}
+
+/// Is the slots of the servers: the most sequences, idle ones included.
+const N_SLOTS: u16 = 8;
+/// Is the context of a slot. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 5120;
+/// Is the tokens of each answer while decode is measured.
+const DECODE_TOKENS: u32 = 48;
+/// Is the rounds of decode.
+const DECODE_ROUNDS: u32 = 3;
+/// Is about how many prompt tokens each server computes for one load; more rounds where prompts are short.
+const PREFILL_TOKENS: u32 = 16_000;
+/// Is the most rounds of prefill.
+const PREFILL_ROUNDS_MAX: u32 = 6;
+
+impl Load {
+    fn prefill_rounds(self) -> u64 {
+        match self.against {
+            Against::Best => {
+                (PREFILL_TOKENS / (self.n_sequences * self.context_tokens)).clamp(1, PREFILL_ROUNDS_MAX).into()
+            }
+            Against::BestInDecode | Against::Defaults => 1,
+        }
+    }
+
+    fn describe(self) -> String {
+        let sequences = format!("{} x {} tokens", self.n_sequences, self.context_tokens);
+        if self.n_idle == 0 { sequences } else { format!("{sequences}, {} idle beside", self.n_idle) }
+    }
+}
+
+/// Is the rates of one server under one load, by round. Units: tokens a second.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rates {
+    /// Is the prompt tokens computed in a second.
+    pub prefill: Vec<f64>,
+    /// Is the tokens generated in a second, by all sequences together.
+    pub decode: Vec<f64>,
+}
+
+/// Measures every server under `load`.
+///
+/// Errors: a server that does not start, a request that fails.
+pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::Result<BTreeMap<Contender, Rates>> {
+    let mut contenders = vec![Contender::Worker];
+    contenders.extend(programs.peer.is_some().then(|| load.against.contender()));
+    let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
+    let mut servers = BTreeMap::new();
+    for contender in contenders {
+        let server = programs.start(contender, &setup).await?;
+        if let Some(settled) = server.settled() {
+            eprintln!("  {}: {} has settled on {settled}", load.describe(), contender.name());
+        }
+        servers.insert(contender, server);
+    }
+    let under = Under { load, texts };
+    let mut rates: BTreeMap<Contender, Rates> = BTreeMap::new();
+    for (&contender, server) in &servers {
+        under.fill_idle(server).await?;
+        rates.entry(contender).or_default().prefill.push(under.prefill(server, 0).await?);
+    }
+    for _ in 0..DECODE_ROUNDS {
+        for (&contender, server) in &servers {
+            rates.entry(contender).or_default().decode.push(under.decode(server).await?);
+        }
+    }
+    for round in 1..load.prefill_rounds() {
+        for (&contender, server) in &servers {
+            rates.entry(contender).or_default().prefill.push(under.prefill(server, round).await?);
+        }
+    }
+    for server in servers.into_values() {
+        server.stop().await?;
+    }
+    Ok(rates)
+}
+
+/// Is a load and its texts.
+#[derive(Debug, Clone, Copy)]
+struct Under {
+    load: Load,
+    texts: Texts,
+}
+
+impl Under {
+    async fn fill_idle(&self, server: &Running) -> anyhow::Result<()> {
+        for idle in 0..self.load.n_idle {
+            let messages = self.texts.user(90_000 + u64::from(idle), self.load.context_tokens);
+            server.client.ask_exactly(&messages, 1).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, server: &Running, round: u64, n_tokens: u32) -> anyhow::Result<Vec<Streamed>> {
+        let asked = (0..self.load.n_sequences).map(|sequence| async move {
+            let messages = self.texts.user(round * 100 + u64::from(sequence), self.load.context_tokens);
+            let sent = Instant::now();
+            let answer = server.client.ask_exactly(&messages, n_tokens).await?;
+            anyhow::Ok(Streamed { sent, answer })
+        });
+        try_join_all(asked).await
+    }
+
+    async fn prefill(&self, server: &Running, round: u64) -> anyhow::Result<f64> {
+        let started = Instant::now();
+        let answers = self.ask(server, round, 1).await?;
+        let computed = answers.iter().map(|Streamed { answer, .. }| answer.prompt_tokens - answer.cached_tokens);
+        Ok(computed.sum::<u64>() as f64 / started.elapsed().as_secs_f64())
+    }
+
+    async fn decode(&self, server: &Running) -> anyhow::Result<f64> {
+        Ok(decode_rate(&self.ask(server, 0, DECODE_TOKENS).await?))
+    }
+}
+
+/// Is an answer and when it was asked for.
+#[derive(Debug, Clone)]
+struct Streamed {
+    sent: Instant,
+    answer: Answer,
+}
+
+/// Returns the tokens behind each answer's first one, by the time from the earliest first token to the latest last one.
+///
+/// Units: tokens a second; 0 without such tokens.
+fn decode_rate(answers: &[Streamed]) -> f64 {
+    let spans = answers.iter().filter_map(|Streamed { sent, answer }| {
+        let n_behind = answer.completion_tokens.saturating_sub(1);
+        let first = *sent + Duration::from_secs_f64(answer.ttft_ms / 1e3);
+        let last = first + Duration::from_secs_f64(answer.tpot_ms? * n_behind as f64 / 1e3);
+        Some((first, last, n_behind))
+    });
+    let whole = spans.reduce(|(first, last, n), (other_first, other_last, other_n)| {
+        (first.min(other_first), last.max(other_last), n + other_n)
+    });
+    whole.map_or(0.0, |(first, last, n_tokens)| n_tokens as f64 / last.duration_since(first).as_secs_f64())
+}
+
+/// Returns an empty table for [`rows`].
+pub fn section() -> Section {
+    Section::new(&[
+        "sequences",
+        "phase",
+        "warmpath-worker tokens/s",
+        "llama-server tokens/s",
+        "settings",
+        "must reach",
+        "reached",
+    ])
+}
+
+/// Returns the rows of a load, one for each phase that is compared, and the verdicts in them.
+pub fn rows(load: Load, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
+    let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
+    for phase in [Phase::Prefill, Phase::Decode] {
+        if phase == Phase::Prefill && load.against != Against::Best {
+            continue;
+        }
+        let rate = |contender| rates.get(&contender).and_then(|rates| median(phase.of(rates)));
+        let (worker, peer) = (rate(Contender::Worker), rate(load.against.contender()));
+        let verdict = worker.zip(peer).map(|(worker, peer)| {
+            let (goal, minimum) = load.against.goal();
+            Verdict::at_least(&format!("{}, {}", load.describe(), phase.name()), goal, (worker / peer, minimum))
+        });
+        let shown = |rate: Option<f64>| rate.map(|rate| format!("{rate:.0}")).unwrap_or_default();
+        let verdict: Vec<Verdict> = verdict.into_iter().collect();
+        rows.push(vec![
+            load.describe(),
+            phase.name().to_owned(),
+            shown(worker),
+            shown(peer),
+            load.against.contender().settings_name().to_owned(),
+            format!("at least {}", load.against.goal().0),
+            reached(&verdict),
+        ]);
+        verdicts.extend(verdict);
+    }
+    (rows, verdicts)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Prefill,
+    Decode,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    fn of(self, rates: &Rates) -> &[f64] {
+        match self {
+            Self::Prefill => &rates.prefill,
+            Self::Decode => &rates.decode,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker_bench::measured;
+
+    fn rates(prefill: f64, decode: f64) -> Rates {
+        Rates { prefill: vec![prefill], decode: vec![decode, 0.0, decode * 2.0] }
+    }
+
+    #[test]
+    fn answers_that_follow_each_other_are_no_faster_together() {
+        let sent = Instant::now();
+        // Eight tokens each, 5 ms apart.
+        let streamed = |ttft_ms| Streamed { sent, answer: measured::tests::answer(100, 99, ttft_ms) };
+        let at_once = decode_rate(&[streamed(10.0), streamed(10.0)]);
+        assert!((at_once - 14.0 / 0.035).abs() < 1.0, "{at_once}");
+        let in_turn = decode_rate(&[streamed(10.0), streamed(45.0)]);
+        assert!((in_turn - 14.0 / 0.070).abs() < 1.0, "{in_turn}");
+        assert_eq!(decode_rate(&[]), 0.0);
+    }
+
+    #[test]
+    fn short_prompts_get_more_rounds() {
+        assert_eq!(LOADS.map(Load::prefill_rounds), [6, 6, 6, 4, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn medians_are_compared_phase_by_phase() {
+        let rates = [(Contender::Worker, rates(97.0, 99.0)), (Contender::PeerBest, rates(100.0, 100.0))].into();
+        let (rows, verdicts) = rows(LOADS[1], &rates);
+        let passed: Vec<_> = verdicts.iter().map(|verdict| (verdict.reached.as_str(), verdict.passed)).collect();
+        assert_eq!(passed, [("0.970x", false), ("0.990x", true)]);
+        assert_eq!(rows[0][..4], ["4 x 256 tokens", "prefill", "97", "100"]);
+        assert_eq!(rows[1][6], "0.990x: pass");
+        assert!(rows.iter().all(|row| row.len() == section().header.len()));
+    }
+
+    #[test]
+    fn the_defaults_must_be_beaten_threefold_in_decode() {
+        let rates = [(Contender::Worker, rates(1.0, 290.0)), (Contender::PeerDefaults, rates(1.0, 100.0))].into();
+        let (rows, verdicts) = rows(LOADS[7], &rates);
+        assert_eq!((rows.len(), verdicts[0].passed, verdicts[0].reached.as_str()), (1, false, "2.900x"));
+    }
+
+    #[test]
+    fn without_a_peer_there_is_no_verdict() {
+        let (rows, verdicts) = rows(LOADS[0], &[(Contender::Worker, rates(1.0, 1.0))].into());
+        assert_eq!((rows.len(), verdicts.len()), (2, 0));
+    }
+}

@@ -1,0 +1,173 @@
+//! The reuse scenarios: who is asked what, in which order, how many at once.
+//!
+//! Not here: texts (`shapes`), what comes of the answers (`measured`).
+//! The idea: a pass is one run of a scenario on one fresh server; what is asked for the first time is cold, the rest is warm
+//! and comes in rounds, where the order matters.
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::scenario::Scenario;
+use super::shapes::{Growth, Texts};
+use crate::client::{Answer, ChatClient, Message};
+
+/// Is the answers of one run of a scenario on one server.
+#[derive(Debug, Clone, Default)]
+pub struct Pass {
+    /// Lists answers to prompts that the server had never seen.
+    pub cold: Vec<Answer>,
+    /// Lists answers to prompts of which it had seen something, by round.
+    pub rounds: Vec<Vec<Answer>>,
+}
+
+impl Pass {
+    fn warm_in_one_round(cold: Vec<Answer>, warm: Vec<Answer>) -> Self {
+        Self { cold, rounds: vec![warm] }
+    }
+}
+
+/// Is the tokens of a user's question under a shared system prompt.
+const QUESTION_TOKENS: u32 = 24;
+/// Is the tokens of an answer whose text does not matter.
+const ANSWER_TOKENS: u32 = 8;
+/// Is how often a short scenario is repeated in a pass, with other texts.
+const N_SERIES: u64 = 3;
+/// Is the number of unrelated prompts of a flood.
+pub const FLOOD_PROMPTS: u32 = 16;
+/// Is the tokens of each of them.
+pub const FLOOD_PROMPT_TOKENS: u32 = 1000;
+/// Is the slots of the servers that the reuse scenarios ask.
+pub const N_SLOTS: u16 = 4;
+
+/// Sends one scenario's requests to one server.
+#[derive(Debug, Clone, Copy)]
+pub struct Traffic<'a> {
+    /// Asks the server.
+    pub client: &'a ChatClient,
+    /// Makes the texts.
+    pub texts: Texts,
+}
+
+impl Traffic<'_> {
+    /// Runs a reuse scenario; nothing for the others.
+    ///
+    /// Errors: the first request that fails.
+    pub async fn run(&self, scenario: Scenario) -> anyhow::Result<Pass> {
+        match scenario {
+            Scenario::ExactRepeat => self.exact_repeat().await,
+            Scenario::GrownPrompt => self.grown_prompt().await,
+            Scenario::SixTurnChat => {
+                self.chats(Chats { n_chats: 1, n_turns: 6, user_tokens: 45, answer_tokens: 96 }).await
+            }
+            Scenario::SharedSystem8 => self.shared_system().await,
+            Scenario::Interleaved12 => {
+                self.chats(Chats { n_chats: 12, n_turns: 3, user_tokens: 24, answer_tokens: 24 }).await
+            }
+            Scenario::Shared4k => self.shared_context().await,
+            Scenario::HotAfterFlood | Scenario::HotAfterFloodTight => self.hot_after_flood().await,
+            Scenario::Tenants6x4 => self.tenants().await,
+            Scenario::Throughput | Scenario::Restart | Scenario::SharedRam50 => Ok(Pass::default()),
+        }
+    }
+
+    async fn ask(&self, messages: &[Message]) -> anyhow::Result<Answer> {
+        self.client.ask_exactly(messages, ANSWER_TOKENS).await
+    }
+
+    async fn ask_at_once(&self, conversations: Vec<Vec<Message>>, n_at_once: usize) -> anyhow::Result<Vec<Answer>> {
+        let asked = conversations.into_iter().map(|messages| async move { self.ask(&messages).await });
+        stream::iter(asked).buffer_unordered(n_at_once).try_collect().await
+    }
+
+    async fn exact_repeat(&self) -> anyhow::Result<Pass> {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for series in 0..N_SERIES {
+            let messages = self.texts.user(series, 890);
+            cold.push(self.ask(&messages).await?);
+            for _ in 0..4 {
+                warm.push(self.ask(&messages).await?);
+            }
+        }
+        Ok(Pass::warm_in_one_round(cold, warm))
+    }
+
+    async fn grown_prompt(&self) -> anyhow::Result<Pass> {
+        let growth = Growth { n_rounds: 4, n_words: 3 };
+        let mut pass = Pass { cold: Vec::new(), rounds: vec![Vec::new(); 4] };
+        for series in 0..N_SERIES {
+            let conversations = self.texts.grown(series * 100, 890, growth);
+            pass.cold.push(self.ask(&conversations[0]).await?);
+            for (round, messages) in pass.rounds.iter_mut().zip(&conversations[1..]) {
+                round.push(self.ask(messages).await?);
+            }
+        }
+        Ok(pass)
+    }
+
+    /// Holds chats turn by turn, each chat's turn after the one before it: in every chat, the first turn, then the second, ...
+    async fn chats(&self, chats: Chats) -> anyhow::Result<Pass> {
+        let mut conversations = vec![Vec::new(); chats.n_chats];
+        let mut pass = Pass::default();
+        for turn in 0..chats.n_turns {
+            let mut round = Vec::new();
+            for (chat_idx, messages) in conversations.iter_mut().enumerate() {
+                let text_idx = (chat_idx * chats.n_turns + turn) as u64;
+                messages.push(Message::new("user", self.texts.text(text_idx, chats.user_tokens)));
+                let answer = self.client.ask_exactly(messages, chats.answer_tokens).await?;
+                messages.push(Message::new("assistant", answer.text.clone()));
+                round.push(answer);
+            }
+            pass.rounds.push(round);
+        }
+        Ok(pass)
+    }
+
+    async fn shared_system(&self) -> anyhow::Result<Pass> {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for series in 0..N_SERIES {
+            let system = self.texts.text(series * 100, 1200);
+            cold.push(self.ask(&self.texts.under(&system, series * 100 + 1, QUESTION_TOKENS)).await?);
+            let users = (0..8).map(|user| self.texts.under(&system, series * 100 + 10 + user, QUESTION_TOKENS));
+            warm.extend(self.ask_at_once(users.collect(), 8).await?);
+        }
+        Ok(Pass::warm_in_one_round(cold, warm))
+    }
+
+    async fn shared_context(&self) -> anyhow::Result<Pass> {
+        let context = self.texts.text(0, 4000);
+        let cold = vec![self.ask(&self.texts.under(&context, 1, QUESTION_TOKENS)).await?];
+        let questions = (0..12).map(|question| self.texts.under(&context, 10 + question, QUESTION_TOKENS));
+        Ok(Pass::warm_in_one_round(cold, self.ask_at_once(questions.collect(), 1).await?))
+    }
+
+    /// Uses a system prompt three times, asks for the flood, and uses the system prompt once more.
+    async fn hot_after_flood(&self) -> anyhow::Result<Pass> {
+        let system = self.texts.text(0, 1200);
+        let users = (10..13).map(|user| self.texts.under(&system, user, QUESTION_TOKENS)).collect();
+        let before = self.ask_at_once(users, 1).await?;
+        let flood = (0..FLOOD_PROMPTS).map(|prompt| self.texts.user(100 + u64::from(prompt), FLOOD_PROMPT_TOKENS));
+        self.ask_at_once(flood.collect(), 1).await?;
+        let after = self.ask(&self.texts.under(&system, 20, QUESTION_TOKENS)).await?;
+        Ok(Pass::warm_in_one_round(before.into_iter().take(1).collect(), vec![after]))
+    }
+
+    async fn tenants(&self) -> anyhow::Result<Pass> {
+        let systems: Vec<String> = (0..6).map(|tenant| self.texts.text(tenant * 100, 500)).collect();
+        let under = |tenant: usize, user: u64| {
+            self.texts.under(&systems[tenant], tenant as u64 * 100 + 10 + user, QUESTION_TOKENS)
+        };
+        let first = (0..systems.len()).map(|tenant| under(tenant, 99)).collect();
+        let cold = self.ask_at_once(first, 1).await?;
+        let order = self.texts.shuffled((1..5).flat_map(|user| (0..systems.len()).map(move |tenant| (tenant, user))));
+        let users = order.into_iter().map(|(tenant, user)| under(tenant, user)).collect();
+        Ok(Pass::warm_in_one_round(cold, self.ask_at_once(users, usize::from(N_SLOTS)).await?))
+    }
+}
+
+/// Is the size of a number of chats.
+#[derive(Debug, Clone, Copy)]
+struct Chats {
+    n_chats: usize,
+    n_turns: usize,
+    user_tokens: u32,
+    answer_tokens: u32,
+}

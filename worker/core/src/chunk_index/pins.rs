@@ -1,0 +1,271 @@
+//! Pins: prefixes that stay, by name or because they are used most.
+//!
+//! Not here: how much of a tier pins may keep (`tier_queue`), who may pin (the shell).
+//! The idea: a named pin is a chain, stored or not; whatever is stored of it, now or later, is pinned. An automatic pin is
+//! one of the chunks at which most uses ended, with all that is before it: where conversations part is where a shared
+//! prefix ends.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
+
+use super::entry::Record;
+use super::{ChunkId, ChunkIndex, Prefix};
+
+/// Is the most named pins.
+///
+/// Source: a choice; the API lets clients pin, and each pin keeps a prompt's tokens.
+pub const PIN_MAX: usize = 256;
+/// Is the fewest uses that must have ended at a chunk for an automatic pin.
+///
+/// Source: a choice; one repetition may be chance.
+const ENDS_MIN: u32 = 2;
+/// Is the number of uses after which all counts of ends are halved, so that what was popular once is not pinned for ever.
+///
+/// Source: a choice; a worker serves this many requests in minutes to an hour.
+const HALVED_EVERY: u32 = 1024;
+
+/// Names a pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PinId(pub u64);
+
+/// Says that there are as many pins as there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there are {PIN_MAX} pins already")]
+pub struct TooManyPins;
+
+/// Is one pin and how much of it is stored and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinView {
+    /// Names the pin.
+    pub pin: PinId,
+    /// Counts the tokens of the prefix's whole blocks.
+    pub n_tokens: u64,
+    /// Counts the bytes of what is stored of it, chunks and checkpoints, each once.
+    pub n_stored_bytes: u64,
+    /// Counts the bytes of those that cannot be evicted from the fastest tier that has them.
+    pub n_guarded_bytes: u64,
+}
+
+/// Is every pin.
+#[derive(Debug, Clone)]
+pub(super) struct Pins {
+    top: usize,
+    named: Vec<Named>,
+    /// Says which named pins have a block at a place of their chain.
+    blocks: HashMap<(usize, BlockHash), Vec<PinId>>,
+    /// Holds the chunks at which a use ended, most uses last; of equals the oldest last.
+    ranking: BTreeSet<(u32, Reverse<ChunkId>)>,
+    /// Holds the ends of the chains that are pinned automatically.
+    hot: BTreeSet<ChunkId>,
+    n_ends_until_halved: u32,
+}
+
+/// Is one named pin.
+#[derive(Debug, Clone)]
+struct Named {
+    pin: PinId,
+    root: BlockHash,
+    chain: Vec<BlockHash>,
+    tokens: Vec<Token>,
+}
+
+impl Named {
+    /// Returns whether what is recorded is on the pinned chain.
+    fn covers(&self, record: &Record) -> bool {
+        let (depth, hash) = record.key_block();
+        let tokens = record.key_tokens();
+        let start = depth * tokens.len();
+        self.root == record.root
+            && self.chain.get(depth) == Some(&hash)
+            && self.tokens.get(start..start + tokens.len()) == Some(tokens)
+    }
+}
+
+impl Pins {
+    pub(super) fn new(top: usize) -> Self {
+        Self {
+            top,
+            named: Vec::new(),
+            blocks: HashMap::new(),
+            ranking: BTreeSet::new(),
+            hot: BTreeSet::new(),
+            n_ends_until_halved: HALVED_EVERY,
+        }
+    }
+
+    /// Counts the named pins that cover what is recorded.
+    pub(super) fn count_on(&self, record: &Record) -> u32 {
+        let on_block = self.blocks.get(&record.key_block()).into_iter().flatten();
+        let pins = on_block.filter_map(|pin| self.named.iter().find(|named| named.pin == *pin));
+        u32::try_from(pins.filter(|named| named.covers(record)).count()).expect("at most PIN_MAX pins")
+    }
+
+    /// Returns the chunks that the automatic pins end with.
+    fn hottest(&self) -> BTreeSet<ChunkId> {
+        let most_first = self.ranking.iter().rev().take(self.top);
+        most_first.filter(|(n_ends, _)| *n_ends >= ENDS_MIN).map(|(_, Reverse(id))| *id).collect()
+    }
+}
+
+impl ChunkIndex {
+    /// Pins a prefix: what is stored of it, now or later, is not evicted as long as pins take at most half of a tier.
+    ///
+    /// A pin of the same name is replaced. Named pins go before automatic ones. Returns how much of it is stored and kept.
+    /// Cost: O(blocks). Errors: [`TooManyPins`].
+    pub fn pin(&mut self, pin: PinId, prefix: &Prefix<'_>) -> Result<PinView, TooManyPins> {
+        self.unpin(pin);
+        if self.pins.named.len() >= PIN_MAX {
+            return Err(TooManyPins);
+        }
+        let n_blocks = self.blocks_of(prefix).len().min(prefix.chain.len());
+        let n_tokens = n_blocks * self.limits.block_size_tokens as usize;
+        let chain = prefix.chain[..n_blocks].to_vec();
+        for (depth, hash) in chain.iter().enumerate() {
+            self.pins.blocks.entry((depth, *hash)).or_default().push(pin);
+        }
+        let named = Named { pin, root: prefix.root, chain, tokens: prefix.tokens[..n_tokens].to_vec() };
+        for id in self.covered(&named) {
+            self.chunk_mut(id).n_named_pins += 1;
+            self.repin(id);
+        }
+        let view = self.pin_view(&named);
+        self.pins.named.push(named);
+        Ok(view)
+    }
+
+    /// Ends a pin and returns whether there was one.
+    pub fn unpin(&mut self, pin: PinId) -> bool {
+        let Some(idx) = self.pins.named.iter().position(|named| named.pin == pin) else { return false };
+        let named = self.pins.named.remove(idx);
+        for (depth, hash) in named.chain.iter().enumerate() {
+            let Some(pins) = self.pins.blocks.get_mut(&(depth, *hash)) else { continue };
+            pins.retain(|other| *other != pin);
+            if pins.is_empty() {
+                self.pins.blocks.remove(&(depth, *hash));
+            }
+        }
+        for id in self.covered(&named) {
+            self.chunk_mut(id).n_named_pins -= 1;
+            self.repin(id);
+        }
+        true
+    }
+
+    /// Returns the named pins, the oldest first.
+    pub fn pins(&self) -> Vec<PinView> {
+        self.pins.named.iter().map(|named| self.pin_view(named)).collect()
+    }
+
+    /// Returns the stored chunks and checkpoints that a pin covers, in the order of the chain.
+    fn covered(&self, named: &Named) -> Vec<ChunkId> {
+        let mut covered = Vec::new();
+        for (depth, hash) in named.chain.iter().enumerate() {
+            let chunk = self.blocks.get(hash).map(|(id, _)| *id);
+            let ids = chunk.into_iter().chain(self.checkpoints.get(hash).copied());
+            let is_here = |id: &ChunkId| {
+                let record = &self.chunks[id].record;
+                record.key_block() == (depth, *hash) && named.covers(record)
+            };
+            covered.extend(ids.filter(is_here));
+        }
+        covered
+    }
+
+    fn pin_view(&self, named: &Named) -> PinView {
+        let covered = self.covered(named);
+        let n_bytes = |id: &ChunkId| self.chunks[id].record.n_bytes;
+        let is_guarded = |id: &&ChunkId| {
+            if self.chunks[*id].in_ram { self.ram.is_guarded(**id) } else { self.disk.is_guarded(**id) }
+        };
+        PinView {
+            pin: named.pin,
+            n_tokens: named.tokens.len() as u64,
+            n_stored_bytes: covered.iter().map(n_bytes).sum(),
+            n_guarded_bytes: covered.iter().filter(is_guarded).map(n_bytes).sum(),
+        }
+    }
+
+    /// Tells both tiers by whom a chunk is pinned.
+    fn repin(&mut self, id: ChunkId) {
+        let pinned = self.chunks[&id].pinned();
+        self.ram.set_pinned(id, pinned);
+        self.disk.set_pinned(id, pinned);
+    }
+
+    /// Counts a use that ended at a chunk.
+    pub(super) fn count_end(&mut self, id: ChunkId) {
+        let Some(chunk) = self.chunks.get_mut(&id) else { return };
+        self.pins.ranking.remove(&(chunk.n_ends, Reverse(id)));
+        chunk.n_ends += 1;
+        self.pins.ranking.insert((chunk.n_ends, Reverse(id)));
+        self.pins.n_ends_until_halved -= 1;
+        if self.pins.n_ends_until_halved == 0 {
+            self.pins.n_ends_until_halved = HALVED_EVERY;
+            self.halve_ends();
+        }
+        self.pin_hottest();
+    }
+
+    /// Lets a chunk that goes away have been used never.
+    pub(super) fn forget_use(&mut self, id: ChunkId) {
+        let n_ends = std::mem::take(&mut self.chunk_mut(id).n_ends);
+        self.pins.ranking.remove(&(n_ends, Reverse(id)));
+        if self.pins.hot.contains(&id) {
+            self.pin_hottest();
+        }
+    }
+
+    fn halve_ends(&mut self) {
+        for (n_ends, Reverse(id)) in std::mem::take(&mut self.pins.ranking) {
+            self.chunk_mut(id).n_ends = n_ends / 2;
+            if n_ends >= 2 {
+                self.pins.ranking.insert((n_ends / 2, Reverse(id)));
+            }
+        }
+    }
+
+    /// Moves the automatic pins to the chunks at which most uses end.
+    fn pin_hottest(&mut self) {
+        let hottest = self.pins.hottest();
+        let was = std::mem::replace(&mut self.pins.hot, hottest.clone());
+        for id in was.difference(&hottest) {
+            self.pin_chain(*id, |n_pins| n_pins - 1);
+        }
+        for id in hottest.difference(&was) {
+            self.pin_chain(*id, |n_pins| n_pins + 1);
+        }
+    }
+
+    fn pin_chain(&mut self, end: ChunkId, count: impl Fn(u32) -> u32) {
+        let mut next = Some(end);
+        while let Some(id) = next {
+            let chunk = self.chunk_mut(id);
+            chunk.n_automatic_pins = count(chunk.n_automatic_pins);
+            next = chunk.parent;
+            self.repin(id);
+        }
+    }
+
+    /// Checks that pins agree with what is stored; for tests. Panics: when something does not.
+    pub(super) fn check_pins(&self) {
+        assert_eq!(self.pins.hot, self.pins.hottest(), "the automatic pins are not at the hottest chunks");
+        for (id, chunk) in &self.chunks {
+            let n_named = self.pins.named.iter().filter(|named| named.covers(&chunk.record)).count();
+            assert_eq!(n_named, chunk.n_named_pins as usize, "a named pin is not on what it covers");
+            let is_before = |end: &&ChunkId| {
+                let mut next = Some(**end);
+                while next.is_some_and(|next| next != *id) {
+                    next = next.and_then(|next| self.chunks[&next].parent);
+                }
+                next.is_some()
+            };
+            let n_automatic = self.pins.hot.iter().filter(is_before).count();
+            assert_eq!(n_automatic, chunk.n_automatic_pins as usize, "an automatic pin is not on a whole chain");
+            assert_eq!(chunk.n_ends > 0, self.pins.ranking.contains(&(chunk.n_ends, Reverse(*id))));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What leaves RAM when room is needed, and what stays.
+
+use super::*;
+
+/// Returns `n` sequences of 4 blocks that share nothing with each other or with those of small tokens.
+fn strangers(n: u32) -> impl Iterator<Item = Sequence> {
+    (1..=n).map(|idx| Sequence::new((0..8).map(move |token| idx * 1000 + token)))
+}
+
+#[test]
+fn a_flood_of_prompts_that_come_once_does_not_push_out_what_is_used() {
+    let check = |n_uses: u64, n_stays: usize| {
+        let mut index = ChunkIndex::new(limits(20, 0));
+        let hot = Sequence::new(0..16);
+        hot.store(&mut index, 0);
+        for now_ms in 1..=n_uses {
+            hot.touch(&mut index, now_ms);
+        }
+        for (now_ms, stranger) in (10..).zip(strangers(100)) {
+            stranger.store(&mut index, now_ms);
+            assert_eq!(stranger.n_stored(&index), 4);
+        }
+        index.check_invariants();
+        assert_eq!(hot.n_stored(&index), n_stays, "used {n_uses} times");
+    };
+    check(1, 8);
+    check(0, 0);
+}
+
+#[test]
+fn what_is_used_takes_at_most_four_fifths() {
+    let mut index = ChunkIndex::new(limits(20, 0));
+    let sequences: Vec<Sequence> = strangers(5).collect();
+    for (now_ms, sequence) in (1..).zip(&sequences) {
+        sequence.store(&mut index, now_ms);
+        sequence.touch(&mut index, 10 + now_ms);
+    }
+    // The fifth use has put the least recently used on probation, so that it makes room for others in its turn.
+    let other = Sequence::new(0..8);
+    other.store(&mut index, 20);
+    let n_stored: Vec<usize> = sequences.iter().map(|sequence| sequence.n_stored(&index)).collect();
+    assert_eq!(n_stored, [0, 4, 4, 4, 4]);
+    Sequence::new(50..58).store(&mut index, 21);
+    assert_eq!(other.n_stored(&index), 0, "what was never used goes before what is protected");
+    index.check_invariants();
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
+    let mut index = ChunkIndex::new(limits(12, 0));
+    let long = Sequence::new(0..24);
+    long.store(&mut index, 1);
+    assert_eq!(long.n_stored(&index), 12);
+    for (n_left, stranger) in [8, 4, 0].into_iter().zip(strangers(3)) {
+        stranger.store(&mut index, 2);
+        assert_eq!(long.n_stored(&index), n_left);
+    }
+    index.check_invariants();
+}
+
+#[test]
+fn lower_priority_goes_before_older() {
+    let mut index = ChunkIndex::new(limits(12, 0));
+    let sequences: Vec<Sequence> = strangers(4).collect();
+    for (priority, sequence) in [0, -1, 1].into_iter().zip(&sequences) {
+        index.insert(&NewChunk { priority, ..sequence.new_chunk(0..4, 1) }).unwrap();
+    }
+    sequences[1].touch(&mut index, 5);
+    sequences[3].store(&mut index, 6);
+    let n_stored: Vec<usize> = sequences.iter().map(|sequence| sequence.n_stored(&index)).collect();
+    assert_eq!(n_stored, [4, 0, 4, 4]);
+}
+
+#[test]
+fn what_was_used_stays_for_the_minimum_hold_time() {
+    let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(9, 0) });
+    let (used, fresh, other) = (Sequence::new(0..8), Sequence::new(50..58), Sequence::new(100..108));
+    used.store(&mut index, 0);
+    fresh.store(&mut index, 1);
+    used.touch(&mut index, 1000);
+    other.store(&mut index, 1001);
+    assert_eq!((used.n_stored(&index), fresh.n_stored(&index)), (4, 0), "the fresh one is past its time");
+    Sequence::new(150..158).store(&mut index, 1002);
+    assert_eq!(other.n_stored(&index), 0, "one never used goes in its time for want of others");
+    index.clear();
+    used.store(&mut index, 0);
+    used.touch(&mut index, 2000);
+    let large = NewChunk { n_bytes: 60, ..other.new_chunk(0..4, 2099) };
+    assert_eq!(index.insert(&large), Err(Refused::NoRoom));
+    assert!(index.insert(&NewChunk { now_ms: 2100, ..large }).is_ok());
+    assert_eq!(used.n_stored(&index), 0);
+    index.check_invariants();
+}
+
+#[test]
+fn held_chunks_stay_until_they_are_let_go_as_often() {
+    let mut index = ChunkIndex::new(limits(8, 0));
+    let held = Sequence::new(0..8);
+    let id = held.store(&mut index, 1)[0];
+    index.hold(id);
+    index.hold(id);
+    let large = Sequence::new(100..108);
+    let large = NewChunk { n_bytes: 80, ..large.new_chunk(0..4, 2) };
+    assert_eq!(index.insert(&large), Err(Refused::NoRoom));
+    index.let_go(id);
+    assert_eq!((index.insert(&large), index.is_held(id)), (Err(Refused::NoRoom), true));
+    index.let_go(id);
+    assert!(!index.is_held(id));
+    assert!(index.insert(&large).is_ok());
+    assert_eq!(index.record(id), None);
+}
+
+#[test]
+#[should_panic(expected = "let go but not held")]
+fn letting_go_twice_panics() {
+    let mut index = ChunkIndex::new(limits(8, 0));
+    let id = Sequence::new(0..8).store(&mut index, 1)[0];
+    index.hold(id);
+    index.let_go(id);
+    index.let_go(id);
+}
+
+#[test]
+fn a_held_chunk_may_be_let_go_after_it_was_cleared() {
+    let mut index = ChunkIndex::new(limits(8, 0));
+    let id = Sequence::new(0..8).store(&mut index, 1)[0];
+    index.hold(id);
+    index.clear();
+    index.let_go(id);
+    index.check_invariants();
+}
+
+#[test]
+fn a_pin_keeps_what_is_stored_before_and_after_it() {
+    let mut index = ChunkIndex::new(limits(40, 0));
+    let pinned = Sequence::new(0..16);
+    index.insert(&pinned.new_chunk(0..4, 1)).unwrap();
+    let view = index.pin(PinId(7), &pinned.prefix()).unwrap();
+    assert_eq!(view, PinView { pin: PinId(7), n_tokens: 16, n_stored_bytes: 40, n_guarded_bytes: 40 });
+    // Behind the pin's first chunk another chain, which is not pinned.
+    Sequence::new((0..8).chain(500..508)).store(&mut index, 1);
+    index.insert(&pinned.new_chunk(4..8, 1)).unwrap();
+    index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_chunk(0..7, 1) }).unwrap();
+    for stranger in strangers(20) {
+        stranger.store(&mut index, 2);
+    }
+    assert_eq!(index.pins(), [PinView { n_stored_bytes: 120, n_guarded_bytes: 120, ..view }]);
+    let n_pinned = index.entries().iter().filter(|entry| entry.is_pinned).count();
+    assert_eq!((pinned.n_stored(&index), index.checkpoints(&pinned.prefix()).len(), n_pinned), (8, 1, 3));
+    index.check_invariants();
+    assert!(index.unpin(PinId(7)) && !index.unpin(PinId(7)));
+    for stranger in strangers(20) {
+        stranger.store(&mut index, 3);
+    }
+    assert_eq!((pinned.n_stored(&index), index.checkpoints(&pinned.prefix()).len()), (0, 0));
+    index.check_invariants();
+}
+
+#[test]
+fn pins_keep_at_most_half_and_say_how_much_they_keep() {
+    let mut index = ChunkIndex::new(limits(20, 0));
+    let pinned = Sequence::new(0..32);
+    pinned.store(&mut index, 1);
+    let view = index.pin(PinId(1), &pinned.prefix()).unwrap();
+    assert_eq!((view.n_stored_bytes, view.n_guarded_bytes), (160, 80));
+    for stranger in strangers(20) {
+        stranger.store(&mut index, 2);
+    }
+    assert_eq!(pinned.n_stored(&index), 8);
+    index.check_invariants();
+    // A pin of the same name takes its place.
+    let view = index.pin(PinId(1), &Sequence::new(0..8).prefix()).unwrap();
+    assert_eq!((index.pins(), view.n_guarded_bytes), (vec![view], 40));
+    index.check_invariants();
+}
+
+#[test]
+fn there_is_a_most_number_of_pins() {
+    let mut index = ChunkIndex::new(limits(20, 0));
+    let sequence = Sequence::new(0..8);
+    for pin in 0..PIN_MAX as u64 {
+        index.pin(PinId(pin), &sequence.prefix()).unwrap();
+    }
+    assert_eq!(index.pin(PinId(1 << 20), &sequence.prefix()), Err(TooManyPins));
+    assert!(index.pin(PinId(3), &sequence.prefix()).is_ok());
+    index.check_invariants();
+}
+
+fn touch_often(sequence: &Sequence, index: &mut ChunkIndex, n_uses: u64) {
+    for _ in 0..n_uses {
+        sequence.touch(index, 1);
+    }
+}
+
+#[test]
+fn the_chains_that_are_used_most_are_pinned() {
+    let mut index = ChunkIndex::new(Limits { pin_top: 1, ..limits(40, 0) });
+    let (hot, warm) = (Sequence::new(0..16), Sequence::new(50..58));
+    let pinned = |index: &ChunkIndex| -> Vec<u64> {
+        index.entries().iter().filter(|entry| entry.is_pinned).map(|entry| entry.chunk.0).collect()
+    };
+    hot.store(&mut index, 1);
+    warm.store(&mut index, 1);
+    touch_often(&warm, &mut index, 1);
+    assert!(pinned(&index).is_empty(), "one use may be chance");
+    touch_often(&warm, &mut index, 1);
+    assert_eq!(pinned(&index), [2]);
+    touch_often(&hot, &mut index, 3);
+    assert_eq!(pinned(&index), [0, 1], "a chain is pinned whole");
+    index.check_invariants();
+    // What was popular once gives way: after a thousand uses all counts have been halved.
+    touch_often(&hot, &mut index, 500);
+    touch_often(&warm, &mut index, 450);
+    assert_eq!(pinned(&index), [0, 1]);
+    touch_often(&warm, &mut index, 100);
+    assert_eq!(pinned(&index), [2]);
+    index.check_invariants();
+}
+
+#[test]
+fn a_named_pin_takes_the_room_of_automatic_ones() {
+    let mut index = ChunkIndex::new(Limits { pin_top: 4, ..limits(20, 0) });
+    let (hot, named) = (Sequence::new(0..16), Sequence::new(50..58));
+    hot.store(&mut index, 1);
+    touch_often(&hot, &mut index, 5);
+    named.store(&mut index, 1);
+    let view = index.pin(PinId(1), &named.prefix()).unwrap();
+    assert_eq!(view.n_guarded_bytes, 40);
+    index.check_invariants();
+    assert!(index.unpin(PinId(1)));
+    index.check_invariants();
+}

@@ -1,0 +1,247 @@
+//! How chunks move between RAM and disk, and what happens when the disk fails.
+
+use super::*;
+
+/// Does the orders, all writes successfully, and returns what was written.
+fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
+    let write = |order| if let Order::Write(id) = order { Some(id) } else { None };
+    let ids: Vec<ChunkId> = index.take_orders().into_iter().filter_map(write).collect();
+    for id in &ids {
+        index.written(*id, 0);
+    }
+    ids
+}
+
+/// Returns the files of an index as a later life finds them.
+fn files(index: &ChunkIndex) -> Vec<(Record, u64)> {
+    let on_disk = index.entries().into_iter().filter(|entry| entry.is_on_disk);
+    on_disk.map(|entry| (Record::clone(index.record(entry.chunk).unwrap()), entry.last_used_ms)).collect()
+}
+
+#[test]
+fn what_is_on_disk_is_found_there_and_read_back_into_ram() {
+    let mut index = ChunkIndex::new(limits(8, 100));
+    let (first, second) = (Sequence::new(0..16), Sequence::new(50..66));
+    let ids = first.store(&mut index, 1);
+    assert_eq!(index.take_orders(), [Order::Write(ids[0]), Order::Write(ids[1])]);
+    index.written(ids[0], 2);
+    index.written(ids[1], 2);
+    second.store(&mut index, 3);
+    let dropped: Vec<Order> =
+        index.take_orders().into_iter().filter(|order| !matches!(order, Order::Write(_))).collect();
+    assert_eq!(dropped, [Order::DropRam(ids[1]), Order::DropRam(ids[0])]);
+    let tiers = |index: &ChunkIndex| -> Vec<Tier> {
+        index.find(&first.prefix()).pieces.iter().map(|piece| piece.tier).collect()
+    };
+    assert_eq!(tiers(&index), [Tier::Disk, Tier::Disk]);
+    // Nothing of the second has been written, so that its end is given up for the first.
+    assert!(index.read_back(ids[0], 4) && index.read_back(ids[0], 4));
+    assert_eq!((tiers(&index), second.n_stored(&index)), (vec![Tier::Ram, Tier::Disk], 4));
+    index.check_invariants();
+}
+
+#[test]
+fn a_chain_longer_than_ram_is_stored_as_fast_as_it_is_written() {
+    let mut index = ChunkIndex::new(limits(4, 100));
+    let sequence = Sequence::new(0..24);
+    for blocks in [0..4, 4..8, 8..12] {
+        assert!(index.insert(&sequence.new_chunk(blocks.clone(), 1)).is_ok());
+        let behind = blocks.end..(blocks.end + 4).min(12);
+        if !behind.is_empty() {
+            assert_eq!(index.insert(&sequence.new_chunk(behind, 1)), Err(Refused::NoRoom));
+        }
+        write_all(&mut index);
+    }
+    assert_eq!(sequence.n_stored(&index), 12);
+}
+
+#[test]
+fn bytes_that_come_back_without_room_are_not_kept() {
+    let mut index = ChunkIndex::new(limits(4, 100));
+    let (first, second) = (Sequence::new(0..8), Sequence::new(50..58));
+    let id = first.store(&mut index, 1)[0];
+    write_all(&mut index);
+    let other = second.store(&mut index, 2)[0];
+    index.hold(other);
+    assert!(!index.read_back(id, 3));
+    assert_eq!(index.tier(id), Some(Tier::Disk));
+    index.let_go(other);
+    assert!(index.read_back(id, 3));
+    assert!(!index.read_back(ChunkId(99), 3), "a chunk that is gone");
+    index.check_invariants();
+}
+
+#[test]
+fn what_is_being_written_leaves_ram_last() {
+    let mut index = ChunkIndex::new(limits(8, 100));
+    let (old, new) = (Sequence::new(0..8), Sequence::new(50..58));
+    let old_id = old.store(&mut index, 1)[0];
+    let new_id = new.store(&mut index, 2)[0];
+    index.written(new_id, 2);
+    Sequence::new(100..108).store(&mut index, 3);
+    assert_eq!((index.tier(old_id), index.tier(new_id)), (Some(Tier::Ram), Some(Tier::Disk)));
+    index.take_orders();
+    Sequence::new(150..158).store(&mut index, 4);
+    assert_eq!(index.tier(old_id), None, "a disk that hangs does not stop RAM from being used");
+    let orders = index.take_orders();
+    assert!(matches!(orders[..2], [Order::DropRam(ram), Order::DropFile(file, _)] if ram == old_id && file == old_id));
+    index.written(old_id, 5);
+    index.check_invariants();
+}
+
+#[test]
+fn disk_keeps_to_its_limit_and_gives_up_leaves_before_their_parents() {
+    let mut index = ChunkIndex::new(limits(4, 12));
+    let long = Sequence::new(0..24);
+    for blocks in [0..4, 4..8, 8..12] {
+        index.insert(&long.new_chunk(blocks, 1)).unwrap();
+        write_all(&mut index);
+    }
+    assert_eq!((long.n_stored(&index), index.totals(Tier::Disk).n_bytes), (12, 120));
+    for (n_left, start) in [(8, 100), (4, 200), (0, 300)] {
+        Sequence::new(start..start + 8).store(&mut index, 2);
+        write_all(&mut index);
+        assert_eq!(long.n_stored(&index), n_left);
+        index.check_invariants();
+    }
+}
+
+#[test]
+fn a_chunk_whose_file_went_for_room_is_written_again_before_a_child_of_it() {
+    let mut index = ChunkIndex::new(limits(20, 8));
+    let sequence = Sequence::new(0..16);
+    let parent = index.insert(&sequence.new_chunk(0..4, 1)).unwrap();
+    write_all(&mut index);
+    for start in [100, 200] {
+        Sequence::new(start..start + 8).store(&mut index, 2);
+        write_all(&mut index);
+    }
+    assert!(!index.entries()[0].is_on_disk);
+    let child = index.insert(&sequence.new_chunk(4..8, 4)).unwrap();
+    assert_eq!(write_all(&mut index), [parent, child]);
+    index.check_invariants();
+}
+
+#[test]
+fn after_a_failed_write_one_is_tried_at_each_insertion_until_it_works() {
+    let mut index = ChunkIndex::new(limits(100, 100));
+    let sequences: Vec<Sequence> = (1..6).map(|idx| Sequence::new(idx * 100..idx * 100 + 8)).collect();
+    let ids: Vec<ChunkId> = sequences[..2].iter().map(|sequence| sequence.store(&mut index, 1)[0]).collect();
+    assert_eq!(index.take_orders().len(), 2);
+    index.write_failed(ids[0]);
+    index.write_failed(ids[1]);
+    assert_eq!(index.take_orders(), [], "a full disk is left alone");
+    assert_eq!(index.totals(Tier::Disk), Totals::default());
+    sequences[2].store(&mut index, 2);
+    sequences[3].store(&mut index, 3);
+    assert_eq!(index.take_orders(), [Order::Write(ids[0])]);
+    index.write_failed(ids[0]);
+    sequences[4].store(&mut index, 4);
+    assert_eq!(write_all(&mut index), [ids[0]]);
+    assert_eq!(write_all(&mut index).len(), 4, "when one has worked, all are written");
+    index.check_invariants();
+}
+
+#[test]
+fn another_is_tried_when_the_one_that_was_is_evicted() {
+    let mut index = ChunkIndex::new(limits(8, 100));
+    let failed = Sequence::new(100..108).store(&mut index, 1)[0];
+    index.write_failed(failed);
+    index.take_orders();
+    let other = Sequence::new(200..208).store(&mut index, 2)[0];
+    assert_eq!(index.take_orders(), [Order::Write(failed)]);
+    index.hold(other);
+    Sequence::new(300..308).store(&mut index, 3);
+    assert_eq!(index.tier(failed), None);
+    assert_eq!(write_all(&mut index), [other]);
+    index.check_invariants();
+}
+
+#[test]
+fn a_lost_file_is_forgotten_with_all_behind_it() {
+    let mut index = ChunkIndex::new(limits(16, 100));
+    let sequence = Sequence::new(0..24);
+    let branch = Sequence::new((0..4).chain(100..104));
+    let ids = sequence.store(&mut index, 1);
+    branch.store(&mut index, 1);
+    write_all(&mut index);
+    Sequence::new(200..232).store(&mut index, 2);
+    write_all(&mut index);
+    assert_eq!(index.tier(ids[1]), Some(Tier::Disk));
+    assert!(index.read_back(ids[2], 3));
+    index.take_orders();
+    index.lost(ids[1]);
+    assert_eq!((sequence.n_stored(&index), branch.n_stored(&index)), (4, 4));
+    assert_eq!(index.tier(ids[2]), None, "in RAM, but nothing leads to it");
+    assert_eq!(index.take_orders().len(), 3, "two files and the bytes of one");
+    index.lost(ids[0]);
+    assert_eq!(branch.n_stored(&index), 0);
+    index.check_invariants();
+}
+
+#[test]
+fn a_chunk_in_ram_survives_the_loss_of_its_file_and_is_written_again() {
+    let mut index = ChunkIndex::new(limits(12, 100));
+    let sequence = Sequence::new(0..8);
+    let id = sequence.store(&mut index, 1)[0];
+    write_all(&mut index);
+    index.lost(id);
+    assert_eq!(sequence.n_stored(&index), 4);
+    Sequence::new(100..108).store(&mut index, 2);
+    assert!(write_all(&mut index).contains(&id));
+    index.check_invariants();
+}
+
+#[test]
+fn adopts_the_files_of_an_earlier_life_in_any_order() {
+    let mut index = ChunkIndex::new(limits(100, 100));
+    let (first, second) = (Sequence::new(0..24), Sequence::new((0..12).chain(100..110)));
+    first.store(&mut index, 1);
+    second.store(&mut index, 2);
+    index.insert_checkpoint(&first.new_chunk(0..10, 3)).unwrap();
+    write_all(&mut index);
+    let mut files = files(&index);
+    files.reverse();
+    let mut next = ChunkIndex::new(limits(100, 100));
+    assert!(next.adopt(&files).iter().all(Result::is_ok));
+    assert_eq!((first.n_stored(&next), second.n_stored(&next)), (12, 11));
+    assert_eq!(next.checkpoints(&first.prefix())[0].tier, Tier::Disk);
+    assert_eq!(next.take_news().len(), files.len());
+    assert_eq!(next.take_orders(), []);
+    next.check_invariants();
+}
+
+#[test]
+fn refuses_files_whose_parents_are_missing_or_that_make_no_sense() {
+    let mut index = ChunkIndex::new(limits(100, 100));
+    let sequence = Sequence::new(0..32);
+    sequence.store(&mut index, 1);
+    write_all(&mut index);
+    let whole = files(&index);
+    let mut files = whole.clone();
+    files[1].0.n_bytes = 10_000;
+    files.push(whole[0].clone());
+    files.push((Record { tokens: [1, 2, 3].into(), ..whole[0].0.clone() }, 1));
+    files.push((Record { parent: None, ..whole[2].0.clone() }, 1));
+    files.push((Record { root: root(9), ..whole[1].0.clone() }, 1));
+    let mut next = ChunkIndex::new(limits(100, 100));
+    let outcomes: Vec<Option<Refused>> = next.adopt(&files).into_iter().map(Result::err).collect();
+    let (none, taken) = (Some(Refused::NoParent), Some(Refused::Taken));
+    let malformed = Some(Refused::Malformed);
+    assert_eq!(outcomes, [None, Some(Refused::TooLarge), none, none, taken, malformed, malformed, none]);
+    next.check_invariants();
+}
+
+#[test]
+fn a_smaller_limit_keeps_the_latest_files() {
+    let mut index = ChunkIndex::new(limits(100, 100));
+    let (old, new) = (Sequence::new(0..24), Sequence::new(100..124));
+    old.store(&mut index, 1);
+    new.store(&mut index, 2);
+    write_all(&mut index);
+    let mut next = ChunkIndex::new(limits(100, 16));
+    assert!(next.adopt(&files(&index)).iter().all(Result::is_ok));
+    assert_eq!((old.n_stored(&next), new.n_stored(&next)), (4, 12));
+    assert_eq!(next.take_orders().len(), 2);
+    next.check_invariants();
+}

@@ -1,0 +1,476 @@
+//! How chunks come, move between the tiers and go: insertion, writing, reading, eviction, loss.
+//!
+//! Not here: the order of eviction (`tier_queue`), reading the index (`chunk_index`).
+//! The idea: a chunk has at most two places, RAM and a file. It loses them one at a time, and with the last it is
+//! forgotten. Every change says what the shell has to do as an order, to be done in order.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::summary::Tier;
+
+use super::entry::{Chunk, File, Kind, Record};
+use super::tier_queue::Standing;
+use super::views::Reason;
+use super::{ChunkId, ChunkIndex, Prefix};
+
+/// Is a chunk or a checkpoint to be stored.
+#[derive(Debug, Clone)]
+pub struct NewChunk<'a> {
+    /// Is the sequence that it is a part of.
+    pub prefix: Prefix<'a>,
+    /// Is its blocks' place in the chain; for a checkpoint from 0 to its position.
+    pub blocks: Range<usize>,
+    /// Is the size of its payload.
+    pub n_bytes: u64,
+    /// Is the priority of the request that leaves it; lower ones are evicted first.
+    pub priority: i32,
+    /// Is the time.
+    pub now_ms: u64,
+}
+
+/// Says what the shell must do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Write a chunk's bytes, which are in RAM when the order is given, to a file; report `written` or `write_failed`.
+    Write(ChunkId),
+    /// Drop a chunk's bytes from RAM.
+    DropRam(ChunkId),
+    /// Delete a chunk's file, also one that is still being written; the index may have forgotten the chunk.
+    DropFile(ChunkId, Arc<Record>),
+}
+
+/// Says why something was not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It alone is over the limit.
+    #[error("the chunk alone is larger than its tier's limit")]
+    TooLarge,
+    /// Nothing else may leave.
+    #[error("nothing can be evicted to make room for the chunk")]
+    NoRoom,
+    /// The block before its first is not stored.
+    #[error("the block before the chunk is not stored")]
+    NoParent,
+    /// One of its blocks is stored, under these tokens or, where hashes collide, others.
+    #[error("a block of the chunk is stored already")]
+    Taken,
+    /// Its parts do not fit together.
+    #[error("the chunk is not made of whole blocks of a chain")]
+    Malformed,
+}
+
+/// Says whether writing works. After a failure one chunk is tried at each insertion until that works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DiskHealth {
+    Good,
+    Failing { probe: Option<ChunkId> },
+}
+
+/// Is what must fit into a tier.
+struct Room {
+    tier: Tier,
+    n_bytes: u64,
+    now_ms: u64,
+    /// Names a chunk that may not go for it.
+    spared: Option<ChunkId>,
+}
+
+impl ChunkIndex {
+    /// Stores a chunk in RAM behind what is stored of its sequence, and orders it written if there is a disk tier.
+    ///
+    /// Makes room by eviction. Of those that may leave: lower priority first, then those not used since they were stored,
+    /// then the least recently used. Never: held ones, guarded pins, those that something else is reached through, and
+    /// those used less than the minimum hold time ago that were used since they were stored; those that never were go
+    /// in that time only for want of others.
+    /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`Refused`].
+    pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
+        let record = self.record_of(Kind::Chunk, new)?;
+        if record.blocks.len() > self.limits.chunk_blocks_max {
+            return Err(Refused::Malformed);
+        }
+        let before = Prefix { chain: &new.prefix.chain[..record.first_block], ..new.prefix };
+        let found = self.find(&before);
+        if found.n_blocks < record.first_block {
+            return Err(Refused::NoParent);
+        }
+        self.admit(record, found.pieces.last().map(|piece| piece.chunk), new.now_ms)
+    }
+
+    /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
+    ///
+    /// Makes room as [`Self::insert`] does. Errors: see [`Refused`].
+    pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
+        let record = self.record_of(Kind::Checkpoint, new)?;
+        self.admit(record, None, new.now_ms)
+    }
+
+    /// Takes in the files of an earlier life, in any order, each with the time of its last use; gives the outcomes in
+    /// the same order. A file that is refused is to be deleted by the shell, one evicted later comes as an order.
+    ///
+    /// Panics: when anything is stored or pinned already.
+    pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, Refused>> {
+        assert!(self.chunks.is_empty() && self.pins().is_empty(), "files are adopted into an empty index");
+        let mut by_depth: Vec<usize> = (0..files.len()).collect();
+        by_depth.sort_by_key(|idx| files[*idx].0.first_block);
+        let mut outcomes = vec![Err(Refused::Malformed); files.len()];
+        let mut now_ms = 0;
+        for idx in by_depth {
+            let (record, last_used_ms) = &files[idx];
+            now_ms = now_ms.max(*last_used_ms);
+            outcomes[idx] = self.adopt_one(record, *last_used_ms);
+        }
+        while !self.disk.has_room_for(0) {
+            let oldest = self.disk.next_to_leave(now_ms, 0).expect("nothing adopted is held, pinned or being written");
+            self.evict(oldest, Tier::Disk);
+        }
+        outcomes
+    }
+
+    /// Returns the orders since the last call, to be done in this order.
+    pub fn take_orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Notes that a chunk's file is complete; one that was forgotten meanwhile is passed over.
+    pub fn written(&mut self, id: ChunkId, now_ms: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == File::Writing) {
+            chunk.file = File::Written;
+            self.restand(id);
+        }
+        if self.disk_health == (DiskHealth::Failing { probe: Some(id) }) {
+            self.disk_health = DiskHealth::Good;
+            self.order_writes(now_ms);
+        }
+    }
+
+    /// Notes that a chunk could not be written and no file of it is left; nothing is written until the next insertion.
+    pub fn write_failed(&mut self, id: ChunkId) {
+        match self.disk_health {
+            DiskHealth::Failing { probe } if probe != Some(id) => {}
+            _ => self.disk_health = DiskHealth::Failing { probe: None },
+        }
+        let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == File::Writing) else { return };
+        chunk.file = File::Absent;
+        self.unwritten.insert((chunk.record.first_block, id));
+        self.disk.leave(id);
+        self.note_filed_child(id, Filed::NoLonger);
+        self.restand(id);
+    }
+
+    /// Notes that a chunk's bytes have been read, and returns whether they may stay in RAM: not if the chunk is gone or
+    /// nothing can be evicted for it. Makes room as [`Self::insert`] does.
+    pub fn read_back(&mut self, id: ChunkId, now_ms: u64) -> bool {
+        let Some(chunk) = self.chunks.get(&id) else { return false };
+        if chunk.in_ram {
+            return true;
+        }
+        let n_bytes = chunk.record.n_bytes;
+        if !self.make_room(&Room { tier: Tier::Ram, n_bytes, now_ms, spared: None }) {
+            return false;
+        }
+        self.enter_ram(id);
+        self.restand(id);
+        self.note_change(id);
+        true
+    }
+
+    /// Notes that a chunk's file cannot be used. A chunk that is not in RAM is forgotten, with all that stands behind it.
+    pub fn lost(&mut self, id: ChunkId) {
+        let Some(chunk) = self.chunks.get(&id).filter(|chunk| chunk.file == File::Written) else { return };
+        if chunk.in_ram {
+            self.unwritten.insert((chunk.record.first_block, id));
+            self.drop_file(id, Reason::Lost);
+            return;
+        }
+        let mut family = vec![id];
+        let mut next = 0;
+        while let Some(member) = family.get(next) {
+            family.extend(&self.chunks[member].children);
+            next += 1;
+        }
+        for member in family.into_iter().rev() {
+            self.forget(member, Reason::Lost);
+        }
+    }
+
+    /// Forgets everything that is stored, held and pinned ones included; names of pins stay.
+    pub fn clear(&mut self) {
+        let mut ids: Vec<(usize, ChunkId)> =
+            self.chunks.iter().map(|(id, chunk)| (chunk.record.first_block, *id)).collect();
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, id) in ids {
+            self.forget(id, Reason::Cleared);
+        }
+    }
+
+    fn record_of(&self, kind: Kind, new: &NewChunk<'_>) -> Result<Record, Refused> {
+        let n = self.limits.block_size_tokens as usize;
+        let Range { start, end } = new.blocks;
+        let is_inside = start < end && end <= new.prefix.chain.len() && end <= new.prefix.tokens.len() / n;
+        if !is_inside || new.n_bytes == 0 || (kind == Kind::Checkpoint && start > 0) {
+            return Err(Refused::Malformed);
+        }
+        Ok(Record {
+            kind,
+            root: new.prefix.root,
+            first_block: start,
+            parent: start.checked_sub(1).map(|before| new.prefix.chain[before]),
+            blocks: new.prefix.chain[start..end].into(),
+            tokens: new.prefix.tokens[start * n..end * n].into(),
+            n_bytes: new.n_bytes,
+            priority: new.priority,
+        })
+    }
+
+    fn admit(&mut self, record: Record, parent: Option<ChunkId>, now_ms: u64) -> Result<ChunkId, Refused> {
+        self.check_free(&record)?;
+        if record.n_bytes > self.limits.ram_bytes {
+            return Err(Refused::TooLarge);
+        }
+        // In RAM alone and with nothing behind it, the parent would be forgotten for its own child.
+        let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
+        if !self.make_room(&Room { tier: Tier::Ram, n_bytes: record.n_bytes, now_ms, spared }) {
+            return Err(Refused::NoRoom);
+        }
+        let id = self.link(record, parent, now_ms);
+        self.enter_ram(id);
+        self.want_file(id);
+        self.restand(id);
+        self.note_change(id);
+        if let DiskHealth::Good | DiskHealth::Failing { probe: None } = self.disk_health {
+            self.order_writes(now_ms);
+        }
+        Ok(id)
+    }
+
+    fn adopt_one(&mut self, record: &Record, last_used_ms: u64) -> Result<ChunkId, Refused> {
+        if !record.is_well_formed(self.limits.block_size_tokens as usize) {
+            return Err(Refused::Malformed);
+        }
+        if record.n_bytes > self.limits.disk_bytes {
+            return Err(Refused::TooLarge);
+        }
+        self.check_free(record)?;
+        let parent =
+            record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(Refused::NoParent)).transpose()?;
+        let id = self.link(record.clone(), parent, last_used_ms);
+        self.enter_disk(id, File::Written);
+        self.restand(id);
+        self.note_change(id);
+        Ok(id)
+    }
+
+    /// Returns the chunk whose block stands right before `record`.
+    fn parent_by_hash(&self, record: &Record, hash: &BlockHash) -> Option<ChunkId> {
+        let (id, offset) = *self.blocks.get(hash)?;
+        let parent = &self.chunks[&id].record;
+        (parent.root == record.root && parent.first_block + offset + 1 == record.first_block).then_some(id)
+    }
+
+    fn check_free(&self, record: &Record) -> Result<(), Refused> {
+        let mut seen = HashSet::new();
+        let is_taken = match record.kind {
+            Kind::Chunk => record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen.insert(hash)),
+            Kind::Checkpoint => self.checkpoints.contains_key(&record.key_block().1),
+        };
+        if is_taken { Err(Refused::Taken) } else { Ok(()) }
+    }
+
+    fn link(&mut self, record: Record, parent: Option<ChunkId>, now_ms: u64) -> ChunkId {
+        let id = ChunkId(self.next_id);
+        self.next_id += 1;
+        match record.kind {
+            Kind::Chunk => {
+                self.blocks.extend(record.blocks.iter().enumerate().map(|(offset, hash)| (*hash, (id, offset))));
+            }
+            Kind::Checkpoint => {
+                self.checkpoints.insert(record.key_block().1, id);
+            }
+        }
+        let mut chunk = Chunk::new(Arc::new(record), parent, now_ms);
+        chunk.n_named_pins = self.pins.count_on(&chunk.record);
+        self.chunks.insert(id, chunk);
+        if let Some(parent) = parent {
+            self.chunk_mut(parent).children.insert(id);
+            self.restand(parent);
+        }
+        id
+    }
+
+    /// Evicts until a tier has room and returns whether it has.
+    fn make_room(&mut self, room: &Room) -> bool {
+        if let Some(id) = room.spared {
+            self.hold(id);
+        }
+        let has_room = loop {
+            let queue = if room.tier == Tier::Disk { &self.disk } else { &self.ram };
+            if queue.has_room_for(room.n_bytes) {
+                break true;
+            }
+            let next = queue.next_to_leave(room.now_ms, self.limits.min_hold_ms);
+            let Some(next) = next.filter(|_| room.n_bytes <= queue.limit_bytes()) else { break false };
+            self.evict(next, room.tier);
+        };
+        if let Some(id) = room.spared {
+            self.let_go(id);
+        }
+        has_room
+    }
+
+    fn evict(&mut self, id: ChunkId, tier: Tier) {
+        match tier {
+            Tier::Disk => self.drop_file(id, Reason::Capacity),
+            Tier::Ram | Tier::Resident => self.drop_ram(id, Reason::Capacity),
+        }
+    }
+
+    fn enter_ram(&mut self, id: ChunkId) {
+        let chunk = self.chunk_mut(id);
+        chunk.in_ram = true;
+        let facts = chunk.facts();
+        self.ram.enter(id, facts);
+    }
+
+    fn enter_disk(&mut self, id: ChunkId, file: File) {
+        let chunk = self.chunk_mut(id);
+        chunk.file = file;
+        let facts = chunk.facts();
+        self.disk.enter(id, facts);
+        self.note_filed_child(id, Filed::Newly);
+    }
+
+    /// Takes a chunk out of RAM; without a complete file it is forgotten.
+    fn drop_ram(&mut self, id: ChunkId, reason: Reason) {
+        self.chunk_mut(id).in_ram = false;
+        let facts = self.ram.leave(id);
+        self.log.count(Tier::Ram, reason, &facts);
+        self.orders.push(Order::DropRam(id));
+        if self.chunks[&id].file == File::Writing {
+            self.drop_file(id, reason);
+        } else {
+            self.settle(id);
+        }
+    }
+
+    /// Takes a chunk's file; if it is not in RAM it is forgotten.
+    fn drop_file(&mut self, id: ChunkId, reason: Reason) {
+        self.chunk_mut(id).file = File::Absent;
+        let facts = self.disk.leave(id);
+        self.log.count(Tier::Disk, reason, &facts);
+        self.orders.push(Order::DropFile(id, Arc::clone(&self.chunks[&id].record)));
+        if self.disk_health == (DiskHealth::Failing { probe: Some(id) }) {
+            self.disk_health = DiskHealth::Failing { probe: None };
+        }
+        self.note_filed_child(id, Filed::NoLonger);
+        self.settle(id);
+    }
+
+    /// Forgets a chunk wherever it is; what stands behind it must be gone.
+    fn forget(&mut self, id: ChunkId, reason: Reason) {
+        if self.chunks[&id].file != File::Absent {
+            self.drop_file(id, reason);
+        }
+        if self.chunks.contains_key(&id) {
+            self.drop_ram(id, reason);
+        }
+    }
+
+    /// Draws the conclusions of a chunk's having lost a place.
+    fn settle(&mut self, id: ChunkId) {
+        if self.chunks[&id].tier().is_some() {
+            self.restand(id);
+            self.note_change(id);
+            return;
+        }
+        self.forget_use(id);
+        let chunk = self.chunks.remove(&id).expect("looked at above");
+        debug_assert!(chunk.children.is_empty(), "a chunk goes after those behind it");
+        self.unwritten.remove(&(chunk.record.first_block, id));
+        match chunk.record.kind {
+            Kind::Chunk => {
+                for hash in chunk.record.blocks.iter() {
+                    self.blocks.remove(hash);
+                }
+            }
+            Kind::Checkpoint => {
+                self.checkpoints.remove(&chunk.record.key_block().1);
+            }
+        }
+        if let Some(parent) = chunk.parent {
+            self.chunk_mut(parent).children.remove(&id);
+            self.restand(parent);
+        }
+        self.log.note_gone(&chunk);
+    }
+
+    /// Lists a chunk, and those before it that have none, as wanting a file.
+    fn want_file(&mut self, id: ChunkId) {
+        let mut next = Some(id);
+        while let Some(id) = next
+            && self.limits.disk_bytes > 0
+        {
+            let chunk = &self.chunks[&id];
+            if chunk.file != File::Absent || !self.unwritten.insert((chunk.record.first_block, id)) {
+                return;
+            }
+            next = chunk.parent;
+        }
+    }
+
+    /// Orders what wants a file to be written, as far as there is room; while writing fails, one chunk only.
+    fn order_writes(&mut self, now_ms: u64) {
+        while let Some((depth, id)) = self.unwritten.first().copied() {
+            let chunk = &self.chunks[&id];
+            let (n_bytes, parent) = (chunk.record.n_bytes, chunk.parent);
+            let is_reachable = parent.is_none_or(|parent| self.chunks[&parent].file != File::Absent);
+            if !is_reachable || n_bytes > self.limits.disk_bytes {
+                self.unwritten.remove(&(depth, id));
+                continue;
+            }
+            if !self.make_room(&Room { tier: Tier::Disk, n_bytes, now_ms, spared: parent }) {
+                return;
+            }
+            self.unwritten.remove(&(depth, id));
+            self.enter_disk(id, File::Writing);
+            self.restand(id);
+            self.orders.push(Order::Write(id));
+            if let DiskHealth::Failing { probe } = &mut self.disk_health {
+                *probe = Some(id);
+                return;
+            }
+        }
+    }
+
+    fn note_filed_child(&mut self, id: ChunkId, filed: Filed) {
+        let Some(parent) = self.chunks[&id].parent else { return };
+        let n_filed = &mut self.chunk_mut(parent).n_filed_children;
+        match filed {
+            Filed::Newly => *n_filed += 1,
+            Filed::NoLonger => *n_filed -= 1,
+        }
+        self.restand(parent);
+    }
+
+    /// Tells both tiers whether a chunk may leave.
+    pub(super) fn restand(&mut self, id: ChunkId) {
+        let Some(chunk) = self.chunks.get(&id) else { return };
+        let is_held = self.is_held(id);
+        let unless_held = |standing| if is_held { Standing::Fixed } else { standing };
+        self.ram.set_standing(id, unless_held(chunk.standing_in_ram()));
+        self.disk.set_standing(id, unless_held(chunk.standing_on_disk()));
+    }
+
+    pub(super) fn chunk_mut(&mut self, id: ChunkId) -> &mut Chunk {
+        self.chunks.get_mut(&id).expect("links lead to stored chunks")
+    }
+}
+
+/// Says how a chunk's having a file has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filed {
+    Newly,
+    NoLonger,
+}

@@ -1,0 +1,261 @@
+//! What others see of the store: its entries, its totals, what was evicted, and what has changed for routers.
+//!
+//! Not here: how it is shown (the shell's `/cache`, metrics and summary).
+//! The idea: news is not the history of a chunk but what is true of it when asked, said once; in the order given and
+//! applied to an empty map, all news ever taken is what is stored.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::summary::Tier;
+
+use super::entry::{Chunk, File, Kind};
+use super::tier_queue::Facts;
+use super::{ChunkId, ChunkIndex};
+
+/// Is a number of chunks and checkpoints and what they amount to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Counts chunks and checkpoints.
+    pub n_chunks: u64,
+    /// Counts their tokens; all tokens before it for a checkpoint.
+    pub n_tokens: u64,
+    /// Counts their bytes.
+    pub n_bytes: u64,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, n_tokens: u64, n_bytes: u64) {
+        self.n_chunks += 1;
+        self.n_tokens += n_tokens;
+        self.n_bytes += n_bytes;
+    }
+
+    pub(super) fn subtract(&mut self, n_tokens: u64, n_bytes: u64) {
+        self.n_chunks -= 1;
+        self.n_tokens -= n_tokens;
+        self.n_bytes -= n_bytes;
+    }
+}
+
+/// Says why something left a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// Something else needed the room.
+    Capacity,
+    /// A file that could not be used, or one that was needed to reach it.
+    Lost,
+    /// Everything was cleared.
+    Cleared,
+}
+
+impl Reason {
+    /// Returns the word for it in answers and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Capacity => "capacity",
+            Self::Lost => "lost",
+            Self::Cleared => "cleared",
+        }
+    }
+}
+
+/// Is how much has left one tier for one reason, since the index was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Evicted {
+    /// Is the tier.
+    pub tier: Tier,
+    /// Says why.
+    pub reason: Reason,
+    /// Is how much.
+    pub totals: Totals,
+}
+
+/// Is one stored chunk or checkpoint, as shown to an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryView {
+    /// Names it.
+    pub chunk: ChunkId,
+    /// Says what it is.
+    pub kind: Kind,
+    /// Is the fastest tier that has it.
+    pub tier: Tier,
+    /// Says whether a complete file of it is on disk.
+    pub is_on_disk: bool,
+    /// Is the position of its first token.
+    pub first_token: u64,
+    /// Counts its tokens.
+    pub n_tokens: u64,
+    /// Is its size.
+    pub n_bytes: u64,
+    /// Counts its uses.
+    pub n_hits: u64,
+    /// Is when it was stored.
+    pub created_ms: u64,
+    /// Is when it was last used.
+    pub last_used_ms: u64,
+    /// Says whether a pin covers it.
+    pub is_pinned: bool,
+}
+
+/// Says where a chunk or a checkpoint lies from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// Says what it is.
+    pub kind: Kind,
+    /// Is the root of its chain.
+    pub root: BlockHash,
+    /// Is the place of its first block in the chain.
+    pub first_block: usize,
+    /// Lists its blocks.
+    pub blocks: Arc<[BlockHash]>,
+    /// Is the fastest tier that has it; `None` when it is gone.
+    pub tier: Option<Tier>,
+}
+
+impl News {
+    fn new(chunk: &Chunk, tier: Option<Tier>) -> Self {
+        let record = &chunk.record;
+        let blocks = Arc::clone(&record.blocks);
+        Self { kind: record.kind, root: record.root, first_block: record.first_block, blocks, tier }
+    }
+}
+
+/// Is what is to be told.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Log {
+    pending: Vec<Pending>,
+    evicted: BTreeMap<(Tier, Reason), Totals>,
+}
+
+/// Is one thing to be told.
+#[derive(Debug, Clone)]
+enum Pending {
+    /// A chunk's tier may be another than was said.
+    Changed(ChunkId),
+    /// A chunk that was announced is gone.
+    Gone(News),
+}
+
+impl Log {
+    pub(super) fn count(&mut self, tier: Tier, reason: Reason, facts: &Facts) {
+        self.evicted.entry((tier, reason)).or_default().add(facts.n_tokens, facts.n_bytes);
+    }
+
+    pub(super) fn note_gone(&mut self, chunk: &Chunk) {
+        if chunk.said.is_some() {
+            self.pending.push(Pending::Gone(News::new(chunk, None)));
+        }
+    }
+}
+
+impl ChunkIndex {
+    /// Returns what is stored, in the order in which it was stored. Cost: O(n log n).
+    pub fn entries(&self) -> Vec<EntryView> {
+        let mut entries: Vec<EntryView> = self.chunks.iter().map(|(id, chunk)| self.entry(*id, chunk)).collect();
+        entries.sort_unstable_by_key(|entry| entry.chunk);
+        entries
+    }
+
+    /// Returns what a tier holds; what is being written counts as on disk.
+    pub fn totals(&self, tier: Tier) -> Totals {
+        match tier {
+            Tier::Resident => Totals::default(),
+            Tier::Ram => self.ram.totals(),
+            Tier::Disk => self.disk.totals(),
+        }
+    }
+
+    /// Returns how much has left which tier and why.
+    pub fn evicted(&self) -> Vec<Evicted> {
+        let evicted = self.log.evicted.iter();
+        evicted.map(|((tier, reason), totals)| Evicted { tier: *tier, reason: *reason, totals: *totals }).collect()
+    }
+
+    /// Returns what has changed since the last call, at most one piece of news for each chunk, in order.
+    pub fn take_news(&mut self) -> Vec<News> {
+        let pending = std::mem::take(&mut self.log.pending);
+        let news = |pending| match pending {
+            Pending::Gone(news) => Some(news),
+            Pending::Changed(id) => {
+                let chunk = self.chunks.get_mut(&id)?;
+                chunk.is_dirty = false;
+                let tier = chunk.tier();
+                let was = std::mem::replace(&mut chunk.said, tier);
+                (was != tier).then(|| News::new(chunk, tier))
+            }
+        };
+        pending.into_iter().filter_map(news).collect()
+    }
+
+    /// Lists a chunk as one about which there may be news.
+    pub(super) fn note_change(&mut self, id: ChunkId) {
+        let chunk = self.chunk_mut(id);
+        if !std::mem::replace(&mut chunk.is_dirty, true) {
+            self.log.pending.push(Pending::Changed(id));
+        }
+    }
+
+    fn entry(&self, id: ChunkId, chunk: &Chunk) -> EntryView {
+        let record = &chunk.record;
+        EntryView {
+            chunk: id,
+            kind: record.kind,
+            tier: super::tier_of(chunk),
+            is_on_disk: chunk.file == File::Written,
+            first_token: record.first_block as u64 * u64::from(self.limits.block_size_tokens),
+            n_tokens: record.tokens.len() as u64,
+            n_bytes: record.n_bytes,
+            n_hits: chunk.n_hits,
+            created_ms: chunk.created_ms,
+            last_used_ms: chunk.last_used_ms,
+            is_pinned: chunk.n_named_pins + chunk.n_automatic_pins > 0,
+        }
+    }
+
+    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    pub fn check_invariants(&self) {
+        self.ram.check_invariants();
+        self.disk.check_invariants();
+        self.check_pins();
+        let n_blocks: usize = self.of_kind(Kind::Chunk).map(|(_, chunk)| chunk.record.blocks.len()).sum();
+        assert_eq!(n_blocks, self.blocks.len(), "the blocks of all chunks are not those in the map");
+        assert_eq!(self.of_kind(Kind::Checkpoint).count(), self.checkpoints.len());
+        let in_ram = self.chunks.values().filter(|chunk| chunk.in_ram).count();
+        assert_eq!(in_ram as u64, self.ram.totals().n_chunks, "a chunk in RAM is not in its queue");
+        let filed = |chunk: &&Chunk| chunk.file != File::Absent;
+        assert_eq!(self.chunks.values().filter(filed).count() as u64, self.disk.totals().n_chunks);
+        for (id, chunk) in &self.chunks {
+            assert!(chunk.tier().is_some(), "chunk {} is nowhere", id.0);
+            assert!(chunk.file != File::Writing || chunk.in_ram, "chunk {} is written from nothing", id.0);
+            for child in &chunk.children {
+                assert_eq!(self.chunks[child].parent, Some(*id), "a child knows another parent");
+            }
+            let filed_children = chunk.children.iter().map(|child| &self.chunks[child]).filter(filed);
+            assert_eq!(filed_children.count(), chunk.n_filed_children, "children with files are counted wrong");
+            self.check_parent(*id, chunk);
+        }
+        for (depth, id) in &self.unwritten {
+            let chunk = &self.chunks[id];
+            assert!(chunk.file == File::Absent && chunk.in_ram && chunk.record.first_block == *depth);
+        }
+    }
+
+    fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ChunkId, &Chunk)> {
+        self.chunks.iter().filter(move |(_, chunk)| chunk.record.kind == kind)
+    }
+
+    fn check_parent(&self, id: ChunkId, chunk: &Chunk) {
+        let record = &chunk.record;
+        let Some(parent) = chunk.parent else {
+            assert_eq!(record.first_block, 0, "chunk {} has no parent", id.0);
+            return;
+        };
+        let parent = &self.chunks[&parent];
+        assert!(parent.children.contains(&id), "a parent does not know chunk {}", id.0);
+        let offset = record.first_block - parent.record.first_block - 1;
+        assert_eq!(record.parent, Some(parent.record.blocks[offset]), "chunk {} stands behind another block", id.0);
+        assert_eq!(record.root, parent.record.root);
+    }
+}

@@ -1,0 +1,159 @@
+//! What moving KV state costs against computing it, by what this worker has measured.
+//!
+//! Not here: measuring (the shell; `rates` for prefill), the decisions made with it (`slot_plan`).
+//! The idea: everything in milliseconds, so that ways can be added up and compared. What was not measured yet is assumed
+//! cheap against prefill, which it is by a factor of a hundred wherever it was measured.
+
+/// Is what things cost on this worker, with this model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs {
+    /// Is the time to compute one prompt token.
+    pub prefill_ms_per_token: f64,
+    /// Is the time to give a slot the state of another slot's token; absent where that is not possible. Next to nothing
+    /// where the slots share one buffer, an export and an import elsewhere.
+    pub copy_ms_per_token: Option<f64>,
+    /// Is the time to export a token's state into the store; absent where there is no store.
+    pub export_ms_per_token: Option<f64>,
+    /// Is the time to import state from memory.
+    pub import_ms_per_byte: f64,
+    /// Is the time to read state from disk.
+    pub read_ms_per_byte: f64,
+    /// Says which suffixes are faster when cached tokens are computed once more with them.
+    pub suffix_rounding: Option<SuffixRounding>,
+}
+
+/// Says that a suffix of `from_tokens` or more, but less than `to_tokens`, takes longer than one of `to_tokens`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SuffixRounding {
+    /// Is the shortest suffix that is rounded up.
+    pub from_tokens: u32,
+    /// Is the suffix that it becomes.
+    pub to_tokens: u32,
+}
+
+/// Is the weight of the newest measurement in an average.
+///
+/// Source: a choice; after five measurements what was assumed at first counts a sixth.
+const NEWEST_WEIGHT: f64 = 0.3;
+
+impl Costs {
+    /// Takes in that a token of prompt takes so long by now.
+    pub fn learn_prefill(&mut self, tokens_per_s: Option<f32>) {
+        if let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) {
+            self.prefill_ms_per_token = 1e3 / f64::from(rate);
+        }
+    }
+
+    /// Takes in how long it took to export so many tokens.
+    pub fn learn_export(&mut self, n_tokens: u32, ms: f64) {
+        learn(self.export_ms_per_token.as_mut(), ms / f64::from(n_tokens.max(1)));
+    }
+
+    /// Takes in how long it took to copy from a slot of so many tokens.
+    pub fn learn_copy(&mut self, n_held_tokens: u32, ms: f64) {
+        learn(self.copy_ms_per_token.as_mut(), ms / f64::from(n_held_tokens.max(1)));
+    }
+
+    /// Takes in how long it took to import so many bytes.
+    pub fn learn_import(&mut self, n_bytes: u64, ms: f64) {
+        learn(Some(&mut self.import_ms_per_byte), ms / n_bytes.max(1) as f64);
+    }
+
+    /// Takes in how long it took until so many bytes were read.
+    pub fn learn_read(&mut self, n_bytes: u64, ms: f64) {
+        learn(Some(&mut self.read_ms_per_byte), ms / n_bytes.max(1) as f64);
+    }
+
+    /// Returns how many of a prompt's cached tokens to use for the rest to be computed fastest.
+    pub fn best_start(&self, n_prompt: u32, n_cached: u32) -> u32 {
+        let n_suffix = n_prompt.saturating_sub(n_cached);
+        let rounding = self.suffix_rounding.filter(|r| n_suffix >= r.from_tokens && n_suffix < r.to_tokens);
+        rounding.map_or(n_cached, |rounding| n_prompt.saturating_sub(rounding.to_tokens))
+    }
+
+    /// Returns the time to compute so many prompt tokens.
+    pub fn prefill_ms(&self, n_tokens: usize) -> f64 {
+        self.prefill_ms_per_token * n_tokens as f64
+    }
+
+    /// Returns the time to copy from a sequence of so many tokens into another slot.
+    pub fn copy_ms(&self, n_held_tokens: usize) -> Option<f64> {
+        self.copy_ms_per_token.map(|ms| ms * n_held_tokens as f64)
+    }
+
+    /// Returns whether one slot can start from what another holds.
+    pub fn shares(&self) -> bool {
+        self.copy_ms_per_token.is_some() || self.export_ms_per_token.is_some()
+    }
+
+    /// Returns the time to export so many tokens into the store, if there is one.
+    pub fn export_ms(&self, n_tokens: usize) -> Option<f64> {
+        self.export_ms_per_token.map(|ms| ms * n_tokens as f64)
+    }
+
+    /// Returns the time to import so many bytes from memory.
+    pub fn import_ms(&self, n_bytes: u64) -> f64 {
+        self.import_ms_per_byte * n_bytes as f64
+    }
+
+    /// Returns the time to read so many bytes from disk.
+    pub fn read_ms(&self, n_bytes: u64) -> f64 {
+        self.read_ms_per_byte * n_bytes as f64
+    }
+}
+
+fn learn(average: Option<&mut f64>, newest: f64) {
+    if let Some(average) = average {
+        *average += NEWEST_WEIGHT * (newest - *average);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn follows_what_is_measured_and_never_learns_what_is_not_possible() {
+        let mut costs = Costs {
+            prefill_ms_per_token: 1.0,
+            copy_ms_per_token: None,
+            export_ms_per_token: Some(1.0),
+            import_ms_per_byte: 1.0,
+            read_ms_per_byte: 1.0,
+            suffix_rounding: None,
+        };
+        for _ in 0..20 {
+            costs.learn_copy(10, 20.0);
+            costs.learn_export(10, 20.0);
+            costs.learn_import(10, 30.0);
+            costs.learn_read(0, 4.0);
+        }
+        costs.learn_prefill(None);
+        assert_eq!(costs.copy_ms(5), None);
+        assert!((costs.export_ms(5).unwrap() - 10.0).abs() < 0.1, "{costs:?}");
+        assert!((costs.import_ms(5) - 15.0).abs() < 0.1, "{costs:?}");
+        assert!((costs.read_ms(5) - 20.0).abs() < 0.1, "{costs:?}");
+        assert_eq!(costs.prefill_ms(3), 3.0);
+        costs.learn_prefill(Some(500.0));
+        assert_eq!(costs.prefill_ms(3), 6.0);
+        assert!(costs.shares());
+    }
+
+    #[test]
+    fn computes_cached_tokens_once_more_where_that_is_faster() {
+        let mut costs = Costs {
+            prefill_ms_per_token: 1.0,
+            copy_ms_per_token: None,
+            export_ms_per_token: None,
+            import_ms_per_byte: 1.0,
+            read_ms_per_byte: 1.0,
+            suffix_rounding: None,
+        };
+        assert_eq!(costs.best_start(1000, 980), 980);
+        costs.suffix_rounding = Some(SuffixRounding { from_tokens: 9, to_tokens: 64 });
+        for (n_cached, n_used) in [(999, 999), (992, 992), (991, 936), (937, 936), (936, 936), (900, 900), (0, 0)] {
+            assert_eq!(costs.best_start(1000, n_cached), n_used);
+        }
+        assert_eq!(costs.best_start(40, 20), 0);
+    }
+}

@@ -1,0 +1,221 @@
+//! Starting requests as the shell does, with a check of every plan against what is so.
+//!
+//! Not here: what happens otherwise (`world`).
+
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_common::summary::Tier;
+use warmpath_worker_core::chunk_index::{ChunkId, Found, Kind};
+use warmpath_worker_core::slot_plan::{Decision, Outlook, Reuse, Save, SlotPlan, Start, Wish, plan};
+use warmpath_worker_core::slot_table::{Acquire, AfterUse};
+
+use crate::Keeps;
+use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root};
+
+impl World {
+    /// Starts every request that can start, in the order in which they came.
+    pub fn admit(&mut self) {
+        let mut idx = 0;
+        while idx < self.waiting.len() {
+            if self.waiting[idx].fetching.iter().any(|id| self.reading.contains(id)) {
+                idx += 1;
+                continue;
+            }
+            match self.decide(&self.waiting[idx]) {
+                Decision::NoSlot => {
+                    assert!(self.running.iter().all(Option::is_some), "a request waits beside an idle slot");
+                    return;
+                }
+                Decision::WaitFor { slot, n_tokens } => {
+                    self.wait_for(idx, (slot, n_tokens));
+                    idx += 1;
+                }
+                Decision::Fetch(chunks) => {
+                    self.fetch(idx, chunks);
+                    idx += 1;
+                }
+                Decision::Start(plan) => {
+                    let waiting = self.waiting.remove(idx);
+                    self.start(waiting, &plan);
+                }
+            }
+        }
+    }
+
+    fn decide(&self, waiting: &Waiting) -> Decision {
+        let request = &waiting.request;
+        let outlook = Outlook { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs };
+        let root = root(request.salt);
+        let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
+        plan(&outlook, &Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, reuse, wanted: None })
+    }
+
+    /// Checks that a running sequence will compute what a request waits for.
+    fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32)) {
+        let n = n_tokens as usize;
+        let waiting = &self.waiting[idx].request;
+        let running = self.running[usize::from(slot.0)].as_mut().expect("a request waits for an idle slot");
+        assert!(running.request.keeps == Keeps::State && waiting.keeps == Keeps::State);
+        assert!(running.request.salt == waiting.salt, "a request waits for another tenant's");
+        assert_eq!(running.request.prompt[..n], waiting.prompt[..n], "a request waits for what never comes");
+        assert!(self.kv[usize::from(slot.0)].tokens.len() < n, "a request waits for what is there");
+        if !self.setting.memory.rewinds_anywhere()
+            && let Err(idx) = running.stops.binary_search(&n_tokens)
+        {
+            running.stops.insert(idx, n_tokens);
+        }
+        self.ways.count("wait for a prefix");
+    }
+
+    fn fetch(&mut self, idx: usize, chunks: Vec<ChunkId>) {
+        assert!(!chunks.is_empty());
+        for id in &chunks {
+            assert_eq!(self.index.tier(*id), Some(Tier::Disk), "what is not on disk is to be read");
+            self.index.hold(*id);
+            if !self.reading.contains(id) {
+                self.reading.push(*id);
+            }
+        }
+        self.waiting[idx].fetching.extend(chunks);
+        self.ways.count("wait for the disk");
+    }
+
+    fn start(&mut self, waiting: Waiting, plan: &SlotPlan) {
+        let Waiting { request, chain, fetching } = waiting;
+        let idx = usize::from(plan.slot.0);
+        assert!(self.running[idx].is_none(), "a busy slot is given away");
+        let n_start = plan.start.n_tokens();
+        assert!((n_start as usize) < request.prompt.len(), "nothing is left to compute");
+        let waiting = Waiting { request, chain, fetching: Vec::new() };
+        let rewinds_to = plan.rewinds_to(&self.table);
+        let kv = self.bring(&waiting, plan);
+        assert!(kv.n_fixed <= rewinds_to as usize, "the slot is believed to be cut back further than it can be");
+        if !fetching.is_empty() && n_start > 0 {
+            self.ways.count("start from disk");
+        }
+        self.let_go(&fetching);
+        self.obey();
+        let Waiting { request, chain, .. } = waiting;
+        self.kv[idx] = kv;
+        self.table.acquire(Acquire {
+            slot: plan.slot,
+            prompt: &request.prompt,
+            n_start_tokens: n_start,
+            rewinds_to_tokens: rewinds_to,
+            root: root(request.salt),
+            prompt_chain: &chain,
+            after_use: if request.keeps == Keeps::State { AfterUse::Keep } else { AfterUse::Forget },
+        });
+        let stops = match request.keeps {
+            Keeps::State => self.rule().stops(n_start..request.prompt.len() as u32, Some(5)),
+            Keeps::Nothing => Vec::new(),
+        };
+        self.running[idx] = Some(Running { request, stops });
+    }
+
+    /// Returns the KV state that the plan brings into its slot.
+    fn bring(&mut self, waiting: &Waiting, plan: &SlotPlan) -> Kv {
+        let request = &waiting.request;
+        let root = root(request.salt);
+        let wish =
+            Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, reuse: Reuse::Allowed, wanted: None };
+        let found = self.index.find(&wish.prefix());
+        let n_start = plan.start.n_tokens() as usize;
+        let pieces = match plan.start {
+            Start::Import { .. } => self.pieces(&found, n_start),
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => Vec::new(),
+        };
+        let held: Vec<ChunkId> = pieces.iter().map(|(id, _)| *id).chain(plan.checkpoint).collect();
+        held.iter().for_each(|id| self.index.hold(*id));
+        if plan.save == Save::First {
+            self.ways.count("save first");
+            self.save(usize::from(plan.slot.0));
+        }
+        let kv = self.brought(waiting, plan, &pieces);
+        self.index.touch(&held, self.now_ms);
+        self.let_go(&held);
+        self.ways.count(way_name(plan));
+        kv
+    }
+
+    /// Lists the chunks of a prompt's first tokens with the blocks taken from each.
+    fn pieces(&self, found: &Found, n_tokens: usize) -> Vec<(ChunkId, usize)> {
+        if self.setting.memory == MemoryKind::Recurrent {
+            return Vec::new();
+        }
+        let mut n_left = n_tokens.div_ceil(BLOCK as usize);
+        assert!(n_left <= found.n_blocks, "more is to be imported than is stored");
+        let mut pieces = Vec::new();
+        for piece in &found.pieces {
+            let n = piece.n_blocks.min(n_left);
+            n_left -= n;
+            if n > 0 {
+                pieces.push((piece.chunk, n));
+            }
+        }
+        pieces
+    }
+
+    fn brought(&self, waiting: &Waiting, plan: &SlotPlan, pieces: &[(ChunkId, usize)]) -> Kv {
+        let request = &waiting.request;
+        let n = plan.start.n_tokens() as usize;
+        let memory = self.setting.memory;
+        if n > 0 {
+            assert!(request.keeps == Keeps::State, "a request that wants no reuse gets some");
+        }
+        let own = &request.prompt[..n];
+        if let Some(checkpoint) = plan.checkpoint {
+            let truth = self.payload(checkpoint);
+            assert_eq!((truth.salt, truth.kind), (request.salt, Kind::Checkpoint));
+            assert_eq!(truth.tokens, own, "the partial state is another prompt's");
+        }
+        let mut n_fixed = if plan.checkpoint.is_some() && memory == MemoryKind::Sliding { n } else { 0 };
+        match plan.start {
+            Start::Cold => assert!(plan.checkpoint.is_none()),
+            Start::Keep { .. } | Start::Copy { .. } => {
+                let source = if let Start::Copy { from, .. } = plan.start { from } else { plan.slot };
+                assert!((source != plan.slot) == matches!(plan.start, Start::Copy { .. }), "a slot copies from itself");
+                let kv = &self.kv[usize::from(source.0)];
+                let secret = self.running[usize::from(source.0)].as_ref().map(|running| running.request.keeps);
+                assert!(secret != Some(Keeps::Nothing), "a request that leaves nothing behind lends its state");
+                let is_all_partial = memory == MemoryKind::Recurrent && plan.checkpoint.is_some();
+                if !is_all_partial {
+                    assert_eq!(kv.salt, request.salt, "KV state crosses a border");
+                    assert_eq!(kv.tokens[..n], *own, "the state is another prompt's");
+                }
+                let rewinds = memory.rewinds_anywhere() && n >= kv.n_fixed;
+                assert!(n == kv.tokens.len() || rewinds || plan.checkpoint.is_some(), "the state cannot be cut there");
+                n_fixed = n_fixed.max(if plan.checkpoint.is_none() { kv.n_fixed } else { 0 });
+            }
+            Start::Import { .. } => {
+                assert!(memory.stored_state_rewinds() || plan.checkpoint.is_some(), "stored state cannot be cut there");
+                let mut n_blocks = 0;
+                for (id, n) in pieces {
+                    let truth = self.payload(*id);
+                    assert_eq!((truth.salt, truth.kind), (request.salt, Kind::Chunk));
+                    assert_eq!(truth.first_block, n_blocks, "a chunk is put in another place");
+                    n_blocks += n;
+                    let n_tokens = n_blocks * BLOCK as usize;
+                    assert_eq!(truth.tokens[..n_tokens], request.prompt[..n_tokens], "a chunk is another prompt's");
+                }
+            }
+        }
+        Kv { salt: request.salt, tokens: own.to_vec(), n_fixed }
+    }
+
+    fn payload(&self, id: ChunkId) -> &Truth {
+        self.payloads.get(&id).expect("a plan needs bytes that are not in memory")
+    }
+}
+
+fn way_name(plan: &SlotPlan) -> &'static str {
+    match (plan.start, plan.checkpoint) {
+        (Start::Cold, _) => "cold",
+        (Start::Keep { .. }, None) => "keep",
+        (Start::Keep { .. }, Some(_)) => "keep with a checkpoint",
+        (Start::Copy { .. }, None) => "copy",
+        (Start::Copy { .. }, Some(_)) => "copy with a checkpoint",
+        (Start::Import { .. }, None) => "import",
+        (Start::Import { .. }, Some(_)) => "import with a checkpoint",
+    }
+}

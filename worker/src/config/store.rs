@@ -1,0 +1,49 @@
+//! What the flags say about stored KV state, completed from the machine's memory.
+//!
+//! Not here: the flags' words (`flags`), the store itself (the engine).
+
+use std::time::Duration;
+
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+use super::ConfigError;
+use super::flags::Flags;
+use crate::engine::{DiskConfig, StoreConfig};
+
+/// Is the share of the memory that is available at the start which stored state may take when nothing is said: a quarter.
+///
+/// Source: a choice; the model and the KV buffer of the slots are not loaded yet when it is read, and other programs want some.
+const RAM_SHARE: u64 = 4;
+
+/// Is the store's memory where the machine does not say how much it has.
+const RAM_UNKNOWN_BYTES: u64 = 1 << 30;
+
+/// Is the longest time that `--cache-min-hold` may name.
+const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Returns what is stored of KV state.
+///
+/// Errors: `Range`, naming the flag. Reads: the machine's available memory, or its control group's.
+pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
+    let refuse = |flag, reason: &str| Err(ConfigError::Range { flag, reason: reason.to_owned() });
+    let ram_bytes = flags.cache_ram.map_or_else(ram_default, |mib| mib.saturating_mul(1 << 20));
+    if flags.cache_disk.is_some() && ram_bytes == 0 {
+        return refuse("cache-disk", "needs memory to read and write from; --cache-ram is 0");
+    }
+    if flags.cache_disk.is_some() && flags.cache_disk_size == 0 {
+        return refuse("cache-disk-size", "must be at least 1");
+    }
+    let min_hold = Duration::try_from_secs_f64(flags.cache_min_hold).ok().filter(|hold| *hold <= MIN_HOLD_MAX);
+    let Some(min_hold) = min_hold else { return refuse("cache-min-hold", "must be 0 to 86400 seconds") };
+    let bytes = flags.cache_disk_size.saturating_mul(1 << 20);
+    let disk = flags.cache_disk.clone().map(|dir| DiskConfig { dir, bytes });
+    Ok(StoreConfig { ram_bytes, disk, min_hold, pin_top: flags.cache_pin_top })
+}
+
+fn ram_default() -> u64 {
+    let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let Ok(system) = System::new_with_specifics(only_memory) else { return RAM_UNKNOWN_BYTES };
+    let available = system.available_memory();
+    let limited = system.cgroup_limits().map_or(available, |limits| limits.free_memory.min(available));
+    limited / RAM_SHARE
+}

@@ -1,0 +1,245 @@
+//! Who gets a slot now, and what of its prompt is there already.
+//!
+//! Not here: the decision (`warmpath_worker_core::slot_plan`), what the store does (`cache`), computing the rest (`step`).
+//! The idea: the queue is gone through in order whenever a slot is idle. A request that waits for another's prefix or for
+//! the disk keeps its place but holds nobody up. What a plan says is done step by step and checked at the end: a slot
+//! whose state does not end where the plan says is cleared and the whole prompt computed.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::chunk_index::{ChunkId, Found};
+use warmpath_worker_core::slot_plan::{self, Decision, Reuse, Save, SlotPlan, Start, Wish};
+use warmpath_worker_core::slot_table::{Acquire, AfterUse};
+
+use super::config::PrefixCache;
+use super::handle::Admission;
+use super::messages::{CachedTokens, Started};
+use super::sequence::Sequence;
+use super::step::Stepper;
+
+/// Is a submission that waits for a slot.
+pub(super) struct Waiting {
+    pub(super) admission: Admission,
+    /// Is the prompt tokens that it will have to compute, as estimated when it came.
+    pub(super) n_uncached: u32,
+    /// Lists the chunks that are being read from disk for it; they stay where they are until it has started.
+    pub(super) fetching: Vec<ChunkId>,
+    /// Says whether it has waited for another's prefix, for the metric.
+    pub(super) has_waited: bool,
+}
+
+impl Stepper<'_> {
+    /// Puts a submission at the end of the queue.
+    pub(super) fn enqueue(&mut self, admission: Admission) {
+        self.report.accept(&admission.submission.request_id);
+        let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
+        let n_uncached = n_prompt - slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
+        self.waiting.push_back(Waiting { admission, n_uncached, fetching: Vec::new(), has_waited: false });
+    }
+
+    /// Starts every waiting submission that can start now, in the order in which they came.
+    pub(super) fn admit(&mut self) {
+        let prefill_rate = self.averages.rates().prefill_tokens_per_s;
+        self.cache.costs_mut().learn_prefill(prefill_rate);
+        let mut idx = 0;
+        while idx < self.waiting.len() {
+            if self.cache.is_reading(&self.waiting[idx].fetching) {
+                idx += 1;
+                continue;
+            }
+            self.look_at_windows();
+            let wish = self.wish(&self.waiting[idx].admission);
+            match slot_plan::plan(&self.outlook(), &wish) {
+                Decision::NoSlot => return,
+                Decision::WaitFor { slot, n_tokens } => {
+                    self.wait_for(idx, (slot, n_tokens));
+                    idx += 1;
+                }
+                Decision::Fetch(chunks) => {
+                    self.cache.fetch(&chunks);
+                    self.waiting[idx].fetching.extend(chunks);
+                    idx += 1;
+                }
+                Decision::Start(plan) => {
+                    if let Some(waiting) = self.waiting.remove(idx) {
+                        self.start(waiting, plan);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets a submission wait for a running one's prefix. Where a sequence cannot be rewound, that one makes a checkpoint.
+    fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32)) {
+        if !std::mem::replace(&mut self.waiting[idx].has_waited, true) {
+            self.view.counters.prefix_waits.fetch_add(1, Relaxed);
+        }
+        if !self.table.memory().rewinds_anywhere()
+            && let Some(leader) = &mut self.running[usize::from(slot.0)]
+        {
+            leader.want_checkpoint(n_tokens);
+        }
+    }
+
+    pub(super) fn outlook(&self) -> slot_plan::Outlook<'_> {
+        slot_plan::Outlook {
+            table: &self.table,
+            index: self.cache.index(),
+            at_hand: self.cache.passing(),
+            costs: self.cache.costs(),
+        }
+    }
+
+    fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
+        let submission = &admission.submission;
+        let reuse = if self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed };
+        Wish {
+            prompt: &submission.prompt,
+            chain: &admission.chain,
+            root: &submission.chain_root,
+            reuse,
+            wanted: submission.wanted_slot,
+        }
+    }
+
+    fn leaves_nothing(&self, admission: &Admission) -> bool {
+        !admission.submission.cache_prompt || self.prefix_cache == PrefixCache::Disabled
+    }
+
+    fn start(&mut self, waiting: Waiting, plan: SlotPlan) {
+        let Waiting { admission, fetching, .. } = waiting;
+        let (slot, cached) = match self.reuse(&self.wish(&admission), &plan, admission.submission.shifts) {
+            Some(reused) => (reused.slot, self.prepare_moved(&reused)),
+            None => (plan.slot, self.prepare((&admission, &fetching), &plan)),
+        };
+        let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
+        self.cache.let_go(&fetching);
+        let submission = &admission.submission;
+        self.table.acquire(Acquire {
+            slot,
+            prompt: &submission.prompt,
+            n_start_tokens: cached.exact(),
+            rewinds_to_tokens,
+            root: submission.chain_root,
+            prompt_chain: &admission.chain,
+            after_use: if self.leaves_nothing(&admission) { AfterUse::Forget } else { AfterUse::Keep },
+        });
+        if cached.shifted > 0 {
+            self.table.extend_moved(slot, &submission.prompt[cached.exact() as usize..cached.total() as usize]);
+        }
+        self.unsaved.remove(&slot);
+        self.view.counters.admit(submission.prompt.len() as u64, cached);
+        self.n_started += 1;
+        let started = Started { slot, cached };
+        self.priorities[usize::from(slot.0)] = submission.priority;
+        let stops = self.checkpoint_stops(&admission, cached.total());
+        let sequence = Sequence::start(admission, started, self.n_started);
+        self.running[usize::from(slot.0)] = Some(sequence.with_checkpoints(stops));
+    }
+
+    /// Takes note of how far slots can be cut back: llama.cpp gives cells away that a sliding window has left behind.
+    fn look_at_windows(&mut self) {
+        if self.table.memory() == MemoryKind::Sliding {
+            for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
+                self.table.set_rewinds_to(slot, self.llama.rewinds_to(slot));
+            }
+        }
+    }
+
+    /// Lists where a prompt's partial state is kept: nowhere if the request leaves nothing behind.
+    fn checkpoint_stops(&self, admission: &Admission, n_held: u32) -> Vec<u32> {
+        if self.leaves_nothing(admission) {
+            return Vec::new();
+        }
+        let submission = &admission.submission;
+        let n_prompt = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
+        self.checkpoints.stops(n_held..n_prompt, submission.last_message_token)
+    }
+
+    /// Brings the slot's KV state to what the plan starts from and returns what was reached.
+    ///
+    /// Takes the request with the chunks that were read from disk for it.
+    fn prepare(&mut self, (admission, fetched): (&Admission, &[ChunkId]), plan: &SlotPlan) -> CachedTokens {
+        let found = self.cache.index().find(&self.wish(admission).prefix());
+        let held = self.cache.hold(&found, plan);
+        if plan.save == Save::First {
+            self.save(plan.slot);
+        }
+        let n_tokens = plan.start.n_tokens();
+        let began = Instant::now();
+        let brought = n_tokens > 0 && self.bring(plan, &found);
+        self.cache.let_go(&held);
+        if !brought || self.llama.last_position(plan.slot) != n_tokens.checked_sub(1) {
+            if n_tokens > 0 {
+                warn!(slot = %plan.slot, start = ?plan.start, "the KV state cannot be brought there; computing the prompt");
+                self.view.counters.failed_starts.fetch_add(1, Relaxed);
+            }
+            self.llama.clear(plan.slot);
+            return CachedTokens::default();
+        }
+        self.learn(plan, (&found, began.elapsed()));
+        if let Some(checkpoint) = plan.checkpoint {
+            self.view.counters.checkpoint_uses.fetch_add(1, Relaxed);
+            self.cache.touch_checkpoint(checkpoint);
+        }
+        self.cache.touch(&found, n_tokens);
+        match plan.start {
+            Start::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => {
+                CachedTokens { resident: n_tokens, ..CachedTokens::default() }
+            }
+        }
+    }
+
+    /// Moves the state that a plan starts from and returns whether that went well.
+    fn bring(&mut self, plan: &SlotPlan, found: &Found) -> bool {
+        let slot = plan.slot;
+        let n_tokens = plan.start.n_tokens();
+        match plan.start {
+            Start::Cold => false,
+            Start::Keep { .. } => match plan.checkpoint.map(|checkpoint| self.cache.payload(checkpoint)) {
+                None => self.rewind(slot, n_tokens),
+                Some(partial) => partial.is_some_and(|p| self.llama.restore_partial(slot, &p, n_tokens).is_ok()),
+            },
+            Start::Copy { from, .. } => match plan.checkpoint {
+                None => self.llama.copy_prefix(from, slot, n_tokens).is_ok(),
+                Some(checkpoint) => {
+                    let exported = self.llama.export(from).ok();
+                    let state = exported.and_then(|state| self.cache.cut_back(state, (n_tokens, checkpoint)));
+                    state.is_some_and(|state| self.llama.import(slot, &state, n_tokens).is_ok())
+                }
+            },
+            Start::Import { .. } => {
+                let stored = self.cache.state(found, (n_tokens, plan.checkpoint));
+                stored.is_some_and(|(state, n_whole)| self.llama.import(slot, &state, n_whole).is_ok())
+                    && self.rewind(slot, n_tokens)
+            }
+        }
+    }
+
+    /// Takes in how long it took to bring state into a slot.
+    fn learn(&mut self, plan: &SlotPlan, (found, took): (&Found, Duration)) {
+        let ms = took.as_secs_f64() * 1e3;
+        match plan.start {
+            Start::Cold | Start::Keep { .. } => return,
+            Start::Copy { from, .. } => {
+                let n_held = self.n_held(from);
+                self.cache.costs_mut().learn_copy(n_held, ms);
+            }
+            Start::Import { n_tokens } => {
+                let n_bytes = self.cache.payload_bytes(found, (n_tokens, plan.checkpoint));
+                self.cache.costs_mut().learn_import(n_bytes, ms);
+            }
+        }
+        self.view.counters.restored(took);
+    }
+
+    /// Cuts a slot's state back and returns whether all that is to stay is there.
+    fn rewind(&mut self, slot: SlotId, n_tokens: u32) -> bool {
+        self.llama.last_position(slot) == n_tokens.checked_sub(1) || self.llama.rewind(slot, n_tokens)
+    }
+}

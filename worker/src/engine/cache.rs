@@ -1,0 +1,423 @@
+//! The chunk store as the engine uses it: what is stored, its bytes in memory, its files behind the disk's thread.
+//!
+//! Not here: what leaves when room is needed (`warmpath_worker_core::chunk_index`), the files (`crate::store`), how state is
+//! cut and put together (`kv_codec`), which start a request gets (`warmpath_worker_core::slot_plan`).
+//! The idea: the index decides, this does what its orders say, in order. Nothing here waits for the disk: reads and writes
+//! are asked for, and their answers are taken in between two steps.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tracing::{debug, info, warn};
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
+use warmpath_worker_core::costs::Costs;
+use warmpath_worker_core::slot_plan::{SlotPlan, Start};
+
+use super::kv_codec::{Frame, Layout, Piece};
+use super::messages::CachedTokens;
+use crate::store::{DiskEvent, DiskStore, StoredFile};
+
+/// Is the store of one engine.
+pub(super) struct Cache {
+    index: ChunkIndex,
+    /// Holds the payloads of the chunks in RAM, and of those that were read for a request and found no room there.
+    payloads: HashMap<ChunkId, Arc<[u8]>>,
+    /// Lists the chunks whose payload is here although the index has them on disk only.
+    passing: HashSet<ChunkId>,
+    reading: HashSet<ChunkId>,
+    disk: Option<Disk>,
+    codec: Option<Codec>,
+    costs: Costs,
+    clock: Clock,
+}
+
+/// Is the disk tier and the way its answers come.
+pub(super) struct Disk {
+    pub store: DiskStore,
+    pub events: Receiver<DiskEvent>,
+}
+
+/// Says how this context's state is cut and put together.
+pub(super) struct Codec {
+    pub layout: Layout,
+    /// Is 1 where all slots share one buffer, else the number of sequences.
+    pub n_streams: u32,
+    pub memory: MemoryKind,
+}
+
+/// Tells the time in milliseconds since 1970 without ever going back.
+struct Clock {
+    started: Instant,
+    started_ms: u64,
+}
+
+impl Clock {
+    fn start() -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), started_ms: to_ms(since_1970) }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started_ms + to_ms(self.started.elapsed())
+    }
+}
+
+/// Is a sequence whose state is to be stored.
+pub(super) struct Kept<'a> {
+    pub prefix: Prefix<'a>,
+    pub priority: i32,
+}
+
+impl Cache {
+    /// Returns a store with nothing in memory. Without a codec nothing is ever stored.
+    pub(super) fn new(limits: Limits, codec: Option<Codec>, costs: Costs) -> Self {
+        Self {
+            index: ChunkIndex::new(limits),
+            payloads: HashMap::new(),
+            passing: HashSet::new(),
+            reading: HashSet::new(),
+            disk: None,
+            codec,
+            costs,
+            clock: Clock::start(),
+        }
+    }
+
+    /// Takes in what an earlier life has left on disk.
+    pub(super) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
+        let used_ms = |file: &StoredFile| to_ms(file.used_at.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let records: Vec<(Record, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
+        let n_bytes: u64 = files.iter().map(|file| file.record.n_bytes).sum();
+        let mut n_adopted = 0;
+        for (file, outcome) in files.into_iter().zip(self.index.adopt(&records)) {
+            match outcome {
+                Ok(_) => n_adopted += 1,
+                Err(reason) => {
+                    debug!(%reason, "a stored chunk is of no use");
+                    disk.store.delete(ChunkId(u64::MAX), Arc::new(file.record));
+                }
+            }
+        }
+        info!(n_chunks = n_adopted, mib = n_bytes >> 20, folder = %disk.store.folder().display(), "found stored state");
+        self.disk = Some(disk);
+        self.obey();
+    }
+
+    /// Returns how a token's state is laid out; absent where it cannot be cut.
+    pub(super) fn layout(&self) -> Option<&Layout> {
+        self.codec.as_ref().map(|codec| &codec.layout)
+    }
+
+    pub(super) fn index(&self) -> &ChunkIndex {
+        &self.index
+    }
+
+    pub(super) fn index_mut(&mut self) -> &mut ChunkIndex {
+        &mut self.index
+    }
+
+    pub(super) fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    pub(super) fn costs_mut(&mut self) -> &mut Costs {
+        &mut self.costs
+    }
+
+    /// Returns whether there is anything that state can be stored in.
+    pub(super) fn stores(&self) -> bool {
+        self.codec.is_some() && self.costs.export_ms_per_token.is_some()
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    /// Returns the chunks that are at hand although the index has them on disk only.
+    pub(super) fn passing(&self) -> &HashSet<ChunkId> {
+        &self.passing
+    }
+
+    /// Returns a chunk's bytes if they are in memory.
+    pub(super) fn payload(&self, id: ChunkId) -> Option<Arc<[u8]>> {
+        self.payloads.get(&id).cloned()
+    }
+
+    /// Stores what is not stored yet of a sequence whose whole state was exported, and returns how many tokens that was.
+    pub(super) fn store(&mut self, state: &[u8], kept: &Kept<'_>) -> u32 {
+        let Some(codec) = &self.codec else { return 0 };
+        let missing = self.index.missing(&kept.prefix);
+        let export = match codec.layout.parse(state) {
+            Ok(export) => export,
+            Err(error) => {
+                warn!(%error, "an exported state is not laid out as the first one was; it is not stored");
+                return 0;
+            }
+        };
+        let block_tokens = codec.layout.block_tokens();
+        let mut n_stored = 0;
+        for blocks in missing {
+            let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
+            let n_tokens = tokens.end - tokens.start;
+            let Ok(payload) = export.cut(tokens) else { break };
+            let new = NewChunk {
+                prefix: kept.prefix,
+                blocks,
+                n_bytes: payload.len() as u64,
+                priority: kept.priority,
+                now_ms: self.clock.now_ms(),
+            };
+            match self.index.insert(&new) {
+                Ok(id) => drop(self.payloads.insert(id, payload.into())),
+                Err(reason) => {
+                    debug!(%reason, "a chunk is not stored");
+                    break;
+                }
+            }
+            n_stored += n_tokens;
+            self.obey();
+        }
+        self.obey();
+        n_stored
+    }
+
+    /// Stores the partial state at the end of a sequence of whole blocks.
+    pub(super) fn store_checkpoint(&mut self, partial: Vec<u8>, kept: &Kept<'_>) {
+        let new = NewChunk {
+            prefix: kept.prefix,
+            blocks: 0..kept.prefix.chain.len(),
+            n_bytes: partial.len() as u64,
+            priority: kept.priority,
+            now_ms: self.clock.now_ms(),
+        };
+        match self.index.insert_checkpoint(&new) {
+            Ok(id) => drop(self.payloads.insert(id, partial.into())),
+            Err(reason) => debug!(%reason, "a checkpoint is not stored"),
+        }
+        self.obey();
+    }
+
+    /// Returns the state of a prompt's first tokens, put together from the store, and how many there are: whole blocks.
+    pub(super) fn state(
+        &self,
+        found: &Found,
+        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+    ) -> Option<(Vec<u8>, u32)> {
+        let codec = self.codec.as_ref()?;
+        let pieces = self.pieces(found, n_tokens).map(|(id, n_tokens)| Some((self.payload(id)?, n_tokens)));
+        let pieces: Vec<(Arc<[u8]>, u32)> = pieces.collect::<Option<_>>()?;
+        let pieces: Vec<Piece<'_>> = pieces.iter().map(|(payload, n)| Piece { payload, n_tokens: *n }).collect();
+        let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
+        let state = match checkpoint {
+            None => codec.assemble(&pieces, None)?,
+            Some(checkpoint) => codec.assemble(&pieces, Some(&*self.payload(checkpoint)?))?,
+        };
+        Some((state, if codec.memory == MemoryKind::Recurrent { n_tokens } else { n_whole }))
+    }
+
+    /// Returns another slot's exported state cut back to its first tokens, which end at a checkpoint.
+    pub(super) fn cut_back(&self, state: &[u8], (n_tokens, checkpoint): (u32, ChunkId)) -> Option<Vec<u8>> {
+        let codec = self.codec.as_ref()?;
+        let payload = codec.layout.parse(state).ok()?.cut(0..n_tokens).ok()?;
+        let partial = self.payload(checkpoint)?;
+        codec.assemble(&[Piece { payload: &payload, n_tokens }], Some(&*partial))
+    }
+
+    /// Returns the bytes of one token's state, without the part that cannot be cut; 0 where nothing can be stored.
+    pub(super) fn token_bytes(&self) -> u64 {
+        self.codec.as_ref().map_or(0, |codec| codec.layout.token_bytes() as u64)
+    }
+
+    /// Returns the bytes that a prompt's first tokens take in the store, a checkpoint's included.
+    pub(super) fn payload_bytes(&self, found: &Found, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
+        let n_attention: u64 = self.pieces(found, n_tokens).map(|(_, n)| u64::from(n) * self.token_bytes()).sum();
+        n_attention + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
+    }
+
+    /// Lists the chunks that hold a prompt's first tokens, each with the tokens taken from it, in whole blocks.
+    fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, u32)> {
+        let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
+        let block_tokens = self.codec.as_ref().map_or(1, |codec| codec.layout.block_tokens());
+        let mut n_left = if needs_tokens { n_tokens.div_ceil(block_tokens) } else { 0 };
+        found.pieces.iter().map_while(move |piece| {
+            let n_blocks = n_left.min(u32::try_from(piece.n_blocks).ok()?);
+            n_left -= n_blocks;
+            (n_blocks > 0).then_some((piece.chunk, n_blocks * block_tokens))
+        })
+    }
+
+    /// Keeps what a plan takes from the store in place until [`Self::let_go`].
+    pub(super) fn hold(&mut self, found: &Found, plan: &SlotPlan) -> Vec<ChunkId> {
+        let n_imported = match plan.start {
+            Start::Import { n_tokens } => n_tokens,
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => 0,
+        };
+        let pieces = self.pieces(found, n_imported).map(|(id, _)| id);
+        let held: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
+        for id in &held {
+            self.index.hold(*id);
+        }
+        held
+    }
+
+    pub(super) fn let_go(&mut self, held: &[ChunkId]) {
+        for id in held {
+            self.index.let_go(*id);
+            if !self.index.is_held(*id) && self.passing.remove(id) {
+                self.payloads.remove(id);
+            }
+        }
+    }
+
+    /// Asks for chunks to be read from disk and keeps them in place until [`Self::let_go`].
+    pub(super) fn fetch(&mut self, chunks: &[ChunkId]) {
+        for id in chunks {
+            self.index.hold(*id);
+            let (Some(disk), Some(record)) = (&self.disk, self.index.record(*id)) else { continue };
+            if self.reading.insert(*id) {
+                disk.store.read(*id, Arc::clone(record));
+            }
+        }
+    }
+
+    /// Returns whether any of these chunks is still being read.
+    pub(super) fn is_reading(&self, chunks: &[ChunkId]) -> bool {
+        chunks.iter().any(|id| self.reading.contains(id))
+    }
+
+    /// Returns whether there is a disk tier.
+    pub(super) fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Waits for an answer of the disk, at most so long, and takes it in.
+    pub(super) fn wait_for_disk(&mut self, at_most: Duration) {
+        let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
+        if let Some(event) = event {
+            self.take_disk_event(event);
+        }
+    }
+
+    /// Notes that a request starts from a prompt's first stored tokens.
+    pub(super) fn touch(&mut self, found: &Found, n_tokens: u32) {
+        let mut used: Vec<ChunkId> = self.pieces(found, n_tokens).map(|(id, _)| id).collect();
+        used.dedup();
+        self.index.touch(&used, self.clock.now_ms());
+    }
+
+    pub(super) fn touch_checkpoint(&mut self, checkpoint: ChunkId) {
+        self.index.touch(&[checkpoint], self.clock.now_ms());
+    }
+
+    /// Returns which tiers a prompt's first tokens come from, given what was read from disk for it.
+    pub(super) fn origin(
+        &self,
+        found: &Found,
+        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+        fetched: &[ChunkId],
+    ) -> CachedTokens {
+        let mut cached = CachedTokens::default();
+        let mut n_left = n_tokens;
+        // Recurrent state has no pieces: its tokens come with the checkpoint.
+        for (id, n) in self.pieces(found, n_tokens).chain(checkpoint.map(|id| (id, n_tokens))) {
+            let n = n.min(n_left);
+            n_left -= n;
+            match fetched.contains(&id) {
+                true => cached.disk += n,
+                false => cached.ram += n,
+            }
+        }
+        cached
+    }
+
+    /// Takes in the disk's answers since the last call.
+    pub(super) fn take_disk_events(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        let events: Vec<DiskEvent> = disk.events.try_iter().collect();
+        for event in events {
+            self.take_disk_event(event);
+        }
+    }
+
+    fn take_disk_event(&mut self, event: DiskEvent) {
+        let now_ms = self.clock.now_ms();
+        match event {
+            DiskEvent::Written { id, .. } => self.index.written(id, now_ms),
+            DiskEvent::WriteFailed { id, .. } => self.index.write_failed(id),
+            DiskEvent::Read { id, payload } => {
+                self.reading.remove(&id);
+                if self.index.read_back(id, now_ms) {
+                    self.passing.remove(&id);
+                } else if self.index.is_held(id) {
+                    self.passing.insert(id);
+                } else {
+                    return;
+                }
+                self.payloads.insert(id, payload);
+            }
+            DiskEvent::ReadFailed { id, reason } => {
+                warn!(%reason, "stored state cannot be read; it will be computed");
+                self.reading.remove(&id);
+                self.index.lost(id);
+            }
+        }
+        self.obey();
+    }
+
+    /// Waits until what is to be written is on disk, at most until `deadline`, and returns how many chunks are not.
+    pub(super) fn flush(&mut self, deadline: Instant) -> usize {
+        let n_left = self.disk.as_ref().map_or(0, |disk| disk.store.flush(deadline));
+        self.take_disk_events();
+        n_left
+    }
+
+    /// Forgets everything that is stored.
+    pub(super) fn clear(&mut self) {
+        self.index.clear();
+        self.obey();
+    }
+
+    /// Returns what has changed for routers since the last call, in order.
+    pub(super) fn take_news(&mut self) -> Vec<News> {
+        self.index.take_news()
+    }
+
+    /// Does what the index has ordered.
+    pub(super) fn obey(&mut self) {
+        for order in self.index.take_orders() {
+            match order {
+                Order::DropRam(id) => drop(self.payloads.remove(&id)),
+                Order::Write(id) => self.write(id),
+                Order::DropFile(id, record) => {
+                    if let Some(disk) = &self.disk {
+                        disk.store.delete(id, record);
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, id: ChunkId) {
+        match (&self.disk, self.index.record(id), self.payloads.get(&id)) {
+            (Some(disk), Some(record), Some(payload)) => {
+                disk.store.write(id, Arc::clone(record), Arc::clone(payload));
+            }
+            _ => self.index.write_failed(id),
+        }
+    }
+}
+
+impl Codec {
+    fn assemble(&self, pieces: &[Piece<'_>], partial: Option<&[u8]>) -> Option<Vec<u8>> {
+        let frame = Frame { n_streams: self.n_streams, sequence: 0 };
+        let assembled = self.layout.assemble(frame, pieces, partial);
+        assembled.map_err(|error| warn!(%error, "stored state cannot be put together")).ok()
+    }
+}
+
+fn to_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

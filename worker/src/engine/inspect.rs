@@ -1,0 +1,417 @@
+//! Looking at what is cached, and changing it by hand: the whole of it, pins, single slots.
+//!
+//! Not here: how it is shown and asked for (`crate::http`), files of slots (`crate::store::slot_file`), what the store does by
+//! itself (`warmpath_worker_core::chunk_index`).
+//! The idea: an inquiry is a command like any other, done between two steps and answered over a channel of its own. What
+//! needs an idle slot waits until its slot is idle; no bytes touch a disk here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::TrySendError;
+
+use tokio::sync::oneshot;
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::summary::Tier;
+use warmpath_worker_core::chunk_index::{ChunkId, EntryView, Evicted, Limits, PIN_MAX, PinId, PinView, Prefix, Totals};
+use warmpath_worker_core::prefix_tree::chain_of;
+use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
+
+use super::handle::{Command, EngineHandle, Place};
+use super::messages::EngineError;
+use super::step::Stepper;
+
+/// Is the most inquiries that wait for the engine; one more is refused.
+///
+/// Source: a choice; they come from operators and scrapers, and each may carry a slot's whole state.
+pub(super) const INQUIRIES_MAX: usize = 8;
+
+/// Says why the cache was not looked at or changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CacheError {
+    /// As many inquiries as may wait do so.
+    #[error("{INQUIRIES_MAX} inquiries wait for the engine already")]
+    Busy,
+    /// Nothing is ever stored, so nothing can be pinned.
+    #[error("this worker stores no KV state, so there is nothing to pin")]
+    NoStore,
+    /// There are as many pins as there may be.
+    #[error("there are {PIN_MAX} pins already")]
+    TooManyPins,
+    /// The slot holds nothing that could be saved.
+    #[error("slot {slot} holds no KV state")]
+    SlotEmpty {
+        /// Names the slot.
+        slot: SlotId,
+    },
+    /// A state does not fit into a slot.
+    #[error("the state does not fit into slot {slot}: {reason}")]
+    Unfit {
+        /// Names the slot.
+        slot: SlotId,
+        /// Says why.
+        reason: String,
+    },
+    /// llama.cpp did not hand out a slot's state.
+    #[error("the state of slot {slot} cannot be exported: {reason}")]
+    Export {
+        /// Names the slot.
+        slot: SlotId,
+        /// Says why.
+        reason: String,
+    },
+    /// The engine does not answer any more.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// Is what each tier holds and what has left it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CacheTotals {
+    /// Is what slots hold, running ones included; an entry is a slot. What slots share counts for each.
+    pub resident: Totals,
+    /// Is what is stored in memory.
+    pub ram: Totals,
+    /// Is what is stored on disk, in memory as well or not.
+    pub disk: Totals,
+    /// Lists how much has left the store, by tier and reason.
+    pub evicted: Vec<Evicted>,
+}
+
+impl CacheTotals {
+    /// Returns what one tier holds.
+    pub fn of(&self, tier: Tier) -> Totals {
+        match tier {
+            Tier::Resident => self.resident,
+            Tier::Ram => self.ram,
+            Tier::Disk => self.disk,
+        }
+    }
+}
+
+/// Says which of the stored entries to list: they are in the order of their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Is the last id that is not wanted; absent for the start.
+    pub after: Option<u64>,
+    /// Is the most entries that are wanted.
+    pub entries_max: usize,
+}
+
+/// Is the cache as it was between two steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheView {
+    /// Is what each tier holds.
+    pub totals: CacheTotals,
+    /// Is what the store may take.
+    pub limits: Limits,
+    /// Is the most tokens that idle slots keep.
+    pub resident_tokens_max: u64,
+    /// Lists the named pins, the oldest first.
+    pub pins: Vec<NamedPin>,
+    /// Lists a page of the stored entries.
+    pub entries: Vec<EntryView>,
+    /// Is the id behind which the next page starts; absent on the last page.
+    pub next_after: Option<u64>,
+    /// Is the time on the clock of the entries' times. Units: milliseconds.
+    pub now_ms: u64,
+}
+
+/// Is a pin under its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedPin {
+    /// Names the pin.
+    pub name: String,
+    /// Is how much it covers.
+    pub view: PinView,
+}
+
+/// Asks for a prefix to be pinned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewPin {
+    /// Names the pin; one of the same name is replaced.
+    pub name: String,
+    /// Is the root of the prefix's chain.
+    pub root: BlockHash,
+    /// Is the prefix; whole blocks of it count.
+    pub tokens: Vec<Token>,
+}
+
+/// Is everything that a slot holds, to be put into a slot again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotState {
+    /// Is the root of the tokens' chain.
+    pub root: BlockHash,
+    /// Lists the tokens.
+    pub tokens: Vec<Token>,
+    /// Counts the first of them, whose state is what computing them gives; all unless there was a shift.
+    pub n_exact: usize,
+    /// Is their state as llama.cpp exports it.
+    pub state: Vec<u8>,
+}
+
+/// Carries an answer to whoever asked.
+type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
+
+/// Is one thing to look at or to change.
+pub(super) enum Inquiry {
+    Look(Page, Reply<CacheView>),
+    Clear(Reply<CacheTotals>),
+    Pin(NewPin, Vec<BlockHash>, Reply<NamedPin>),
+    Unpin(String, Reply<bool>),
+    Export(SlotId, Reply<SlotState>),
+    Import(SlotId, SlotState, Reply<u32>),
+    Erase(SlotId, Reply<u32>),
+}
+
+/// Is an inquiry with its place among those that wait.
+pub(super) struct Asked {
+    pub inquiry: Inquiry,
+    pub _place: Place,
+}
+
+impl Asked {
+    /// Returns the slot that must be idle for it.
+    pub(super) fn wants_idle(&self) -> Option<SlotId> {
+        match self.inquiry {
+            Inquiry::Export(slot, _) | Inquiry::Import(slot, ..) | Inquiry::Erase(slot, _) => Some(slot),
+            Inquiry::Look(..) | Inquiry::Clear(_) | Inquiry::Pin(..) | Inquiry::Unpin(..) => None,
+        }
+    }
+
+    /// Returns whether nobody waits for the answer any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        match &self.inquiry {
+            Inquiry::Look(_, reply) => reply.is_closed(),
+            Inquiry::Clear(reply) => reply.is_closed(),
+            Inquiry::Pin(.., reply) => reply.is_closed(),
+            Inquiry::Unpin(_, reply) => reply.is_closed(),
+            Inquiry::Export(_, reply) => reply.is_closed(),
+            Inquiry::Import(.., reply) | Inquiry::Erase(_, reply) => reply.is_closed(),
+        }
+    }
+}
+
+/// Knows the pins' names.
+#[derive(Debug, Default)]
+pub(super) struct PinNames {
+    names: BTreeMap<PinId, String>,
+    n_named: u64,
+}
+
+impl PinNames {
+    fn find(&self, name: &str) -> Option<PinId> {
+        self.names.iter().find(|(_, other)| *other == name).map(|(pin, _)| *pin)
+    }
+
+    fn show(&self, view: PinView) -> NamedPin {
+        NamedPin { name: self.names.get(&view.pin).cloned().unwrap_or_default(), view }
+    }
+}
+
+impl EngineHandle {
+    /// Returns what each tier of the cache held after the last step.
+    pub fn cache_totals(&self) -> Arc<CacheTotals> {
+        self.shared.view.cache.load_full()
+    }
+
+    /// Returns the cache as it is, and a page of its entries.
+    ///
+    /// Cost: waits for the step under way; the engine lists all entries. Errors: `Busy`, `Engine`.
+    pub async fn cache_view(&self, page: Page) -> Result<CacheView, CacheError> {
+        self.inquire(|reply| Inquiry::Look(page, reply)).await
+    }
+
+    /// Forgets everything that is stored and what idle slots hold, and returns how much that was; pins stay.
+    ///
+    /// Errors: `Busy`, `Engine`.
+    pub async fn clear_cache(&self) -> Result<CacheTotals, CacheError> {
+        self.inquire(Inquiry::Clear).await
+    }
+
+    /// Pins a prefix, stored or not, and returns how much of it is stored.
+    ///
+    /// Errors: `NoStore`, `TooManyPins`, `Busy`, `Engine`.
+    pub async fn pin(&self, pin: NewPin) -> Result<NamedPin, CacheError> {
+        let sequence = (&pin.root, pin.tokens.as_slice());
+        let chain = chain_of(self.shared.block_hasher, sequence, self.facts().block_size_tokens);
+        self.inquire(|reply| Inquiry::Pin(pin, chain, reply)).await
+    }
+
+    /// Ends a pin and returns whether there was one. Errors: `Busy`, `Engine`.
+    pub async fn unpin(&self, name: String) -> Result<bool, CacheError> {
+        self.inquire(|reply| Inquiry::Unpin(name, reply)).await
+    }
+
+    /// Returns everything that a slot holds, once it is idle.
+    ///
+    /// Errors: `SlotEmpty`, `Export`, `Busy`, `Engine`. Panics: on the engine thread, when there is no such slot.
+    pub async fn export_slot(&self, slot: SlotId) -> Result<SlotState, CacheError> {
+        self.inquire(|reply| Inquiry::Export(slot, reply)).await
+    }
+
+    /// Puts a state into a slot, once it is idle, and returns how many tokens it then holds; what it held before is stored.
+    ///
+    /// Errors: `Unfit`, after which the slot is empty; `Busy`, `Engine`. Panics: as [`Self::export_slot`].
+    pub async fn import_slot(&self, slot: SlotId, state: SlotState) -> Result<u32, CacheError> {
+        self.inquire(|reply| Inquiry::Import(slot, state, reply)).await
+    }
+
+    /// Forgets what a slot holds, once it is idle, and returns how many tokens that was; what is stored of it stays.
+    ///
+    /// Errors: `Busy`, `Engine`. Panics: as [`Self::export_slot`].
+    pub async fn erase_slot(&self, slot: SlotId) -> Result<u32, CacheError> {
+        self.inquire(|reply| Inquiry::Erase(slot, reply)).await
+    }
+
+    async fn inquire<T>(&self, ask: impl FnOnce(Reply<T>) -> Inquiry) -> Result<T, CacheError> {
+        let place = self.shared.inquiries.take().ok_or(CacheError::Busy)?;
+        let (reply, answer) = oneshot::channel();
+        let asked = Box::new(Asked { inquiry: ask(reply), _place: place });
+        self.shared.commands.try_send(Command::Inquire(asked)).map_err(|error| match error {
+            TrySendError::Full(_) => CacheError::Busy,
+            TrySendError::Disconnected(_) => EngineError::Stopped.into(),
+        })?;
+        answer.await.unwrap_or_else(|_| {
+            let draining = self.shared.view.draining.load(Ordering::Acquire);
+            Err(CacheError::Engine(if draining { EngineError::Draining } else { EngineError::Stopped }))
+        })
+    }
+}
+
+impl Stepper<'_> {
+    /// Does what is asked and answers; whoever has gone meanwhile misses nothing.
+    pub(super) fn answer(&mut self, asked: Asked) {
+        match asked.inquiry {
+            Inquiry::Look(page, reply) => drop(reply.send(Ok(self.look(page)))),
+            Inquiry::Clear(reply) => drop(reply.send(Ok(self.clear_cache()))),
+            Inquiry::Pin(pin, chain, reply) => drop(reply.send(self.pin(pin, &chain))),
+            Inquiry::Unpin(name, reply) => drop(reply.send(Ok(self.unpin(&name)))),
+            Inquiry::Export(slot, reply) => drop(reply.send(self.export_slot(slot))),
+            Inquiry::Import(slot, state, reply) => drop(reply.send(self.import_slot(slot, &state))),
+            Inquiry::Erase(slot, reply) => drop(reply.send(Ok(self.erase_slot(slot)))),
+        }
+    }
+
+    /// Shows watchers what each tier holds, if that has changed.
+    pub(super) fn show_cache(&self) {
+        let totals = self.cache_totals();
+        if **self.view.cache.load() != totals {
+            self.view.cache.store(Arc::new(totals));
+        }
+    }
+
+    fn cache_totals(&self) -> CacheTotals {
+        let held = self.table.iter().map(|(_, slot)| slot.tokens().len() as u64).filter(|n_tokens| *n_tokens > 0);
+        let (n_slots, n_tokens) = held.fold((0, 0), |(n_slots, sum), n_tokens| (n_slots + 1, sum + n_tokens));
+        let index = self.cache.index();
+        CacheTotals {
+            resident: Totals { n_chunks: n_slots, n_tokens, n_bytes: n_tokens * self.cache.token_bytes() },
+            ram: index.totals(Tier::Ram),
+            disk: index.totals(Tier::Disk),
+            evicted: index.evicted(),
+        }
+    }
+
+    fn look(&self, page: Page) -> CacheView {
+        let index = self.cache.index();
+        let mut entries = if page.entries_max > 0 { index.entries() } else { Vec::new() };
+        entries.retain(|entry| page.after.is_none_or(|after| entry.chunk > ChunkId(after)));
+        let is_last = entries.len() <= page.entries_max;
+        entries.truncate(page.entries_max);
+        CacheView {
+            totals: self.cache_totals(),
+            limits: *index.limits(),
+            resident_tokens_max: self.prefix_tokens_max,
+            pins: index.pins().into_iter().map(|view| self.pins.show(view)).collect(),
+            next_after: entries.last().filter(|_| !is_last).map(|entry| entry.chunk.0),
+            entries,
+            now_ms: self.cache.now_ms(),
+        }
+    }
+
+    fn clear_cache(&mut self) -> CacheTotals {
+        let before = self.cache_totals();
+        self.cache.clear();
+        let busy = self.busy_slots();
+        let idle: Vec<SlotId> = self.table.iter().map(|(slot, _)| slot).filter(|slot| !busy.contains(slot)).collect();
+        for slot in idle {
+            self.erase_slot(slot);
+        }
+        let left = self.cache_totals().resident;
+        let resident = Totals {
+            n_chunks: before.resident.n_chunks - left.n_chunks,
+            n_tokens: before.resident.n_tokens - left.n_tokens,
+            n_bytes: before.resident.n_bytes - left.n_bytes,
+        };
+        CacheTotals { resident, evicted: Vec::new(), ..before }
+    }
+
+    fn pin(&mut self, pin: NewPin, chain: &[BlockHash]) -> Result<NamedPin, CacheError> {
+        if !self.cache.stores() {
+            return Err(CacheError::NoStore);
+        }
+        let id = self.pins.find(&pin.name).unwrap_or(PinId(self.pins.n_named));
+        let prefix = Prefix { root: pin.root, chain, tokens: &pin.tokens };
+        let view = self.cache.index_mut().pin(id, &prefix).map_err(|_| CacheError::TooManyPins)?;
+        self.pins.n_named += 1;
+        self.pins.names.insert(id, pin.name);
+        Ok(self.pins.show(view))
+    }
+
+    fn unpin(&mut self, name: &str) -> bool {
+        let Some(id) = self.pins.find(name) else { return false };
+        self.pins.names.remove(&id);
+        self.cache.index_mut().unpin(id)
+    }
+
+    fn export_slot(&mut self, slot: SlotId) -> Result<SlotState, CacheError> {
+        let held = self.table.slot(slot);
+        let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
+            return Err(CacheError::SlotEmpty { slot });
+        };
+        let state = self.llama.export(slot).map(<[u8]>::to_vec);
+        let state = state.map_err(|error| CacheError::Export { slot, reason: error.to_string() })?;
+        Ok(SlotState { root, tokens: held.tokens().to_vec(), n_exact: held.exact_tokens().len(), state })
+    }
+
+    fn import_slot(&mut self, slot: SlotId, saved: &SlotState) -> Result<u32, CacheError> {
+        let unfit = |reason: String| CacheError::Unfit { slot, reason };
+        let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
+        if n_tokens == 0 || n_tokens > self.context_tokens || saved.n_exact > saved.tokens.len() {
+            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {}", self.context_tokens)));
+        }
+        self.save(slot);
+        self.erase_slot(slot);
+        self.llama.import(slot, &saved.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
+        let (last, before) = saved.tokens.split_last().expect("there is at least one token");
+        self.table.acquire(Acquire {
+            slot,
+            prompt: &saved.tokens,
+            n_start_tokens: before.len() as u32,
+            // An export holds of a sliding window what is needed to go on, and no more.
+            rewinds_to_tokens: if self.table.memory().stored_state_rewinds() { 0 } else { n_tokens },
+            root: saved.root,
+            prompt_chain: &[],
+            after_use: AfterUse::Keep,
+        });
+        self.table.extend(slot, &[*last]);
+        self.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
+        let after_use = self.table.release(slot);
+        debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
+        self.priorities[usize::from(slot.0)] = 0;
+        self.unsaved.insert(slot);
+        Ok(n_tokens)
+    }
+
+    fn erase_slot(&mut self, slot: SlotId) -> u32 {
+        let n_tokens = self.n_held(slot);
+        self.llama.clear(slot);
+        self.table.forget(slot);
+        self.unsaved.remove(&slot);
+        self.idle_ms[usize::from(slot.0)] = 0.0;
+        self.report.touch();
+        n_tokens
+    }
+}

@@ -1,0 +1,162 @@
+//! What is kept of the sequences' state: in slots, in the store, across a restart.
+//!
+//! Not here: starting from it (`admit`), the store itself (`cache`).
+//! The idea: the state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
+//! says so, when the engine has long had nothing else to do, when it slows those who run, and before the worker leaves.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::chunk_index::Prefix;
+
+use super::cache::Kept;
+use super::step::Stepper;
+
+/// Is how many times as long as an export takes the engine must have been idle before it makes one unasked.
+///
+/// Source: a request that comes during the export waits for it; so it is delayed by at most a twentieth of the time for
+/// which there was none.
+const IDLE_PER_EXPORT: f64 = 20.0;
+
+/// Is the shortest time that the engine must have been idle before it exports anything unasked.
+const IDLE_MIN: Duration = Duration::from_millis(250);
+
+impl Stepper<'_> {
+    /// Exports what a slot holds and stores what of it is not stored yet.
+    pub(super) fn save(&mut self, slot: SlotId) {
+        self.unsaved.remove(&slot);
+        let held = self.table.slot(slot);
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        if self.table.memory() == MemoryKind::Recurrent || !held.lends() {
+            return;
+        }
+        let chain = self.table.tree().chain_of(&root, tokens);
+        let prefix = Prefix { root, chain: &chain, tokens };
+        let missing = self.cache.index().missing(&prefix);
+        let (Some(first), Some(last)) = (missing.first(), missing.last()) else { return };
+        let block_size = self.table.block_size_tokens();
+        let positions = first.start as u32 * block_size..last.end as u32 * block_size;
+        let n_exported = match self.table.memory().stored_state_rewinds() && self.llama.n_streams() == 1 {
+            true => positions.end - positions.start,
+            false => self.n_held(slot),
+        };
+        let began = Instant::now();
+        let state = match self.table.memory().stored_state_rewinds() {
+            true => self.llama.export_range(slot, positions),
+            false => self.llama.export(slot),
+        };
+        match state {
+            Ok(state) => {
+                let n_stored =
+                    self.cache.store(state, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
+                self.view.counters.saved(n_stored, began.elapsed());
+                self.cache.costs_mut().learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3);
+            }
+            Err(error) => warn!(%slot, %error, "the state of a slot cannot be exported"),
+        }
+    }
+
+    /// Keeps the partial state of the slots whose sequences have come to a place where it is wanted.
+    pub(super) fn keep_checkpoints(&mut self) {
+        for slot in self.busy_slots() {
+            let n_held = self.n_held(slot);
+            let sequence = self.running[usize::from(slot.0)].as_mut();
+            if sequence.is_some_and(|sequence| sequence.reaches_checkpoint(n_held)) {
+                self.keep_checkpoint(slot);
+            }
+        }
+    }
+
+    fn keep_checkpoint(&mut self, slot: SlotId) {
+        let held = self.table.slot(slot);
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let chain = self.table.tree().chain_of(&root, tokens);
+        match self.llama.partial(slot) {
+            Ok(partial) => {
+                let prefix = Prefix { root, chain: &chain, tokens };
+                self.cache.store_checkpoint(partial, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
+                self.view.counters.checkpoints_made.fetch_add(1, Relaxed);
+            }
+            Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),
+        }
+    }
+
+    /// Returns how long the engine must stay idle until it has something to do unasked; `None` where it has nothing.
+    pub(super) fn unasked_due_in(&self, idle_since: Instant) -> Option<Duration> {
+        let slot = *self.unsaved.first()?;
+        let export_ms = self.cache.costs().export_ms(self.n_held(slot) as usize)?;
+        let after = Duration::from_secs_f64(export_ms * IDLE_PER_EXPORT / 1e3).max(IDLE_MIN);
+        Some(after.saturating_sub(idle_since.elapsed()))
+    }
+
+    /// Does one thing that nobody has asked for yet.
+    pub(super) fn work_unasked(&mut self) {
+        if let Some(slot) = self.unsaved.first().copied() {
+            self.save(slot);
+        }
+    }
+
+    /// Moves idle slots' state out of the buffer where there is too much of it or where it slows those who run.
+    ///
+    /// A step pays for every idle cell of a shared buffer. What a slot's cells have cost since it became idle is added up;
+    /// once that exceeds what an export and an import cost, the state leaves: at worst twice the best choice is paid.
+    pub(super) fn make_way(&mut self) {
+        // Recurrent state has one size whatever came before, and what is behind its last checkpoint is not stored.
+        if self.table.memory() == MemoryKind::Recurrent {
+            return;
+        }
+        let n_idle: u64 = self.idle_slots().map(|(_, n_held)| n_held).sum();
+        if n_idle > self.prefix_tokens_max
+            && let Some((slot, _)) = self.idle_slots().min_by_key(|(slot, _)| self.table.slot(*slot).last_used())
+        {
+            self.move_out(slot);
+            return;
+        }
+        let idle: Vec<(SlotId, u64)> = self.idle_slots().collect();
+        for (slot, n_held) in idle {
+            self.idle_ms[usize::from(slot.0)] += self.idle_cell_ms * n_held as f64;
+            let export_ms = self.cache.costs().export_ms(usize::try_from(n_held).unwrap_or(usize::MAX));
+            // An import takes no longer than an export.
+            if export_ms.is_some_and(|export_ms| self.idle_ms[usize::from(slot.0)] > 2.0 * export_ms) {
+                self.move_out(slot);
+                return;
+            }
+        }
+    }
+
+    fn idle_slots(&self) -> impl Iterator<Item = (SlotId, u64)> {
+        let idle = self.table.iter().filter(|(_, slot)| !slot.is_busy() && !slot.tokens().is_empty());
+        idle.map(|(id, slot)| (id, slot.tokens().len() as u64))
+    }
+
+    pub(super) fn move_out(&mut self, slot: SlotId) {
+        self.save(slot);
+        self.llama.clear(slot);
+        self.table.forget(slot);
+        self.idle_ms[usize::from(slot.0)] = 0.0;
+        self.view.counters.moved_out.fetch_add(1, Relaxed);
+    }
+
+    /// Stores what the slots hold and waits until it is on disk, at most until `deadline`.
+    pub(super) fn leave(&mut self, deadline: Instant) {
+        if !self.cache.has_disk() {
+            return;
+        }
+        let mut slots: Vec<SlotId> = self.unsaved.iter().copied().collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(self.table.slot(*slot).last_used()));
+        for slot in slots {
+            if Instant::now() < deadline {
+                self.save(slot);
+            }
+        }
+        let n_left = self.cache.flush(deadline);
+        if n_left > 0 {
+            warn!(n_chunks = n_left, "not everything was written to disk before the worker had to leave");
+        } else {
+            info!("stored state is on disk");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Giving tokens of a slot other positions.
+//!
+//! Not here: which tokens go where (`warmpath_worker_core::shift_plan`).
+//! The idea: llama.cpp notes the new positions at once and turns the keys at the next decode. It turns a cell for everyone who
+//! shares it, so in a shared buffer a slot first gets cells of its own. And it turns the cells that nobody moved, too, by
+//! nothing; where that is not exactly nothing (keys that are rounded again, or scaled), shifting is refused, because other
+//! slots' state would change.
+
+use llama_cpp_2::model::{LlamaModel, RopeType};
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::shift_plan::Move;
+
+use super::{Llama, StateError};
+use crate::engine::config::{CacheType, ShiftObstacle};
+
+/// Lists the architectures whose memory llama.cpp does not shift. Source: its `get_can_shift`, which the bindings do not show.
+const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
+
+/// Returns why this model's state cannot be shifted; `None` where it can.
+pub(in crate::engine) fn obstacle(
+    model: &LlamaModel,
+    (memory, keys): (MemoryKind, CacheType),
+) -> Option<ShiftObstacle> {
+    let meta = |key: &str| model.meta_val_str(key).unwrap_or_default();
+    let architecture = meta("general.architecture");
+    let scaling = meta(&format!("{architecture}.rope.scaling.type"));
+    let factor = meta(&format!("{architecture}.rope.scaling.attn_factor"));
+    let is_scaled = scaling == "yarn" || factor.parse().is_ok_and(|factor: f32| (factor - 1.0).abs() > f32::EPSILON);
+    if memory != MemoryKind::Full {
+        return Some(ShiftObstacle::Memory { memory });
+    }
+    if !matches!(model.rope_type(), Some(RopeType::Norm | RopeType::NeoX)) || UNSHIFTED.contains(&&*architecture) {
+        return Some(ShiftObstacle::Positions);
+    }
+    if !matches!(keys, CacheType::F32 | CacheType::F16) {
+        return Some(ShiftObstacle::Keys);
+    }
+    is_scaled.then_some(ShiftObstacle::Scaling)
+}
+
+impl Llama<'_> {
+    /// Keeps a slot's first `n_kept` tokens, makes the moves in order and drops all other tokens.
+    ///
+    /// Until the next decode the keys of moved tokens are not those of their new positions.
+    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer perhaps an export and an import.
+    /// Errors: `Export`, `Import`, `Rewind`; the slot is then empty.
+    pub(in crate::engine) fn shift(&mut self, slot: SlotId, n_kept: u32, moves: &[Move]) -> Result<(), StateError> {
+        let n_shared = self.n_shared[usize::from(slot.0)];
+        if moves.iter().any(|one| one.from_token != one.to_token && one.from_token < n_shared) {
+            self.own_cells(slot)?;
+        }
+        let sequence = i32::from(slot.0);
+        let mut n_tokens = n_kept;
+        for one in moves {
+            let (from, to) = (one.from_token, one.to_token);
+            let dropped = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(to), Some(from));
+            debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
+            let by = i32::try_from(i64::from(to) - i64::from(from)).expect("positions are i32s");
+            let moved = self.context.kv_cache_seq_add(sequence, Some(from), Some(from + one.n_tokens), by);
+            debug_assert!(moved.is_ok(), "positions are i32s");
+            n_tokens = to + one.n_tokens;
+        }
+        self.cut_back(slot, n_tokens)
+    }
+
+    /// Gives a slot cells that no other shares.
+    fn own_cells(&mut self, slot: SlotId) -> Result<(), StateError> {
+        let n_tokens = self.last_position(slot).map_or(0, |last| last + 1);
+        let n_bytes = self.export(slot)?.len();
+        let state = std::mem::take(&mut self.scratch);
+        let imported = self.import(slot, &state[..n_bytes], n_tokens);
+        self.scratch = state;
+        imported
+    }
+}

@@ -1,0 +1,250 @@
+//! Moving the state of sequences: out, in, and from one to another.
+//!
+//! Not here: what the bytes mean (`kv_codec`), which state moves where (`warmpath_worker_core`).
+//! The idea: in a shared buffer a prefix is lent by marking its cells, and a range goes out through a spare sequence. Where
+//! every slot has its own buffer a whole sequence goes out and in, at the speed of memory; llama.cpp's copy of a buffer is
+//! not used where that does, because it copies the unused cells, too, and only at the next decode.
+
+mod check;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use llama_cpp_2::context::session::LlamaStateSeqFlags;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::SlotId;
+
+use super::{Llama, Spare};
+use crate::engine::kv_codec::{CodecError, Frame};
+
+/// Says why a sequence's state could not be moved.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// The slot does not hold the tokens.
+    #[error("slot {slot} does not hold tokens {start} to {end}")]
+    Range {
+        /// Names the slot.
+        slot: SlotId,
+        /// Is the first position asked for.
+        start: u32,
+        /// Is the position behind the last one asked for.
+        end: u32,
+    },
+    /// llama.cpp wrote no state.
+    #[error("llama.cpp did not export the state of slot {slot}")]
+    Export {
+        /// Names the slot.
+        slot: SlotId,
+    },
+    /// llama.cpp refused a state, as when cells run out; the slot is empty.
+    #[error("llama.cpp did not import a state of {n_tokens} tokens into slot {slot}")]
+    Import {
+        /// Names the slot.
+        slot: SlotId,
+        /// Is the tokens that the state should have had.
+        n_tokens: u32,
+    },
+    /// The sequence's memory cannot be cut back to these tokens; the slot is empty.
+    #[error("slot {slot} cannot be cut back to {n_tokens} tokens")]
+    Rewind {
+        /// Names the slot.
+        slot: SlotId,
+        /// Is the tokens that should have stayed.
+        n_tokens: u32,
+    },
+    /// llama.cpp could not decode.
+    #[error("llama.cpp did not decode: {reason}")]
+    Decode {
+        /// Says why.
+        reason: String,
+    },
+    /// The bytes are not laid out as known.
+    #[error("the state is not laid out as known")]
+    Codec(#[from] CodecError),
+}
+
+impl Llama<'_> {
+    /// Returns what a state for this slot is assembled for.
+    pub(in crate::engine) fn frame(&self, slot: SlotId) -> Frame {
+        Frame { n_streams: self.n_streams(), sequence: u32::from(slot.0) }
+    }
+
+    /// Returns the whole state of a slot's sequence.
+    ///
+    /// Cost: one copy of the state; the bytes stay valid until the next export.
+    /// Errors: [`StateError::Export`] where the slot is empty.
+    pub(in crate::engine) fn export(&mut self, slot: SlotId) -> Result<&[u8], StateError> {
+        self.export_sequence(slot, LlamaStateSeqFlags::empty())
+    }
+
+    /// Returns a state in which the slot's tokens at `positions` are, and no more than these where the buffer allows it.
+    ///
+    /// Cost: as [`Self::export`], of the range in a shared buffer, of the whole sequence elsewhere.
+    /// Errors: `Range`, `Export`.
+    pub(in crate::engine) fn export_range(&mut self, slot: SlotId, positions: Range<u32>) -> Result<&[u8], StateError> {
+        self.check_held(slot, &positions)?;
+        let Some(spare) = self.spare_slot() else { return self.export(slot) };
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+        self.share(slot, spare, positions);
+        let n_bytes = self.export_sequence(spare, LlamaStateSeqFlags::empty()).map(<[u8]>::len);
+        let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+        let n_bytes = n_bytes.map_err(|_| StateError::Export { slot })?;
+        Ok(&self.scratch[..n_bytes])
+    }
+
+    /// Puts a state of `n_tokens`, from position 0 on, into a slot; what the slot held before is gone in any case.
+    ///
+    /// Errors: [`StateError::Import`]; the slot is then empty.
+    pub(in crate::engine) fn import(&mut self, slot: SlotId, state: &[u8], n_tokens: u32) -> Result<(), StateError> {
+        self.clear(slot);
+        self.import_sequence(slot, state, LlamaStateSeqFlags::empty());
+        self.expect_tokens(slot, n_tokens)
+    }
+
+    /// Gives a slot the first `n_tokens` of another, which is left as it was; what the slot held before is gone.
+    ///
+    /// A recurrent part always comes as a whole: where the other slot is ahead of `n_tokens`, a hybrid model's copy in a shared
+    /// buffer is right only after [`Self::restore_partial`], and elsewhere the copy is refused.
+    /// Cost: none in a shared buffer; elsewhere the state is copied out and in.
+    /// Errors: `Range`, `Export`, `Import`, `Rewind`, `Decode`; the slot is then empty.
+    pub(in crate::engine) fn copy_prefix(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
+        self.check_held(from, &(0..n_tokens))?;
+        self.clear(to);
+        if self.kv_unified {
+            self.share(from, to, 0..n_tokens);
+            for slot in [from, to] {
+                let n_shared = &mut self.n_shared[usize::from(slot.0)];
+                *n_shared = n_tokens.max(*n_shared);
+            }
+            return self.expect_tokens(to, n_tokens);
+        }
+        if self.window_tokens > 0 && !self.has_recurrent {
+            return self.copy_stream(from, to, n_tokens);
+        }
+        let n_held = self.n_held(from);
+        if self.has_recurrent && n_tokens < n_held {
+            return Err(StateError::Rewind { slot: to, n_tokens });
+        }
+        let n_bytes = self.export(from)?.len();
+        let state = std::mem::take(&mut self.scratch);
+        let imported = self.import(to, &state[..n_bytes], n_held);
+        self.scratch = state;
+        imported?;
+        self.cut_back(to, n_tokens)
+    }
+
+    /// Returns the part of a slot's state that cannot be cut, which must not be asked of full attention alone.
+    ///
+    /// Errors: [`StateError::Export`] where the slot is empty.
+    pub(in crate::engine) fn partial(&mut self, slot: SlotId) -> Result<Vec<u8>, StateError> {
+        self.export_sequence(slot, LlamaStateSeqFlags::PARTIAL_ONLY).map(<[u8]>::to_vec)
+    }
+
+    /// Cuts a slot back to `n_tokens` with the partial state that it had behind them.
+    ///
+    /// The slot must hold at least these tokens, with whatever partial state; a purely recurrent one may be empty.
+    /// Errors: `Import`, `Rewind`; the slot is then empty.
+    pub(in crate::engine) fn restore_partial(
+        &mut self,
+        slot: SlotId,
+        partial: &[u8],
+        n_tokens: u32,
+    ) -> Result<(), StateError> {
+        self.import_sequence(slot, partial, LlamaStateSeqFlags::PARTIAL_ONLY);
+        self.cut_back(slot, n_tokens)
+    }
+
+    fn spare_slot(&self) -> Option<SlotId> {
+        (self.spare == Spare::One).then_some(SlotId(self.n_slots))
+    }
+
+    fn check_held(&self, slot: SlotId, positions: &Range<u32>) -> Result<(), StateError> {
+        let n_held = self.n_held(slot);
+        match positions.start < positions.end && positions.end <= n_held {
+            true => Ok(()),
+            false => Err(StateError::Range { slot, start: positions.start, end: positions.end }),
+        }
+    }
+
+    /// Marks cells of one sequence as another's, too.
+    fn share(&mut self, from: SlotId, to: SlotId, positions: Range<u32>) {
+        let (from, to) = (i32::from(from.0), i32::from(to.0));
+        let shared = self.context.kv_cache_seq_cp(from, to, Some(positions.start), Some(positions.end));
+        debug_assert!(shared.is_ok(), "positions fit into an i32");
+    }
+
+    /// Copies a slot's whole buffer, in which a sliding window's past stays, too.
+    ///
+    /// llama.cpp only notes the copy and makes it at the next decode; an export or import before that would see or lose
+    /// the wrong bytes. So one token is decoded at once.
+    fn copy_stream(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
+        let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
+        debug_assert!(copied.is_ok(), "no position was given");
+        let cut = self.cut_back(to, n_tokens);
+        let position = if cut.is_ok() { n_tokens } else { 0 };
+        let mut batch = LlamaBatch::new(1, 1);
+        let position = i32::try_from(position).expect("a position is below the context's size, an i32");
+        let added = batch.add(LlamaToken(0), position, &[i32::from(to.0)], false);
+        added.expect("the batch has room for one token");
+        let decoded = self.context.decode(&mut batch);
+        let decoded = decoded.map_err(|error| StateError::Decode { reason: error.to_string() });
+        if cut.is_err() || decoded.is_err() {
+            self.clear(to);
+            return cut.and(decoded);
+        }
+        self.cut_back(to, n_tokens)
+    }
+
+    fn n_held(&self, slot: SlotId) -> u32 {
+        self.last_position(slot).map_or(0, |last| last + 1)
+    }
+
+    /// Checks that a slot has exactly these tokens, and of a sliding window what the next token sees.
+    fn expect_tokens(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
+        if self.n_held(slot) == n_tokens && self.resumes(slot, n_tokens) {
+            return Ok(());
+        }
+        self.clear(slot);
+        Err(StateError::Import { slot, n_tokens })
+    }
+
+    /// Removes what is behind `n_tokens`.
+    pub(in crate::engine::llama) fn cut_back(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
+        let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_tokens), None);
+        if cut != Ok(true) {
+            self.clear(slot);
+            return Err(StateError::Rewind { slot, n_tokens });
+        }
+        self.expect_tokens(slot, n_tokens)
+    }
+
+    fn export_sequence(&mut self, slot: SlotId, flags: LlamaStateSeqFlags) -> Result<&[u8], StateError> {
+        let sequence = i32::from(slot.0);
+        if self.last_position(slot).is_none() {
+            return Err(StateError::Export { slot });
+        }
+        let n_bytes = self.context.state_seq_get_size_ext(sequence, flags);
+        if self.scratch.len() < n_bytes {
+            // Not a resize, which would copy what is of no more use.
+            self.scratch = vec![0; n_bytes];
+        }
+        // SAFETY: the buffer has the size that llama.cpp said a moment ago, and nothing was decoded since.
+        let n_written = unsafe { self.context.state_seq_get_data_ext(self.scratch.as_mut_ptr(), sequence, flags) };
+        if n_written != n_bytes || n_bytes == 0 {
+            return Err(StateError::Export { slot });
+        }
+        Ok(&self.scratch[..n_bytes])
+    }
+
+    fn import_sequence(&mut self, slot: SlotId, state: &[u8], flags: LlamaStateSeqFlags) {
+        // SAFETY: llama.cpp reads at most the slice and checks what it reads; where it refuses, the sequence is empty, which
+        // the callers see.
+        let imported = unsafe { self.context.state_seq_set_data_ext(state, i32::from(slot.0), flags) };
+        if !imported {
+            self.clear(slot);
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Tests of moving state, on made models in llama.cpp itself.
+//!
+//! Not here: the bytes alone (`engine::kv_codec`).
+//! The idea: a slot whose state was moved must go on exactly as one that computed its tokens itself. The digital models
+//! answer with wide margins and show a wrong value; the one with ordinary keys shows a wrong key.
+
+use std::path::Path;
+
+use llama_cpp_2::model::LlamaModel;
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_model;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_worker_core::shift_plan::Move;
+
+use super::*;
+use crate::engine::config::{CacheType, EngineConfig, Switch};
+use crate::engine::kv_codec::{Layout, Piece, Sections};
+use crate::engine::llama::{Logits, load};
+
+const BLOCK: u32 = 32;
+const A: SlotId = SlotId(0);
+const B: SlotId = SlotId(1);
+const C: SlotId = SlotId(2);
+
+/// Is one way to set up a context.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Setting {
+    preset: Preset,
+    kv_unified: Switch,
+    flash_attn: Switch,
+    kv: CacheType,
+}
+
+const PRESETS: [Preset; 5] =
+    [Preset::Tiny, Preset::TinyKeys, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent];
+
+fn settings(presets: &[Preset]) -> Vec<Setting> {
+    let kinds = [(Switch::Off, CacheType::F16), (Switch::On, CacheType::F16), (Switch::On, CacheType::Q8_0)];
+    let mut settings = Vec::new();
+    for &preset in presets {
+        for kv_unified in [Switch::On, Switch::Off] {
+            settings.extend(kinds.map(|(flash_attn, kv)| Setting { preset, kv_unified, flash_attn, kv }));
+        }
+    }
+    settings
+}
+
+impl Setting {
+    fn config(self) -> EngineConfig {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
+        EngineConfig {
+            model: cached_model(self.preset, 1, folder).unwrap(),
+            n_slots: 3,
+            context_tokens_total: 3 * 512,
+            threads: 1,
+            flash_attn: self.flash_attn,
+            kv_unified: self.kv_unified,
+            cache_type_k: self.kv,
+            cache_type_v: self.kv,
+            ..EngineConfig::default()
+        }
+    }
+
+    fn run(self, test: impl FnOnce(&mut Bed<'_>)) {
+        println!("{self:?}");
+        let config = self.config();
+        let model = load(&config, Box::new(|_| true)).unwrap();
+        let mut llama = Llama::open(&model, &config).unwrap();
+        let layout = llama.check_codec(&model, BLOCK).unwrap();
+        test(&mut Bed { setting: self, model: &model, llama, layout });
+    }
+
+    fn has_partial(self) -> bool {
+        matches!(self.preset, Preset::TinySwa | Preset::TinyHybrid | Preset::TinyRecurrent)
+    }
+
+    /// Says whether other cells give the same answer: always in digital models, else without flash attention.
+    fn is_exact(self) -> bool {
+        self.preset != Preset::TinyKeys || self.flash_attn == Switch::Off
+    }
+}
+
+struct Bed<'m> {
+    setting: Setting,
+    model: &'m LlamaModel,
+    llama: Llama<'m>,
+    layout: Layout,
+}
+
+/// Returns `n` tokens that depend on `seed`.
+fn tokens(seed: u32, n: u32) -> Vec<Token> {
+    (0..n).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 9) % 256).collect()
+}
+
+impl Bed<'_> {
+    /// Decodes tokens behind what the slot holds and returns the logits behind the last.
+    fn push(&mut self, slot: SlotId, tokens: &[Token]) -> Vec<f32> {
+        let start = self.llama.n_held(slot);
+        self.llama.reset_batch();
+        let mut idx = 0;
+        for (position, &token) in (start..).zip(tokens) {
+            let is_last = position + 1 == start + tokens.len() as u32;
+            let logits = if is_last { Logits::Wanted } else { Logits::Unwanted };
+            idx = self.llama.push(slot, (position, token), logits);
+        }
+        self.llama.decode().unwrap();
+        let logits = self.llama.logits(idx).to_vec();
+        self.llama.reset_batch();
+        logits
+    }
+
+    /// Fills a slot in turns with slot C, so that in a shared buffer its cells are scattered.
+    fn fill_scattered(&mut self, slot: SlotId, tokens: &[Token]) {
+        for part in tokens.chunks(29) {
+            self.push(slot, part);
+            self.push(C, &part[..3.min(part.len())]);
+        }
+    }
+
+    /// Goes on greedily and returns the tokens.
+    fn answer(&mut self, slot: SlotId, n: usize) -> Vec<Token> {
+        let mut logits = self.push(slot, &[11]);
+        let mut answer = Vec::new();
+        for _ in 0..n {
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as Token;
+            answer.push(best);
+            logits = self.push(slot, &[best]);
+        }
+        answer
+    }
+
+    /// Asserts that a slot goes on as one that computed these tokens itself, in a context of its own.
+    fn assert_answers_as_fresh(&mut self, slot: SlotId, tokens: &[Token]) {
+        let n = if self.setting.preset == Preset::TinyRecurrent { 48 } else { 16 };
+        assert_eq!(self.llama.n_held(slot), tokens.len() as u32);
+        let answer = self.answer(slot, n);
+        if !self.setting.is_exact() {
+            return;
+        }
+        let llama = Llama::open(self.model, &self.setting.config()).unwrap();
+        let mut fresh = Bed { setting: self.setting, model: self.model, llama, layout: self.layout.clone() };
+        fresh.fill_scattered(A, tokens);
+        assert_eq!(answer, fresh.answer(A, n), "{:?}", self.setting);
+    }
+
+    /// Returns the payload of the whole blocks of a slot, and its partial state's bytes; a window's name their slot.
+    fn payload(&mut self, slot: SlotId) -> (Vec<u8>, Vec<u8>) {
+        let layout = self.layout.clone();
+        let export = layout.parse(self.llama.export(slot).unwrap()).unwrap();
+        let whole = export.n_tokens() / BLOCK * BLOCK;
+        (export.cut(0..whole).unwrap(), export.partial_section().to_vec())
+    }
+
+    fn partial(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        self.setting.has_partial().then(|| self.llama.partial(slot).unwrap())
+    }
+}
+
+#[test]
+fn state_cut_and_put_together_goes_on_as_if_it_had_been_computed() {
+    for setting in settings(&PRESETS) {
+        setting.run(|bed| {
+            let prompt = tokens(1, 6 * BLOCK);
+            bed.fill_scattered(A, &prompt);
+            let (payload, section) = bed.payload(A);
+            let partial = bed.partial(A);
+            let mut pieces = Vec::new();
+            if bed.layout.sections() != Sections::PartialOnly {
+                let (first, second) = payload.split_at(bed.layout.payload_bytes(2 * BLOCK));
+                pieces.push(Piece { payload: first, n_tokens: 2 * BLOCK });
+                pieces.push(Piece { payload: second, n_tokens: 4 * BLOCK });
+            }
+            let state = bed.layout.assemble(bed.llama.frame(B), &pieces, partial.as_deref()).unwrap();
+            bed.push(B, &tokens(9, 50));
+            bed.llama.import(B, &state, 6 * BLOCK).unwrap();
+            let (again, its_section) = bed.payload(B);
+            assert_eq!((&again, its_section.len()), (&payload, section.len()), "{setting:?}");
+            assert!(its_section == section || setting.preset == Preset::TinySwa, "{setting:?}");
+            bed.assert_answers_as_fresh(B, &prompt);
+            assert_eq!(bed.payload(A), (payload, section), "the source is as it was");
+            bed.assert_answers_as_fresh(A, &prompt);
+        });
+    }
+}
+
+#[test]
+fn a_range_is_exported_as_the_whole_is() {
+    for setting in settings(&[Preset::Tiny, Preset::TinyKeys]) {
+        setting.run(|bed| {
+            bed.fill_scattered(A, &tokens(2, 150));
+            let (whole, _) = bed.payload(A);
+            let layout = bed.layout.clone();
+            for (start, end) in [(0, 32), (32, 96), (96, 128)] {
+                let export = layout.parse(bed.llama.export_range(A, start..end).unwrap()).unwrap();
+                let expected = &whole[layout.payload_bytes(start)..layout.payload_bytes(end)];
+                assert_eq!(export.cut(start..end).unwrap(), expected, "{setting:?}");
+            }
+            let refused = StateError::Range { slot: A, start: 128, end: 160 };
+            assert_eq!(bed.llama.export_range(A, 128..160), Err(refused));
+            assert_eq!(bed.llama.export(B), Err(StateError::Export { slot: B }));
+            bed.assert_answers_as_fresh(A, &tokens(2, 150));
+        });
+    }
+}
+
+#[test]
+fn a_copied_prefix_goes_on_as_if_it_had_been_computed_and_its_lender_does_not_notice() {
+    for setting in settings(&PRESETS) {
+        setting.run(|bed| {
+            let prompt = tokens(3, 200);
+            bed.fill_scattered(A, &prompt);
+            bed.push(B, &tokens(9, 50));
+            let rewinds = !matches!(setting.preset, Preset::TinyHybrid | Preset::TinyRecurrent);
+            let n_tokens = if rewinds { 170 } else { 200 };
+            bed.llama.copy_prefix(A, B, n_tokens).unwrap();
+            // A look at once: nothing may be left to be done by the next decode.
+            let (payload, _) = bed.payload(B);
+            let (whole, _) = bed.payload(A);
+            assert_eq!(payload[..], whole[..payload.len()], "{setting:?}");
+            bed.assert_answers_as_fresh(B, &prompt[..n_tokens as usize]);
+            bed.assert_answers_as_fresh(A, &prompt);
+            if rewinds {
+                assert!(bed.llama.rewind(B, 40), "a copy can be cut back as its lender can: {setting:?}");
+                bed.assert_answers_as_fresh(B, &prompt[..40]);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_copy_is_refused_where_it_would_be_wrong() {
+    for setting in settings(&[Preset::Tiny, Preset::TinyHybrid]) {
+        setting.run(|bed| {
+            bed.fill_scattered(A, &tokens(3, 100));
+            bed.push(B, &tokens(9, 50));
+            let refused = StateError::Range { slot: A, start: 0, end: 101 };
+            assert_eq!(bed.llama.copy_prefix(A, B, 101), Err(refused));
+            if setting.preset == Preset::TinyHybrid && setting.kv_unified == Switch::Off {
+                assert_eq!(bed.llama.copy_prefix(A, B, 64), Err(StateError::Rewind { slot: B, n_tokens: 64 }));
+                assert_eq!(bed.llama.last_position(B), None);
+            }
+            bed.assert_answers_as_fresh(A, &tokens(3, 100));
+        });
+    }
+}
+
+#[test]
+fn a_slot_goes_back_to_a_checkpoint() {
+    for setting in settings(&[Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent]) {
+        setting.run(|bed| {
+            let prompt = tokens(4, 400);
+            bed.fill_scattered(A, &prompt[..160]);
+            let partial = bed.llama.partial(A).unwrap();
+            bed.fill_scattered(A, &prompt[160..]);
+            let is_recurrent = setting.preset == Preset::TinyRecurrent;
+            if setting.kv_unified == Switch::On || is_recurrent {
+                // The recurrent part of a copy is that of the end until the checkpoint is there.
+                let copied = bed.llama.copy_prefix(A, B, 160);
+                assert_eq!(copied.is_err(), is_recurrent, "nothing else would be left to copy");
+                bed.llama.restore_partial(B, &partial, 160).unwrap();
+                bed.assert_answers_as_fresh(B, &prompt[..160]);
+            }
+            bed.llama.restore_partial(A, &partial, 160).unwrap();
+            bed.assert_answers_as_fresh(A, &prompt[..160]);
+        });
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_imported_leaves_the_slot_empty_and_others_alone() {
+    for setting in settings(&PRESETS) {
+        setting.run(|bed| {
+            let prompt = tokens(5, 4 * BLOCK);
+            bed.fill_scattered(A, &prompt);
+            let state = bed.llama.export(A).unwrap().to_vec();
+            let n_tokens = 4 * BLOCK;
+            for broken in [&state[..state.len() - 1], &state[..20], &[], &[0; 100]] {
+                bed.push(B, &tokens(9, 50));
+                assert_eq!(bed.llama.import(B, broken, n_tokens), Err(StateError::Import { slot: B, n_tokens }));
+                assert_eq!(bed.llama.last_position(B), None, "{setting:?}");
+            }
+            let wrong_length = bed.llama.import(B, &state, n_tokens + 1);
+            assert_eq!(wrong_length, Err(StateError::Import { slot: B, n_tokens: n_tokens + 1 }));
+            assert_eq!(bed.llama.last_position(B), None);
+            bed.llama.import(B, &state, n_tokens).unwrap();
+            bed.assert_answers_as_fresh(B, &prompt);
+            bed.assert_answers_as_fresh(A, &prompt);
+        });
+    }
+}
+
+#[test]
+fn an_import_without_cells_leaves_the_slot_empty_and_others_alone() {
+    let setting = Setting { preset: Preset::Tiny, kv_unified: Switch::On, flash_attn: Switch::Off, kv: CacheType::F16 };
+    setting.run(|bed| {
+        let prompt = tokens(6, 500);
+        bed.push(A, &prompt);
+        let state = bed.llama.export(A).unwrap().to_vec();
+        bed.push(B, &tokens(7, 500));
+        // 1,536 cells and 256 spare ones, 1,500 of them in use: the spare sequence's import finds no more.
+        bed.push(C, &tokens(8, 500));
+        let spare = bed.llama.spare_slot().unwrap();
+        assert_eq!(bed.llama.import(spare, &state, 500), Err(StateError::Import { slot: spare, n_tokens: 500 }));
+        assert_eq!(bed.llama.last_position(spare), None);
+        bed.assert_answers_as_fresh(A, &prompt);
+    });
+}
+
+#[test]
+fn the_check_tells_the_layout_and_leaves_nothing_behind() {
+    for setting in settings(&PRESETS) {
+        setting.run(|bed| {
+            let expected = match setting.preset {
+                Preset::TinySwa | Preset::TinyHybrid => Sections::AttentionAndPartial,
+                Preset::TinyRecurrent => Sections::PartialOnly,
+                _ => Sections::AttentionOnly,
+            };
+            assert_eq!(bed.layout.sections(), expected);
+            let transposed = setting.flash_attn == Switch::Off && expected != Sections::PartialOnly;
+            assert_eq!(bed.layout.values_transposed(), transposed, "{setting:?}");
+            for slot in [A, B, C] {
+                assert_eq!(bed.llama.last_position(slot), None);
+            }
+        });
+    }
+}
+
+/// Computes A, lends most of it to B and moves a part of that up in B.
+fn lend_and_shift(bed: &mut Bed<'_>, forget: impl FnOnce(&mut Llama<'_>)) -> (Vec<u8>, Vec<u8>) {
+    bed.fill_scattered(A, &tokens(3, 200));
+    bed.llama.copy_prefix(A, B, 150).unwrap();
+    bed.push(B, &tokens(4, 10));
+    let state = bed.llama.export(A).unwrap().to_vec();
+    forget(&mut bed.llama);
+    bed.llama.shift(B, 40, &[Move { from_token: 100, to_token: 40, n_tokens: 60 }]).unwrap();
+    bed.push(B, &tokens(5, 3));
+    assert_eq!(bed.llama.n_held(B), 103);
+    (state, bed.llama.export(A).unwrap().to_vec())
+}
+
+#[test]
+fn a_shift_changes_no_byte_of_other_slots() {
+    let unquantized = |setting: &Setting| setting.kv == CacheType::F16;
+    for setting in settings(&[Preset::Tiny, Preset::TinyKeys]).into_iter().filter(unquantized) {
+        setting.run(|bed| {
+            let (before, after) = lend_and_shift(bed, |_| {});
+            assert!(before == after, "{setting:?}");
+            bed.assert_answers_as_fresh(A, &tokens(3, 200));
+        });
+    }
+}
+
+#[test]
+fn a_shift_in_cells_that_are_shared_would_change_both_slots() {
+    let setting = settings(&[Preset::TinyKeys])[0];
+    assert_eq!(setting.kv_unified, Switch::On);
+    setting.run(|bed| {
+        let (before, after) = lend_and_shift(bed, |llama| llama.n_shared.fill(0));
+        assert!(before != after, "llama.cpp no longer turns shared cells for both, and they need not be copied");
+    });
+}

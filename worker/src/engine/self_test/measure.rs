@@ -1,0 +1,365 @@
+//! Measures one setting in a small context of its own.
+//!
+//! Not here: which settings, and what follows from the figures (`self_test`).
+//! The idea: every slot gets a cached state without computing it, by importing zeros: how long attention takes does not
+//! depend on what it attends to. What weighs most is measured first, so that a setting that is behind stops early.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use llama_cpp_2::model::LlamaModel;
+use warmpath_common::ids::SlotId;
+
+use super::figures::{Costs, Figures, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding};
+use super::{Candidate, Outcome};
+use crate::engine::config::{EngineConfig, StartError};
+use crate::engine::kv_codec::{Layout, Piece, Sections};
+use crate::engine::llama::{Llama, Logits, StateError};
+
+/// Is the most tokens that each slot has cached.
+const CACHED_TOKENS_MAX: u32 = 2048;
+/// Is the least tokens that each slot has cached, and what is computed where nothing can be imported.
+const CACHED_TOKENS_MIN: u32 = 256;
+/// Is the most bytes that all cached state takes.
+const STATE_BYTES_MAX: u64 = 512 << 20;
+/// Is the tokens of a slot behind the cached ones, where a step can be taken back.
+const ROOM_TOKENS: u32 = 160;
+/// Is the same where every run of a step stays.
+const ROOM_TOKENS_KEPT: u32 = 512;
+/// Is the length of the cold prefill.
+const COLD_TOKENS: u32 = 128;
+/// Is how often a step is measured, time allowing; the fastest counts.
+const N_RUNS_MAX: u32 = 6;
+/// Is how far apart the two fastest runs may be for the fastest to be trusted.
+const SPREAD_MAX: f64 = 0.05;
+/// Is the share of its threads' time that a step gets on a machine that does nothing else.
+const OWN_SHARE_MIN: f64 = 0.75;
+
+/// Says when to stop.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit {
+    /// Is the cost of another setting: nothing is gained by measuring beyond it.
+    pub cost_ms: f64,
+    /// Is when repeating ends.
+    pub until: Instant,
+}
+
+/// Says why measuring stopped.
+enum Stop {
+    Behind,
+    Disturbed,
+    Failed(String),
+}
+
+impl From<StateError> for Stop {
+    fn from(error: StateError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Is a context with cached slots.
+struct Bench<'m> {
+    model: &'m LlamaModel,
+    llama: Llama<'m>,
+    n_slots: u16,
+    n_cached: u32,
+    rewinds: bool,
+    /// Says whether suffixes that are shorter than a tile may be slow, and can be made longer.
+    rounds_suffixes: bool,
+    tile_ms: f64,
+    layout: Option<Layout>,
+    limit: Limit,
+    share: OwnShare,
+    figures: Figures,
+}
+
+/// Measures the setting that `config` spells out.
+pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> Candidate {
+    let (flash_attn, kv_unified) = (config.flash_attn_settled(), config.kv_unified_settled());
+    let mut figures = Figures::default();
+    let measured = Bench::open(model, config, limit).and_then(|mut bench| {
+        let measured = bench.measure();
+        figures = bench.figures;
+        measured?;
+        Ok(bench.costs().ok())
+    });
+    let (outcome, costs) = match measured {
+        Ok(costs) => (Outcome::Whole, costs),
+        Err(Stop::Behind) => (Outcome::Behind, None),
+        Err(Stop::Disturbed) => (Outcome::Disturbed, None),
+        Err(Stop::Failed(reason)) => (Outcome::Failed(reason), None),
+    };
+    Candidate { flash_attn, kv_unified, figures, cost_ms: figures.cost_ms(), outcome, costs }
+}
+
+/// Returns the tokens that each slot gets cached, and those that it has room for besides.
+///
+/// Source of the estimate: 16-bit keys and values of every layer.
+fn slot_tokens(model: &LlamaModel, config: &EngineConfig) -> (u32, u32) {
+    let n_slots = u32::from(config.n_slots);
+    let room = if rewinds(model) { ROOM_TOKENS } else { ROOM_TOKENS_KEPT };
+    let head_size = u64::from(model.n_embd().unsigned_abs()) / u64::from(model.n_head().max(1));
+    let token_bytes = u64::from(model.n_layer()) * u64::from(model.n_head_kv()) * head_size * 4;
+    let fits = STATE_BYTES_MAX / (token_bytes.max(1) * u64::from(n_slots));
+    let wanted = u32::try_from(fits).unwrap_or(u32::MAX).clamp(CACHED_TOKENS_MIN, CACHED_TOKENS_MAX);
+    let wanted = match config.context_tokens_total {
+        0 => wanted,
+        given => wanted.min((given / n_slots).saturating_sub(room)),
+    };
+    (wanted.max(1).next_multiple_of(config.block_size_tokens), room)
+}
+
+fn rewinds(model: &LlamaModel) -> bool {
+    !model.is_recurrent() && !model.is_hybrid()
+}
+
+impl<'m> Bench<'m> {
+    fn open(model: &'m LlamaModel, config: &EngineConfig, limit: Limit) -> Result<Self, Stop> {
+        let (n_cached, room) = slot_tokens(model, config);
+        let small = EngineConfig {
+            context_tokens_total: n_cached.saturating_add(room).saturating_mul(u32::from(config.n_slots)),
+            ..config.clone()
+        };
+        let failed = |error: StartError| Stop::Failed(error.to_string());
+        let mut llama = Llama::open(model, &small).map_err(failed)?;
+        let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
+        // What a GPU does is not this process's time.
+        let share = OwnShare::new(if config.n_gpu_layers > 0 { None } else { Some(threads(config)) });
+        let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
+        let mut bench = Self {
+            model,
+            llama,
+            n_slots,
+            n_cached,
+            rewinds: rewinds(model),
+            rounds_suffixes: rewinds(model) && config.flash_attn_settled() && config.ubatch_tokens >= TILE_TOKENS,
+            tile_ms: 0.0,
+            layout,
+            limit,
+            share,
+            figures,
+        };
+        bench.fill()?;
+        bench.figures.cached_tokens = bench.n_cached;
+        Ok(bench)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = SlotId> + use<> {
+        (0..self.n_slots).map(SlotId)
+    }
+
+    /// Gives every slot a cached state.
+    fn fill(&mut self) -> Result<(), Stop> {
+        let state = match &self.layout {
+            Some(layout) if layout.sections() == Sections::AttentionOnly => {
+                let payload = vec![0; layout.payload_bytes(layout.block_tokens())];
+                let piece = Piece { payload: &payload, n_tokens: layout.block_tokens() };
+                let pieces = vec![piece; (self.n_cached / layout.block_tokens()) as usize];
+                layout.assemble(self.llama.frame(SlotId(0)), &pieces, None).map_err(StateError::from)?
+            }
+            _ => {
+                self.n_cached = self.n_cached.min(CACHED_TOKENS_MIN);
+                self.llama.decode_any(self.model, SlotId(0), self.n_cached)?;
+                self.llama.export(SlotId(0))?.to_vec()
+            }
+        };
+        for slot in self.slots() {
+            self.llama.import(slot, &state, self.n_cached)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self) -> Result<(), Stop> {
+        self.share.start();
+        let all: Vec<_> = self.slots().map(|slot| (slot, 1)).collect();
+        self.figures.decode_one_ms = Some(self.best_ms(&[(SlotId(0), 1)])?);
+        self.check()?;
+        self.figures.decode_all_ms = Some(self.best_ms(&all)?);
+        self.check()?;
+        let suffix_ms = self.best_ms(&[(SlotId(0), SUFFIX_TOKENS)])?;
+        self.figures.suffix_ms = Some(suffix_ms);
+        self.check_undisturbed()?;
+        if self.rounds_suffixes {
+            self.tile_ms = self.best_ms(&[(SlotId(0), TILE_TOKENS)])?;
+            self.figures.suffix_ms = Some(suffix_ms.min(self.tile_ms));
+        }
+        self.check()?;
+        let last = SlotId(self.n_slots - 1);
+        self.figures.cold_tokens = COLD_TOKENS.min(self.llama.batch_limits().1);
+        self.llama.clear(last);
+        self.figures.cold_ms = Some(self.step_ms(&[(last, self.figures.cold_tokens)])?);
+        self.llama.clear(last);
+        self.check()
+    }
+
+    /// Says whether to go on.
+    fn check(&self) -> Result<(), Stop> {
+        self.check_undisturbed()?;
+        if self.figures.cost_ms() > self.limit.cost_ms { Err(Stop::Behind) } else { Ok(()) }
+    }
+
+    fn check_undisturbed(&self) -> Result<(), Stop> {
+        if self.share.got().is_some_and(|share| share < OWN_SHARE_MIN) { Err(Stop::Disturbed) } else { Ok(()) }
+    }
+
+    /// Measures what moving state costs; the last slot is empty by now.
+    fn costs(&mut self) -> Result<Costs, Stop> {
+        let first = SlotId(0);
+        if self.n_slots == 1 {
+            self.fill()?;
+        }
+        let mut costs = Costs::default();
+        if self.rounds_suffixes {
+            costs.suffix_rounding = rounding(self.best_ms(&[(first, SHORT_TOKENS)])?, self.tile_ms);
+        }
+        let n_tokens = f64::from(self.n_cached);
+        (costs.export_ms_per_token, costs.import_ms_per_token) = self.transfer_ms()?;
+        costs.export_ms_per_token /= n_tokens;
+        costs.import_ms_per_token /= n_tokens;
+        if self.n_slots > 1 {
+            let began = Instant::now();
+            let held = self.llama.last_position(first).map_or(0, |last| last + 1);
+            self.llama.copy_prefix(first, SlotId(self.n_slots - 1), held)?;
+            costs.copy_ms_per_token = ms(began) / n_tokens;
+            let n_idle_cells = f64::from(self.n_slots - 1) * n_tokens;
+            for slot in self.slots().skip(1) {
+                self.llama.clear(slot);
+            }
+            let alone_ms = self.best_ms(&[(first, 1)])?;
+            let beside_ms = self.figures.decode_one_ms.unwrap_or(alone_ms);
+            costs.idle_cell_ms = (beside_ms - alone_ms).max(0.0) / n_idle_cells;
+        }
+        Ok(costs)
+    }
+
+    /// Takes the first slot's state out and in again and returns how long each took.
+    fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
+        let slot = SlotId(0);
+        let n_held = self.llama.last_position(slot).map_or(0, |last| last + 1);
+        let whole = self.llama.export(slot)?.to_vec();
+        let mut best = (f64::MAX, f64::MAX);
+        for _ in 0..2 {
+            let took = self.transfer_once_ms(slot, n_held)?;
+            best = (best.0.min(took.0), best.1.min(took.1));
+            // A part that cannot be cut was that of the end: such a state is good for timing only.
+            self.llama.import(slot, &whole, n_held)?;
+        }
+        Ok(best)
+    }
+
+    fn transfer_once_ms(&mut self, slot: SlotId, n_held: u32) -> Result<(f64, f64), Stop> {
+        let began = Instant::now();
+        let Some(layout) = &self.layout else {
+            let state = self.llama.export(slot)?.to_vec();
+            let export_ms = ms(began);
+            let began = Instant::now();
+            self.llama.import(slot, &state, n_held)?;
+            return Ok((export_ms, ms(began)));
+        };
+        let export = layout.parse(self.llama.export(slot)?).map_err(StateError::from)?;
+        let n_whole = export.n_tokens() / layout.block_tokens() * layout.block_tokens();
+        let payload = export.cut(0..n_whole).map_err(StateError::from)?;
+        let partial = export.partial();
+        let export_ms = ms(began);
+        let began = Instant::now();
+        let piece = [Piece { payload: &payload, n_tokens: n_whole }];
+        let pieces = if layout.sections() == Sections::PartialOnly { &[][..] } else { &piece };
+        let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
+        let state = layout.assemble(self.llama.frame(slot), pieces, partial).map_err(StateError::from)?;
+        self.llama.import(slot, &state, if pieces.is_empty() { n_held } else { n_whole })?;
+        Ok((export_ms, ms(began)))
+    }
+
+    /// Returns the fastest of some runs of a step: at least two, then until the two fastest agree or the time is over.
+    fn best_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
+        let (mut best, mut second) = (f64::MAX, f64::MAX);
+        for n_runs in 1..=N_RUNS_MAX {
+            let took_ms = self.step_ms(work)?;
+            (best, second) = (best.min(took_ms), second.min(took_ms.max(best)));
+            let is_over = second <= best * (1.0 + SPREAD_MAX) || Instant::now() >= self.limit.until;
+            if is_over && (n_runs > 1 || Instant::now() >= self.limit.until) {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Decodes so many tokens behind each slot, takes them back where that is possible, and returns how long the step took.
+    fn step_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
+        let held: Vec<u32> =
+            work.iter().map(|(slot, _)| self.llama.last_position(*slot).map_or(0, |last| last + 1)).collect();
+        self.llama.reset_batch();
+        let mut idx = 0;
+        let (_, ubatch_tokens) = self.llama.batch_limits();
+        for (&(slot, n_tokens), &start) in work.iter().zip(&held) {
+            let n_tokens = n_tokens.min(ubatch_tokens);
+            for position in start..start + n_tokens {
+                let logits = if position + 1 == start + n_tokens { Logits::Wanted } else { Logits::Unwanted };
+                idx = self.llama.push(slot, (position, 1), logits);
+            }
+        }
+        let began = Instant::now();
+        let decoded = self.llama.decode();
+        if decoded.is_ok() {
+            // A GPU is waited for here.
+            black_box(self.llama.logits(idx).first());
+        }
+        let took_ms = ms(began);
+        self.llama.reset_batch();
+        decoded.map_err(|error| Stop::Failed(error.to_string()))?;
+        for (&(slot, _), &n_keep) in work.iter().zip(&held) {
+            if self.rewinds && n_keep > 0 && !self.llama.rewind(slot, n_keep) {
+                return Err(Stop::Failed("a slot could not be cut back".to_owned()));
+            }
+        }
+        Ok(took_ms)
+    }
+}
+
+/// Returns the time since then in whole microseconds. Units: milliseconds.
+fn ms(began: Instant) -> f64 {
+    (began.elapsed().as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn threads(config: &EngineConfig) -> f64 {
+    match config.threads {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64,
+        given => f64::from(given),
+    }
+}
+
+/// Watches how much processor time this process gets, where the system tells.
+struct OwnShare {
+    /// Is the threads that should never wait; absent where nothing is to be watched.
+    threads: Option<f64>,
+    began: Instant,
+    cpu_s: Option<f64>,
+}
+
+impl OwnShare {
+    fn new(threads: Option<f64>) -> Self {
+        Self { threads, began: Instant::now(), cpu_s: None }
+    }
+
+    fn start(&mut self) {
+        (self.began, self.cpu_s) = (Instant::now(), cpu_s());
+    }
+
+    /// Returns the share of its threads' time that the process got since the start; absent where it cannot be known.
+    fn got(&self) -> Option<f64> {
+        let took_s = self.began.elapsed().as_secs_f64();
+        // The system counts in hundredths of a second.
+        let is_long_enough = took_s > 0.1;
+        let share = (cpu_s()? - self.cpu_s?) / (took_s * self.threads?);
+        is_long_enough.then_some(share)
+    }
+}
+
+/// Returns the processor time of this process. Source: proc(5), fields 14 and 15 of `stat`, in hundredths of a second.
+fn cpu_s() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name, in brackets, may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / 100.0)
+}

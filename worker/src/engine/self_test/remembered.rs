@@ -1,0 +1,113 @@
+//! Keeps what self-tests found in a small file.
+//!
+//! Not here: what is found (`self_test`).
+//! The idea: the key names everything that a figure depends on, so that an entry is never wrong, at most unused. A file that
+//! cannot be read is an empty one; one that cannot be written costs the next start a second.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+use warmpath_common::model::Fingerprint;
+
+use super::{Origin, SelfTestReport};
+use crate::engine::config::EngineConfig;
+
+/// Is the file's name.
+const FILE: &str = "self-test.json";
+/// Is the most entries; beyond them the oldest goes.
+const ENTRIES_MAX: usize = 64;
+/// Is the largest file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Is raised when the measuring changes.
+const VERSION: u32 = 1;
+
+/// Names a model, a setup and a machine in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Key(pub String);
+
+impl Key {
+    pub(super) fn of(model: Fingerprint, config: &EngineConfig) -> Self {
+        let EngineConfig { n_slots, context_tokens_total, threads, threads_batch, n_gpu_layers, ubatch_tokens, .. } =
+            config;
+        let (k, v) = (config.cache_type_k, config.cache_type_v);
+        let context = context_tokens_total.checked_ilog2().map_or("default".to_owned(), |log| format!("2^{log}"));
+        Self(format!(
+            "model {model} | slots {n_slots} context {context} threads {threads}/{threads_batch} gpu layers {n_gpu_layers} \
+             ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?} | {} | warmpath {} measuring \
+             {VERSION}",
+            config.block_size_tokens,
+            config.flash_attn,
+            config.kv_unified,
+            machine(),
+            env!("CARGO_PKG_VERSION"),
+        ))
+    }
+}
+
+/// Names the processor and what llama.cpp can use of it.
+fn machine() -> String {
+    let only_names = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+    let system = System::new_with_specifics(only_names);
+    let processor = system.as_ref().ok().and_then(|system| system.cpus().first()).map_or("", |cpu| cpu.brand());
+    let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // SAFETY: llama.cpp returns a string that lives as long as the program.
+    let features = unsafe { std::ffi::CStr::from_ptr(llama_cpp_sys_2::llama_print_system_info()) };
+    format!("{n} x {processor}, {}", features.to_string_lossy().trim())
+}
+
+/// Is the file, if there is a folder for it.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    path: Option<PathBuf>,
+}
+
+/// Is the file's content.
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Entries {
+    /// Is the entries by key; each with the time of its writing, seconds since 1970.
+    entries: BTreeMap<String, (u64, SelfTestReport)>,
+}
+
+impl Remembered {
+    pub(super) fn new(folder: Option<&Path>) -> Self {
+        Self { path: folder.map(|folder| folder.join(FILE)) }
+    }
+
+    pub(super) fn load(&self, key: &Key) -> Option<SelfTestReport> {
+        let (_, report) = self.read().entries.remove(&key.0)?;
+        Some(SelfTestReport { origin: Origin::Remembered, ..report })
+    }
+
+    /// Errors: where the folder or file cannot be written.
+    pub(super) fn store(&self, key: &Key, report: &SelfTestReport) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut all = self.read();
+        all.entries.insert(key.0.clone(), (since_1970.as_secs(), report.clone()));
+        while all.entries.len() > ENTRIES_MAX {
+            let others = all.entries.iter().filter(|(name, _)| **name != key.0);
+            let oldest = others.min_by_key(|(_, (written, _))| *written).map(|(name, _)| name.clone());
+            oldest.and_then(|name| all.entries.remove(&name));
+        }
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        // Another worker may write at the same time: each writes its own file, and the last one stays.
+        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+        let written = std::fs::write(&unfinished, serde_json::to_vec_pretty(&all)?);
+        written.and_then(|()| std::fs::rename(&unfinished, path)).inspect_err(|_| {
+            let _ = std::fs::remove_file(&unfinished);
+        })
+    }
+
+    fn read(&self) -> Entries {
+        let read = |path: &PathBuf| {
+            let fits = std::fs::metadata(path).is_ok_and(|found| found.len() <= FILE_BYTES_MAX);
+            fits.then(|| std::fs::read(path).ok()).flatten()
+        };
+        let bytes = self.path.as_ref().and_then(read).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+}

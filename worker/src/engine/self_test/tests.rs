@@ -1,0 +1,231 @@
+//! Tests of the self-test: the choice from given figures, the file, and whole runs on made models.
+//!
+//! Not here: whether the figures are right, which only a quiet machine shows (docs/decisions/0011-buffer-self-test.md).
+
+use std::path::{Path, PathBuf};
+
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_model;
+
+use super::figures::rounding;
+use super::*;
+use crate::engine::config::CacheType;
+use crate::engine::llama::load;
+
+fn candidate((flash_attn, kv_unified): (bool, bool), cost_ms: f64, outcome: Outcome) -> Candidate {
+    Candidate { flash_attn, kv_unified, figures: Figures::default(), cost_ms, outcome, costs: None }
+}
+
+#[test]
+fn takes_the_expected_setting_unless_another_is_clearly_cheaper() {
+    let check = |costs: &[Option<f64>], expected| {
+        let of = |cost: &Option<f64>| match cost {
+            Some(cost) => candidate((false, false), *cost, Outcome::Whole),
+            None => candidate((false, false), 0.0, Outcome::Failed("no memory".to_owned())),
+        };
+        assert_eq!(choose(&costs.iter().map(of).collect::<Vec<_>>()), expected, "{costs:?}");
+    };
+    check(&[Some(100.0)], 0);
+    check(&[Some(100.0), Some(95.0)], 0);
+    check(&[Some(100.0), Some(80.0)], 1);
+    check(&[Some(100.0), Some(80.0), Some(60.0)], 2);
+    check(&[None, Some(1000.0)], 1);
+    check(&[Some(100.0), None], 0);
+    check(&[None, None], 0);
+    let mut busy = [candidate((false, false), 100.0, Outcome::Whole), candidate((true, true), 1.0, Outcome::Whole)];
+    assert_eq!(choose(&busy), 1);
+    busy[0].outcome = Outcome::Disturbed;
+    assert_eq!(choose(&busy), 0, "figures of a busy machine change nothing");
+    let behind = [candidate((false, false), 100.0, Outcome::Whole), candidate((true, true), 1.0, Outcome::Behind)];
+    assert_eq!(choose(&behind), 0);
+}
+
+#[test]
+fn a_second_measurement_counts_only_where_it_is_better() {
+    let mut tried = candidate((false, false), 100.0, Outcome::Whole);
+    tried.keep_better(candidate((false, false), 120.0, Outcome::Whole));
+    tried.keep_better(candidate((false, false), 10.0, Outcome::Failed("busy".to_owned())));
+    assert_eq!(tried.cost_ms, 100.0);
+    tried.keep_better(candidate((false, false), 90.0, Outcome::Whole));
+    assert_eq!(tried.cost_ms, 90.0);
+    let mut failed = candidate((false, false), 0.0, Outcome::Failed("busy".to_owned()));
+    failed.keep_better(candidate((false, false), 90.0, Outcome::Whole));
+    assert_eq!((failed.cost_ms, failed.outcome), (90.0, Outcome::Whole));
+}
+
+#[test]
+fn tries_only_what_is_left_open() {
+    let base = EngineConfig::default();
+    let check = |config: &EngineConfig, expected: &[(bool, bool)]| assert_eq!(settings(config), expected);
+    check(&base, &[(false, false), (false, true), (true, false), (true, true)]);
+    check(
+        &EngineConfig { n_gpu_layers: 9, ..base.clone() },
+        &[(true, true), (true, false), (false, true), (false, false)],
+    );
+    check(&EngineConfig { flash_attn: Switch::On, ..base.clone() }, &[(true, false), (true, true)]);
+    check(&EngineConfig { kv_unified: Switch::On, ..base.clone() }, &[(false, true), (true, true)]);
+    check(&EngineConfig { cache_type_v: CacheType::Q8_0, ..base.clone() }, &[(true, false), (true, true)]);
+    check(&EngineConfig { n_slots: 1, ..base.clone() }, &[(false, false), (true, false)]);
+    check(&EngineConfig { flash_attn: Switch::Off, kv_unified: Switch::Off, ..base }, &[(false, false)]);
+}
+
+#[test]
+fn the_measured_machine_of_the_design_chooses_split_without_flash_attention() {
+    // Source: docs/decisions/0000-measured-before.md, eight slots of 2,048 tokens.
+    let figures = |one: f64, all: f64, suffix: f64, cold: f64| Figures {
+        decode_one_ms: Some(one),
+        decode_all_ms: Some(all),
+        suffix_ms: Some(suffix),
+        cold_ms: Some(cold),
+        cold_tokens: 256,
+        cached_tokens: 2048,
+        n_slots: 8,
+    };
+    let split = figures(7.5, 34.0, 50.0, 266.0);
+    let unified = figures(29.0, 116.0, 150.0, 1530.0);
+    let split_flash = figures(28.0, 170.0, 312.0, 219.0);
+    for other in [unified, split_flash] {
+        assert!(split.cost_ms() < 0.5 * other.cost_ms(), "{} {}", split.cost_ms(), other.cost_ms());
+    }
+    let begun = Figures { decode_one_ms: Some(29.0), ..Figures::default() };
+    assert!(begun.cost_ms() > split.cost_ms(), "the first figure already tells: {}", begun.cost_ms());
+}
+
+#[test]
+fn rounds_suffixes_up_where_a_tile_is_cheaper_than_less() {
+    // 154 tokens/s below a tile, 1,110 from it up.
+    assert_eq!(rounding(208.0, 58.0), Some(SuffixRounding { from_tokens: 10, to_tokens: 64 }));
+    assert_eq!(rounding(35.0, 65.0), None);
+    assert_eq!(rounding(32.0, 58.0), None);
+    assert_eq!(rounding(100.0, 0.0), None);
+    assert_eq!(rounding(f64::NAN, 1.0), None);
+    assert_eq!(rounding(1000.0, 1.0), Some(SuffixRounding { from_tokens: 2, to_tokens: 64 }));
+}
+
+fn report() -> SelfTestReport {
+    SelfTestReport {
+        flash_attn: true,
+        kv_unified: false,
+        origin: Origin::Measured,
+        took_s: 0.5,
+        candidates: vec![candidate((true, false), 1.5, Outcome::Failed("no memory".to_owned()))],
+        costs: Some(Costs::default()),
+    }
+}
+
+#[test]
+fn remembers_by_key_and_keeps_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("not/there/yet");
+    let remembered = Remembered::new(Some(&below));
+    let key = |n: usize| Key(format!("key {n}"));
+    assert_eq!(remembered.load(&key(0)), None);
+    for n in 0..100 {
+        remembered.store(&key(n), &report()).unwrap();
+    }
+    let expected = SelfTestReport { origin: Origin::Remembered, ..report() };
+    assert_eq!(remembered.load(&key(99)), Some(expected));
+    assert_eq!(remembered.load(&Key("another".to_owned())), None);
+    assert_eq!((0..100).filter(|&n| remembered.load(&key(n)).is_some()).count(), 64);
+    assert_eq!(std::fs::read_dir(&below).unwrap().count(), 1, "nothing is left behind");
+}
+
+#[test]
+fn a_file_that_is_damaged_or_cannot_be_there_is_as_good_as_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, key) = (folder.path().join("self-test.json"), Key("key".to_owned()));
+    let remembered = Remembered::new(Some(folder.path()));
+    for damaged in ["", "no json", "{\"entries\": 3}", "[]"] {
+        std::fs::write(&file, damaged).unwrap();
+        assert_eq!(remembered.load(&key), None);
+    }
+    remembered.store(&key, &report()).unwrap();
+    assert!(remembered.load(&key).is_some());
+    let unwritable = Remembered::new(Some(&file));
+    assert!(unwritable.store(&key, &report()).is_err());
+    assert_eq!(unwritable.load(&key), None);
+    let nowhere = Remembered::new(None);
+    nowhere.store(&key, &report()).unwrap();
+    assert_eq!(nowhere.load(&key), None);
+}
+
+fn made(preset: Preset) -> PathBuf {
+    cached_model(preset, 1, Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"))).unwrap()
+}
+
+fn config(preset: Preset, cache: Option<PathBuf>) -> EngineConfig {
+    let self_test = SelfTest::Run { cache };
+    EngineConfig { model: made(preset), n_slots: 2, threads: 1, self_test, ..EngineConfig::default() }
+}
+
+const MODEL: Fingerprint = Fingerprint([7; 32]);
+
+#[test]
+fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent] {
+        let config = config(preset, Some(folder.path().join(preset.name())));
+        let model = load(&config, Box::new(|_| true)).unwrap();
+        let (settled, report) = settle(&model, &config, MODEL);
+        let report = report.unwrap();
+        println!("{preset:?} {report:#?}");
+        let switch = |on| if on { Switch::On } else { Switch::Off };
+        assert_eq!((settled.flash_attn, settled.kv_unified), (switch(report.flash_attn), switch(report.kv_unified)));
+        assert_eq!(report.origin, Origin::Measured);
+        assert!(report.candidates.iter().all(|tried| !matches!(tried.outcome, Outcome::Failed(_))), "{preset:?}");
+        if !report.is_calm() {
+            // The machine that runs this test does something else: what was expected is taken.
+            assert_eq!((report.flash_attn, report.kv_unified), (false, false));
+            continue;
+        }
+        assert_eq!(report.candidates.len(), 4);
+        let costs = report.costs.unwrap();
+        assert!(costs.export_ms_per_token > 0.0 && costs.import_ms_per_token > 0.0 && costs.copy_ms_per_token > 0.0);
+        let (again, remembered) = settle(&model, &config, MODEL);
+        let remembered = remembered.unwrap();
+        assert_eq!(remembered.origin, Origin::Remembered);
+        let outcomes =
+            |report: &SelfTestReport| report.candidates.iter().map(|tried| tried.outcome.clone()).collect::<Vec<_>>();
+        assert_eq!(outcomes(&remembered), outcomes(&report));
+        assert_eq!((again.flash_attn, again.kv_unified), (settled.flash_attn, settled.kv_unified));
+        let (_, other) = settle(&model, &EngineConfig { threads: 2, ..config }, MODEL);
+        assert_eq!(other.unwrap().origin, Origin::Measured, "another setup is measured anew");
+    }
+}
+
+#[test]
+fn small_and_odd_sizes_are_measured_as_well() {
+    let base = config(Preset::Tiny, None);
+    let model = load(&base, Box::new(|_| true)).unwrap();
+    let odd = [
+        EngineConfig { n_slots: 1, ..base.clone() },
+        EngineConfig { context_tokens_total: 128, ..base.clone() },
+        EngineConfig { batch_tokens: 16, ubatch_tokens: 8, ..base.clone() },
+        EngineConfig { block_size_tokens: 1, context_tokens_total: 600, ..base.clone() },
+        EngineConfig { block_size_tokens: 5000, ..base },
+    ];
+    for config in odd {
+        for setting in [(false, false), (false, true), (true, false), (true, true)] {
+            let tried = measure::measure(&model, &with(&config, setting), limit(f64::MAX, EXPECTED_TIME));
+            match tried.outcome {
+                Outcome::Whole => {
+                    assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}")
+                }
+                Outcome::Disturbed => {}
+                _ => panic!("{tried:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_run_is_out_and_what_is_said_is_kept() {
+    let config = EngineConfig { cache_type_v: CacheType::Q8_0, ..config(Preset::Tiny, None) };
+    let model = load(&config, Box::new(|_| true)).unwrap();
+    let tried = measure::measure(&model, &with(&config, (false, false)), limit(f64::MAX, EXPECTED_TIME));
+    assert!(matches!(tried.outcome, Outcome::Failed(_)), "quantized values need flash attention: {tried:?}");
+    let (settled, _) = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL);
+    assert_eq!((settled.flash_attn, settled.kv_unified), (Switch::On, Switch::On));
+    let (by_rule, report) = settle(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);
+    assert_eq!((by_rule.flash_attn, by_rule.kv_unified, report), (Switch::On, Switch::Off, None));
+}

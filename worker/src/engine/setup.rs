@@ -1,0 +1,181 @@
+//! Sets up what keeps state: the codec's check, the store and its folder, what moving state costs at first.
+//!
+//! Not here: what is done with it (`admit`, `keep`), loading the model (`llama`).
+
+use std::sync::mpsc;
+
+use llama_cpp_2::model::LlamaModel;
+use tracing::{info, warn};
+use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointRule};
+use warmpath_worker_core::chunk_index::Limits;
+use warmpath_worker_core::costs::{Costs, SuffixRounding};
+
+use super::cache::{Cache, Codec, Disk};
+use super::config::{DiskConfig, EngineConfig, EngineFacts, PrefixCache, ShiftConfig, StartError};
+use super::llama::Llama;
+use super::self_test;
+use crate::store::{DiskStore, Identity};
+
+/// Is the most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
+const CHUNK_TOKENS: u32 = 256;
+
+/// Is the fewest chunks of full size that memory must hold; where it does not, chunks are smaller.
+///
+/// Source: a choice: what is evicted for one chunk is then at most a sixteenth of what is stored.
+const CHUNKS_MIN: u64 = 16;
+
+/// Is the time to compute a prompt token before any was computed. Units: milliseconds.
+///
+/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger ones take longer, which only makes
+/// reuse worth more.
+const PREFILL_MS_AT_FIRST: f64 = 1.0;
+
+/// Is the time to export a byte before any was. Units: milliseconds. Source: as above, 1 GB/s.
+const EXPORT_MS_PER_BYTE_AT_FIRST: f64 = 1e-6;
+
+/// Is the time to import a byte before any was. Units: milliseconds. Source: as above, 4 GB/s.
+const IMPORT_MS_PER_BYTE_AT_FIRST: f64 = 0.25e-6;
+
+/// Is the time to read a byte from disk before any was. Units: milliseconds. Source: 500 MB/s, a slow SSD.
+const READ_MS_PER_BYTE_AT_FIRST: f64 = 2e-6;
+
+/// Is the time to share a token's cells with another slot. Units: milliseconds.
+///
+/// Source: docs/decisions/0000-measured-before.md: 0.13 ms for 2,048 tokens.
+const SHARE_MS_PER_TOKEN: f64 = 0.13 / 2048.0;
+
+/// Returns the store of this engine, with what an earlier life has left on disk.
+///
+/// Errors: `Store` where the folder cannot be used.
+pub(super) fn cache(
+    model: &LlamaModel,
+    llama: &mut Llama<'_>,
+    (config, facts): (&EngineConfig, &EngineFacts),
+) -> Result<Cache, StartError> {
+    let codec = match config.prefix_cache {
+        PrefixCache::Enabled => codec(model, llama, (config, facts)),
+        PrefixCache::Disabled => None,
+    };
+    let ram_bytes = if codec.is_some() { config.store.ram_bytes } else { 0 };
+    let disk = config.store.disk.as_ref().filter(|_| ram_bytes > 0);
+    let min_hold_ms = u64::try_from(config.store.min_hold.as_millis()).unwrap_or(u64::MAX);
+    let limits = Limits {
+        ram_bytes,
+        disk_bytes: disk.map_or(0, |disk| disk.bytes),
+        min_hold_ms,
+        pin_top: config.store.pin_top,
+        chunk_blocks_max: chunk_blocks_max(config.block_size_tokens, (ram_bytes, codec.as_ref())),
+        block_size_tokens: config.block_size_tokens,
+    };
+    let costs = costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts);
+    let mut cache = Cache::new(limits, codec, costs);
+    if let Some(disk) = disk {
+        open_disk(&mut cache, (disk, ram_bytes), facts)?;
+    }
+    Ok(cache)
+}
+
+/// Returns the most blocks of a chunk: fewer where memory is so small that it would hold few chunks, or not even one.
+fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Codec>)) -> usize {
+    let token_bytes = codec.map_or(1, |codec| codec.layout.token_bytes().max(1)) as u64;
+    let fitting_tokens = u32::try_from(ram_bytes / CHUNKS_MIN / token_bytes).unwrap_or(u32::MAX);
+    (CHUNK_TOKENS.min(fitting_tokens) / block_size_tokens).max(1) as usize
+}
+
+/// Checks that what is to be shifted by configuration can be.
+///
+/// Errors: says what cannot and why.
+pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(), String> {
+    match facts.shift_obstacle {
+        Some(obstacle) if shifts != ShiftConfig::default() => {
+            Err(format!("{obstacle}, as cache reuse and context shift would need"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns where partial state is kept.
+pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointRule {
+    let is_needed = !memory.stored_state_rewinds() && cache.stores();
+    CheckpointRule {
+        stride_tokens: config.checkpoint_stride_tokens,
+        block_size_tokens: config.block_size_tokens,
+        need: if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None },
+    }
+}
+
+/// Returns the most tokens that idle slots keep: half of a shared buffer's cells. Where every slot has its own cells,
+/// nobody else could use them, and there is no limit.
+pub(super) fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
+    let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
+    config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
+}
+
+/// Returns what an idle cell adds to a step: nothing where every slot has its own cells.
+pub(super) fn idle_cell_ms(facts: &EngineFacts) -> f64 {
+    let measured = facts.self_test.as_ref().and_then(|found| found.costs).filter(|_| facts.kv_unified);
+    measured.map_or(0.0, |costs| costs.idle_cell_ms)
+}
+
+fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {
+    match llama.check_codec(model, config.block_size_tokens) {
+        Ok(layout) => Some(Codec { layout, n_streams: llama.n_streams(), memory: facts.memory }),
+        Err(error) => {
+            warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept in slots only");
+            None
+        }
+    }
+}
+
+fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
+    let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
+    let measured = facts.self_test.as_ref().and_then(|found| found.costs).unwrap_or(self_test::Costs {
+        export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
+        import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
+        copy_ms_per_token: match facts.kv_unified {
+            true => SHARE_MS_PER_TOKEN,
+            false => token_bytes * (EXPORT_MS_PER_BYTE_AT_FIRST + IMPORT_MS_PER_BYTE_AT_FIRST),
+        },
+        ..self_test::Costs::default()
+    });
+    let copy = match (facts.memory, codec) {
+        (MemoryKind::Recurrent, _) | (MemoryKind::Hybrid, None) => None,
+        (MemoryKind::Hybrid, Some(_)) => Some(measured.export_ms_per_token + measured.import_ms_per_token),
+        (MemoryKind::Full | MemoryKind::Sliding, _) => Some(measured.copy_ms_per_token),
+    };
+    let rounding = measured.suffix_rounding;
+    Costs {
+        prefill_ms_per_token: PREFILL_MS_AT_FIRST,
+        copy_ms_per_token: copy,
+        export_ms_per_token: codec.map(|_| measured.export_ms_per_token),
+        import_ms_per_byte: measured.import_ms_per_token / token_bytes.max(1.0),
+        read_ms_per_byte: READ_MS_PER_BYTE_AT_FIRST,
+        suffix_rounding: rounding.map(|r| SuffixRounding { from_tokens: r.from_tokens, to_tokens: r.to_tokens }),
+    }
+}
+
+/// Names what stored state can be used with. A later release may bring another llama.cpp, whose partial states are stored as
+/// they are, so each release has files of its own.
+fn identity(cache: &Cache, facts: &EngineFacts) -> Identity {
+    let layout = format!("{} {} {:?}", facts.kv_fingerprint, env!("CARGO_PKG_VERSION"), cache.layout());
+    Identity {
+        model: facts.model_fingerprint,
+        kv: Fingerprint(blake3::derive_key("warmpath 2026 stored state v1", layout.as_bytes())),
+        block_size_tokens: facts.block_size_tokens,
+    }
+}
+
+fn open_disk(
+    cache: &mut Cache,
+    (disk, queued_bytes_max): (&DiskConfig, u64),
+    facts: &EngineFacts,
+) -> Result<(), StartError> {
+    let identity = identity(cache, facts);
+    let (sender, events) = mpsc::channel();
+    let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| drop(sender.send(event)));
+    let (store, files) = opened.map_err(StartError::Store)?;
+    info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");
+    cache.adopt(Disk { store, events }, files);
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! `/cache`: what each tier holds, entry by entry; and emptying it.
+//!
+//! Not here: pins (`http::pins`), slots (`http::slots`).
+//! The idea: a store may have a hundred thousand entries, so they come in pages in the order of their ids.
+
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::Uri;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use warmpath_common::summary::Tier;
+use warmpath_worker_core::chunk_index::{EntryView, Kind, Totals};
+
+use super::state::App;
+use crate::engine::{CacheTotals, CacheView, Page};
+use crate::error::RequestError;
+
+/// Is the entries of a page when nothing is said.
+const ENTRIES_DEFAULT: usize = 100;
+
+/// Is the most entries of a page.
+///
+/// Source: a choice; an entry has about 250 bytes of JSON.
+const ENTRIES_MAX: usize = 10_000;
+
+#[derive(Deserialize)]
+struct Wanted {
+    entries: Option<usize>,
+    after: Option<u64>,
+}
+
+/// Answers with the cache as it is between two steps.
+pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
+    let wanted = Query::<Wanted>::try_from_uri(&uri);
+    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let entries_max = wanted.entries.unwrap_or(ENTRIES_DEFAULT);
+    if entries_max > ENTRIES_MAX {
+        let reason = format!("`entries` must be at most {ENTRIES_MAX}; it is {entries_max}");
+        return Err(RequestError::field("entries", reason));
+    }
+    let view = app.serving()?.engine.cache_view(Page { after: wanted.after, entries_max }).await?;
+    Ok(Json(describe(&view)))
+}
+
+/// Empties the store and the idle slots, and answers with what they held.
+pub async fn clear(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+    let cleared = app.admitting()?.engine.clear_cache().await?;
+    Ok(Json(json!({"cleared": tiers(&cleared)})))
+}
+
+fn describe(view: &CacheView) -> Value {
+    let evicted = view.totals.evicted.iter().map(|evicted| {
+        let mut described = totals(evicted.totals);
+        described["tier"] = json!(evicted.tier);
+        described["reason"] = json!(evicted.reason.name());
+        described
+    });
+    let limits = &view.limits;
+    let block_tokens = limits.block_size_tokens;
+    json!({
+        "tiers": tiers(&view.totals),
+        "limits": {
+            "resident_tokens": view.resident_tokens_max,
+            "ram_bytes": limits.ram_bytes,
+            "disk_bytes": limits.disk_bytes,
+            "min_hold_s": limits.min_hold_ms as f64 / 1000.0,
+            "pin_top": limits.pin_top,
+            "block_tokens": block_tokens,
+            "chunk_tokens": limits.chunk_blocks_max as u64 * u64::from(block_tokens),
+        },
+        "evicted": evicted.collect::<Vec<_>>(),
+        "pins": view.pins.iter().map(|pin| super::pins::describe(pin, block_tokens)).collect::<Vec<_>>(),
+        "entries": view.entries.iter().map(|entry| describe_entry(entry, view.now_ms)).collect::<Vec<_>>(),
+        "next_after": view.next_after,
+    })
+}
+
+fn tiers(held: &CacheTotals) -> Value {
+    let [resident, ram, disk] = [Tier::Resident, Tier::Ram, Tier::Disk].map(|tier| totals(held.of(tier)));
+    json!({"resident": resident, "ram": ram, "disk": disk})
+}
+
+fn totals(held: Totals) -> Value {
+    json!({"entries": held.n_chunks, "tokens": held.n_tokens, "bytes": held.n_bytes})
+}
+
+fn describe_entry(entry: &EntryView, now_ms: u64) -> Value {
+    let age_s = |then_ms: u64| now_ms.saturating_sub(then_ms) as f64 / 1000.0;
+    json!({
+        "id": entry.chunk.0,
+        "kind": match entry.kind {
+            Kind::Chunk => "chunk",
+            Kind::Checkpoint => "checkpoint",
+        },
+        "tier": entry.tier,
+        "on_disk": entry.is_on_disk,
+        "first_token": entry.first_token,
+        "tokens": entry.n_tokens,
+        "bytes": entry.n_bytes,
+        "hits": entry.n_hits,
+        "age_s": age_s(entry.created_ms),
+        "idle_s": age_s(entry.last_used_ms),
+        "pinned": entry.is_pinned,
+    })
+}

@@ -1,0 +1,122 @@
+//! `/cache/pin`: prefixes that stay stored until they are unpinned.
+//!
+//! Not here: how much of the store pins may keep (`warmpath_worker_core::chunk_index`).
+//! The idea: a pin names a prefix, not what happens to be stored of it. So it can come before the first request with
+//! that prefix, and it survives `/cache/clear`.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use warmpath_common::block_hash::ChainRoot;
+use warmpath_common::ids::Token;
+
+use super::body::Body;
+use super::context::RequestContext;
+use super::state::App;
+use crate::engine::{NamedPin, NewPin, Page};
+use crate::error::RequestError;
+use crate::serving::Serving;
+
+/// Is the longest name of a pin.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Is how many bytes of a hash name a pin that has no name.
+const DERIVED_NAME_BYTES: usize = 8;
+
+#[derive(Deserialize)]
+struct PinRequest {
+    name: Option<String>,
+    cache_salt: Option<String>,
+    model: Option<String>,
+    messages: Option<IgnoredAny>,
+    prompt: Option<IgnoredAny>,
+}
+
+/// Pins a prefix, given as messages or as a prompt.
+pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Json<Value>, RequestError> {
+    let serving = app.admitting()?;
+    let pin = serving.prepare(move |serving| read(serving, &context, &body)).await?;
+    let pinned = serving.engine.pin(pin).await?;
+    Ok(Json(describe(&pinned, serving.model.block_size_tokens)))
+}
+
+/// Lists the pins, the oldest first.
+pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+    let serving = app.serving()?;
+    let view = serving.engine.cache_view(Page { after: None, entries_max: 0 }).await?;
+    let block_tokens = serving.model.block_size_tokens;
+    Ok(Json(json!({"pins": view.pins.iter().map(|pin| describe(pin, block_tokens)).collect::<Vec<_>>()})))
+}
+
+/// Ends a pin.
+pub async fn remove(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, RequestError> {
+    match app.admitting()?.engine.unpin(id.clone()).await? {
+        true => Ok(Json(json!({"id": id, "unpinned": true}))),
+        false => Err(RequestError::PinUnknown { id }),
+    }
+}
+
+/// Returns a pin as answers show it.
+pub(super) fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
+    json!({
+        "id": pin.name,
+        "tokens": pin.view.n_tokens,
+        "blocks": pin.view.n_tokens / u64::from(block_tokens),
+        "stored_bytes": pin.view.n_stored_bytes,
+        "kept_bytes": pin.view.n_guarded_bytes,
+    })
+}
+
+fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewPin, RequestError> {
+    let request: PinRequest = body.parse()?;
+    serving.check_model(request.model.as_deref())?;
+    let mut tokens = read_prefix(serving, &request, body)?;
+    let block_tokens = serving.model.block_size_tokens as usize;
+    if tokens.len() < block_tokens {
+        let reason = format!("the prefix has {} tokens; a pin needs a block of {block_tokens}", tokens.len());
+        return Err(RequestError::field(if request.messages.is_some() { "messages" } else { "prompt" }, reason));
+    }
+    tokens.truncate(tokens.len() / block_tokens * block_tokens);
+    crate::lifecycle::check_prompt(serving, &tokens)?;
+    let salt = request.cache_salt.as_deref().or(context.cache_salt.as_deref()).unwrap_or_default();
+    let fingerprint = &serving.model.fingerprint.0;
+    let root = ChainRoot { model_fingerprint: fingerprint, lora: &[], cache_salt: salt.as_bytes() }.hash();
+    let name = match request.name {
+        Some(name) => check_name(name)?,
+        None => {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&root.0);
+            for token in &tokens {
+                hasher.update(&token.to_le_bytes());
+            }
+            hasher.finalize().to_hex()[..2 * DERIVED_NAME_BYTES].to_owned()
+        }
+    };
+    Ok(NewPin { name, root, tokens })
+}
+
+fn read_prefix(serving: &Serving, request: &PinRequest, body: &Body) -> Result<Vec<Token>, RequestError> {
+    match (&request.messages, &request.prompt) {
+        (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),
+        (None, None) => Err(RequestError::field("messages", "`messages` or `prompt` is missing")),
+        (Some(_), None) => Ok(serving.prompts.chat_prefix(&super::chat::read_chat(body)?)?),
+        (None, Some(_)) => {
+            let mut prompts = super::completions::read_tokens(serving, body)?;
+            match (prompts.pop(), prompts.is_empty()) {
+                (Some(prompt), true) => Ok(prompt),
+                _ => Err(RequestError::field("prompt", "a pin takes one prompt")),
+            }
+        }
+    }
+}
+
+fn check_name(name: String) -> Result<String, RequestError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
+        let reason = format!("`name` must be 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or '.'");
+        return Err(RequestError::field("name", reason));
+    }
+    Ok(name)
+}

@@ -1,0 +1,207 @@
+//! The folder of one model's chunks: its lock, its scan, and the reading, writing and deleting of one file.
+//!
+//! Not here: the bytes of a file (`format`), when anything is done (`thread`).
+//! The idea: a file appears under its name only when it is whole and flushed. The lock is the system's and dies with
+//! the process, so a killed worker leaves nothing that has to be cleared by hand.
+
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use tracing::{info, warn};
+
+use super::format::{self, Damage, FORMAT_VERSION};
+use super::{Identity, ReadFailure, Record, StoreError, StoredFile};
+
+/// Is the context string of the folder's name.
+const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
+/// Is how many bytes of the hash name the folder.
+const NAME_BYTES: usize = 8;
+/// Is the file that is locked; it says in words whose folder this is.
+const LOCK_FILE: &str = "identity";
+/// Is how the names of files begin that are being written.
+const TEMPORARY_PREFIX: &str = ".writing-";
+/// Is after how many files the scan says how far it is.
+const FILES_PER_REPORT: usize = 4096;
+
+/// Is the folder of one identity, locked.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    identity: Identity,
+    /// Holds the lock until it is closed.
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes the folder of `identity` in `dir` where there is none, and locks it.
+    ///
+    /// Errors: `Make`; `InUse` where another process has locked it; `Lock`.
+    pub fn open(dir: &Path, identity: Identity) -> Result<Self, StoreError> {
+        let path = dir.join(folder_name(&identity));
+        // What lies here was in prompts, so nobody else may read it.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map_err(|source| StoreError::Make { folder: path.clone(), source })?;
+        let lock_error = |source| StoreError::Lock { folder: path.clone(), source };
+        let open = File::options().create(true).read(true).write(true).truncate(false).open(path.join(LOCK_FILE));
+        let lock = open.map_err(lock_error)?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => StoreError::InUse { folder: path.clone() },
+            TryLockError::Error(source) => lock_error(source),
+        })?;
+        // The text is for people: on a full disk it is missing, and the lock holds.
+        let _ = describe(&lock, &identity);
+        Ok(Self { path, identity, _lock: lock })
+    }
+
+    /// Returns where the folder is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lists the good files, parents before their children, and deletes all others.
+    ///
+    /// Cost: one small read a file. Errors: `List`.
+    pub fn scan(&self) -> Result<Vec<StoredFile>, StoreError> {
+        let list_error = |source| StoreError::List { folder: self.path.clone(), source };
+        let started_at = Instant::now();
+        let mut files = Vec::new();
+        let mut dropped: BTreeMap<String, usize> = BTreeMap::new();
+        let mut n_seen = 0_usize;
+        for entry in std::fs::read_dir(&self.path).map_err(list_error)? {
+            let entry = entry.map_err(list_error)?;
+            let name = entry.file_name();
+            if name == LOCK_FILE || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            let found = if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
+                Err("left by a crash".to_owned())
+            } else {
+                self.inspect(&path).map_err(|failure| failure.to_string())
+            };
+            match found {
+                Ok(file) => files.push(file),
+                Err(why) => *dropped.entry(drop_file(&path, why)).or_default() += 1,
+            }
+            n_seen += 1;
+            if n_seen.is_multiple_of(FILES_PER_REPORT) {
+                info!(folder = %self.path.display(), n_files = n_seen, "reading the disk cache");
+            }
+        }
+        files.sort_by_key(|file| (file.record.first_block, file.used_at));
+        self.report(&files, &dropped, started_at);
+        Ok(files)
+    }
+
+    /// Returns what the file at `path` holds, by its header.
+    fn inspect(&self, path: &Path) -> Result<StoredFile, ReadFailure> {
+        let io = |source| ReadFailure::Io { source };
+        let mut file = File::open(path).map_err(io)?;
+        let about = file.metadata().map_err(io)?;
+        let (header, _) = format::read_header(&mut file, about.len())?;
+        if header.identity != self.identity {
+            return Err(Damage::Identity.into());
+        }
+        if path.file_name().and_then(|name| name.to_str()) != Some(&format::file_name(&header.record)) {
+            return Err(Damage::Name.into());
+        }
+        Ok(StoredFile { record: header.record, file_bytes: about.len(), used_at: about.modified().map_err(io)? })
+    }
+
+    fn report(&self, files: &[StoredFile], dropped: &BTreeMap<String, usize>, started_at: Instant) {
+        let folder = self.path.display();
+        let n_dropped: usize = dropped.values().sum();
+        if n_dropped > 0 {
+            let reasons: Vec<String> = dropped.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+            warn!(%folder, n_dropped, reasons = reasons.join(", "), "deleted files of the disk cache that cannot be used");
+        }
+        let n_bytes: u64 = files.iter().map(|file| file.file_bytes).sum();
+        let ms = started_at.elapsed().as_millis();
+        info!(%folder, n_files = files.len(), n_bytes, ms, "opened the disk cache");
+    }
+
+    /// Writes a chunk and returns the size of its file; where that fails, nothing is left of it.
+    pub fn write(&self, record: &Record, payload: &[u8]) -> io::Result<u64> {
+        let head = format::encode(self.identity, record, payload)?;
+        let mut file = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(&self.path)?;
+        file.write_all(&head)?;
+        file.write_all(payload)?;
+        // Before the rename: after a power cut, the name must not stand for bytes that never reached the disk.
+        file.as_file().sync_data()?;
+        file.persist(self.path.join(format::file_name(record))).map_err(|error| error.error)?;
+        Ok((head.len() + payload.len()) as u64)
+    }
+
+    /// Returns the payload of `record`, checked.
+    ///
+    /// Errors: `Missing`, `Damaged`, `Other` where the header is not `record`'s, `Io`.
+    pub fn read(&self, record: &Record) -> Result<Arc<[u8]>, ReadFailure> {
+        let io = |source| ReadFailure::Io { source };
+        let mut file = File::open(self.path.join(format::file_name(record))).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => ReadFailure::Missing,
+            _ => ReadFailure::Io { source },
+        })?;
+        let file_bytes = file.metadata().map_err(io)?.len();
+        let (header, payload_at) = format::read_header(&mut file, file_bytes)?;
+        if header.identity != self.identity {
+            return Err(Damage::Identity.into());
+        }
+        if header.record != *record {
+            return Err(ReadFailure::Other);
+        }
+        file.seek(SeekFrom::Start(payload_at)).map_err(io)?;
+        let n_bytes = usize::try_from(header.record.n_bytes).map_err(|_| Damage::Length)?;
+        // Zeroed where it will stay and read in place: the payload is not copied.
+        let mut payload: Arc<[u8]> = std::iter::repeat_n(0, n_bytes).collect();
+        let bytes = Arc::get_mut(&mut payload).expect("nobody else has it yet");
+        file.read_exact(bytes).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => Damage::Length.into(),
+            _ => ReadFailure::Io { source },
+        })?;
+        if header.payload_checksum != *blake3::hash(&payload).as_bytes() {
+            return Err(Damage::Payload.into());
+        }
+        // A later life evicts by this; where it cannot be set, the order is only less good.
+        let _ = file.set_modified(SystemTime::now());
+        Ok(payload)
+    }
+
+    /// Deletes the file of `record`, where there is one.
+    pub fn delete(&self, record: &Record) -> io::Result<()> {
+        match std::fs::remove_file(self.path.join(format::file_name(record))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the name of the folder: a short hash of everything that its files have in common.
+fn folder_name(identity: &Identity) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key(NAME_CONTEXT);
+    hasher.update(&identity.model.0);
+    hasher.update(&identity.kv.0);
+    hasher.update(&identity.block_size_tokens.to_le_bytes());
+    hasher.update(&FORMAT_VERSION.to_le_bytes());
+    let hex = hasher.finalize().to_hex();
+    hex[..2 * NAME_BYTES].to_owned()
+}
+
+/// Writes into the locked file whose folder this is.
+fn describe(mut lock: &File, identity: &Identity) -> io::Result<()> {
+    let Identity { model, kv, block_size_tokens } = identity;
+    lock.set_len(0)?;
+    write!(lock, "model {model}\nkv layout {kv}\nblock size {block_size_tokens} tokens\nformat {FORMAT_VERSION}\n")
+}
+
+/// Deletes the file at `path` and returns `why`, as the report says it.
+fn drop_file(path: &Path, why: String) -> String {
+    match std::fs::remove_file(path) {
+        Ok(()) => why,
+        Err(error) => format!("{why} but not deleted ({error})"),
+    }
+}

@@ -1,0 +1,223 @@
+//! The bytes of a chunk's file: a preamble, a header with its checksum, the payload.
+//!
+//! Not here: where files lie and how they are written safely (`folder`).
+//! The idea: the preamble says what the file is and proves the header; the header says what the payload must be and
+//! proves it. So a header can be trusted without reading the payload, and a payload can be trusted once it is read.
+//!
+//! ```text
+//! offset  bytes  field
+//! 0       8      magic "WARMPKVC"
+//! 8       4      format version, little-endian
+//! 12      4      length of the header in bytes (n), little-endian
+//! 16      32     blake3 of bytes 0..16 and of the header
+//! 48      n      header: postcard of `Written`
+//! 48 + n         payload, to the end of the file
+//! ```
+
+use std::borrow::Cow;
+use std::io::{self, Read};
+
+use serde::{Deserialize, Serialize};
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
+use warmpath_worker_core::chunk_index::{Kind, Record};
+
+use super::{Identity, ReadFailure};
+
+/// Is what a file begins with.
+const MAGIC: [u8; 8] = *b"WARMPKVC";
+/// Is the version of the format, the layout of payloads included; it is part of the folder's name, so that two versions
+/// can live side by side.
+pub(super) const FORMAT_VERSION: u32 = 1;
+/// Is the length of what stands before the header.
+pub(super) const PREAMBLE_BYTES: usize = 48;
+/// Is the part of the preamble that the checksum covers.
+const PREAMBLE_CHECKED_BYTES: usize = 16;
+/// Is the longest header that is read.
+///
+/// Source: a checkpoint behind a million tokens has 3 MB of tokens and 1 MB of hashes; this is far from both.
+const HEADER_BYTES_MAX: usize = 64 << 20;
+/// Is how much is read at first: the whole header of a chunk of 256 tokens, which has about 1.5 KB.
+const FIRST_READ_BYTES: usize = 4096;
+
+/// Says what is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// It does not begin as a chunk's file does.
+    #[error("not a chunk file")]
+    Foreign,
+    /// It has another version of the format.
+    #[error("format version {version}")]
+    Version {
+        /// Is its version.
+        version: u32,
+    },
+    /// Its length is not what its header says.
+    #[error("truncated or too long")]
+    Length,
+    /// Its header does not have the checksum that stands beside it.
+    #[error("damaged header")]
+    Header,
+    /// Its payload does not have the checksum that its header gives.
+    #[error("damaged payload")]
+    Payload,
+    /// It belongs to another model, KV layout or block size.
+    #[error("of another model")]
+    Identity,
+    /// Its name is not the one that its content has.
+    #[error("misnamed")]
+    Name,
+}
+
+/// Is what a header says.
+#[derive(Debug)]
+pub(super) struct Header {
+    /// Is what the payload can be used with.
+    pub identity: Identity,
+    /// Says what the payload is the state of, and its size.
+    pub record: Record,
+    /// Is the blake3 of the payload.
+    pub payload_checksum: [u8; 32],
+}
+
+/// Is a header as it lies in the file; the order of the fields is part of the format.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written<'a> {
+    identity: Identity,
+    is_checkpoint: bool,
+    root: BlockHash,
+    first_block: u64,
+    parent: Option<BlockHash>,
+    blocks: Cow<'a, [BlockHash]>,
+    tokens: Cow<'a, [Token]>,
+    priority: i32,
+    payload_bytes: u64,
+    payload_checksum: [u8; 32],
+}
+
+impl<'a> Written<'a> {
+    fn new(identity: Identity, record: &'a Record, payload: &[u8]) -> Self {
+        Self {
+            identity,
+            is_checkpoint: record.kind == Kind::Checkpoint,
+            root: record.root,
+            first_block: record.first_block as u64,
+            parent: record.parent,
+            blocks: Cow::Borrowed(&record.blocks),
+            tokens: Cow::Borrowed(&record.tokens),
+            priority: record.priority,
+            payload_bytes: record.n_bytes,
+            payload_checksum: *blake3::hash(payload).as_bytes(),
+        }
+    }
+
+    fn into_header(self) -> Option<Header> {
+        let record = Record {
+            kind: if self.is_checkpoint { Kind::Checkpoint } else { Kind::Chunk },
+            root: self.root,
+            first_block: usize::try_from(self.first_block).ok()?,
+            parent: self.parent,
+            blocks: self.blocks.into(),
+            tokens: self.tokens.into(),
+            n_bytes: self.payload_bytes,
+            priority: self.priority,
+        };
+        Some(Header { identity: self.identity, record, payload_checksum: self.payload_checksum })
+    }
+}
+
+/// Returns the name of a record's file: the last block's hash and the kind.
+pub(super) fn file_name(record: &Record) -> String {
+    let last = record.blocks.last().unwrap_or(&record.root);
+    let kind = match record.kind {
+        Kind::Chunk => "chunk",
+        Kind::Checkpoint => "checkpoint",
+    };
+    format!("{last}.{kind}")
+}
+
+/// Returns everything that stands before the payload.
+pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io::Result<Vec<u8>> {
+    if record.n_bytes != payload.len() as u64 {
+        let text = format!("the payload has {} bytes, its record says {}", payload.len(), record.n_bytes);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let header = Written::new(identity, record, payload);
+    let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
+    let header_bytes = bytes.len() - PREAMBLE_BYTES;
+    if header_bytes > HEADER_BYTES_MAX {
+        return Err(io::Error::other(format!("a header of {header_bytes} bytes is too long")));
+    }
+    let length = u32::try_from(header_bytes).expect("the limit is below 4 GiB");
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&length.to_le_bytes());
+    let checksum = checksum(&bytes);
+    bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
+    Ok(bytes)
+}
+
+/// Reads the header from the beginning of a file of `file_bytes`, and leaves `file` somewhere behind it.
+///
+/// Returns the header and the offset of the payload.
+/// Errors: `Damaged` where it is not a sound file of that length; `Io`.
+pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Header, u64), ReadFailure> {
+    let mut bytes = Vec::with_capacity(FIRST_READ_BYTES);
+    read_to(file, &mut bytes, FIRST_READ_BYTES)?;
+    let end = header_end(&bytes)?;
+    if end as u64 > file_bytes {
+        return Err(Damage::Length.into());
+    }
+    read_to(file, &mut bytes, end)?;
+    if bytes.len() < end {
+        return Err(Damage::Length.into());
+    }
+    let header = decode(&bytes[..end])?;
+    if header.record.n_bytes.checked_add(end as u64) != Some(file_bytes) {
+        return Err(Damage::Length.into());
+    }
+    Ok((header, end as u64))
+}
+
+/// Reads until `bytes` holds `wanted_bytes` or the file ends.
+fn read_to(file: &mut impl Read, bytes: &mut Vec<u8>, wanted_bytes: usize) -> Result<(), ReadFailure> {
+    let missing_bytes = wanted_bytes.saturating_sub(bytes.len()) as u64;
+    file.take(missing_bytes).read_to_end(bytes).map_err(|source| ReadFailure::Io { source })?;
+    Ok(())
+}
+
+/// Returns where the header ends, as the preamble at the beginning of `bytes` says.
+fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
+    if !bytes.starts_with(&MAGIC) {
+        return Err(Damage::Foreign);
+    }
+    if bytes.len() < PREAMBLE_BYTES {
+        return Err(Damage::Length);
+    }
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let version = word(8);
+    if version != FORMAT_VERSION {
+        return Err(Damage::Version { version });
+    }
+    let header_bytes = word(12) as usize;
+    if header_bytes > HEADER_BYTES_MAX { Err(Damage::Header) } else { Ok(PREAMBLE_BYTES + header_bytes) }
+}
+
+/// Returns the header that `bytes`, preamble and header, hold.
+fn decode(bytes: &[u8]) -> Result<Header, Damage> {
+    if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
+        return Err(Damage::Header);
+    }
+    match postcard::take_from_bytes::<Written<'_>>(&bytes[PREAMBLE_BYTES..]) {
+        Ok((written, [])) => written.into_header().ok_or(Damage::Header),
+        _ => Err(Damage::Header),
+    }
+}
+
+/// Returns the checksum of preamble and header, itself left out.
+fn checksum(bytes: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);
+    hasher.update(&bytes[PREAMBLE_BYTES..]);
+    *hasher.finalize().as_bytes()
+}

@@ -1,0 +1,238 @@
+//! A slot's whole state in one file, for `POST /slots/{id}?action=save|restore`.
+//!
+//! Not here: chunks of the disk tier (`folder`), who asks (`http::slots`).
+//! The idea: as with chunks, the preamble proves the header and the header proves the state, which here is what llama.cpp
+//! exported, uncut. A file that is not whole, not unchanged or of another model or layout is refused before llama.cpp sees it.
+//!
+//! ```text
+//! offset  bytes  field
+//! 0       8      magic "WARMPSLT"
+//! 8       4      format version, little-endian
+//! 12      4      length of the header in bytes (n), little-endian
+//! 16      32     blake3 of bytes 0..16 and of the header
+//! 48      n      header: postcard of `Header`
+//! 48 + n         state, to the end of the file
+//! ```
+
+use std::borrow::Cow;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
+
+use super::Identity;
+use crate::engine::SlotState;
+
+/// Is what a file begins with.
+const MAGIC: [u8; 8] = *b"WARMPSLT";
+/// Is the version of the format.
+const FORMAT_VERSION: u32 = 1;
+/// Is the length of what stands before the header.
+const PREAMBLE_BYTES: usize = 48;
+/// Is the part of the preamble that its checksum covers.
+const PREAMBLE_CHECKED_BYTES: usize = 16;
+
+/// Is what a slot's state can be used with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotIdentity {
+    /// Is what any stored state depends on.
+    pub common: Identity,
+    /// Is 1 where all slots share one KV buffer, else the number of slots.
+    pub n_streams: u32,
+}
+
+/// Says why a slot's state cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum SlotFileError {
+    /// There is no such file.
+    #[error("there is no such file")]
+    Missing,
+    /// It is no slot's file, or not whole, or not as it was written.
+    #[error("it is not a slot's state, or damaged ({what})")]
+    Damaged {
+        /// Says what does not fit.
+        what: &'static str,
+    },
+    /// It was saved with another model or other settings.
+    #[error("it was saved with {other} than this worker's")]
+    Foreign {
+        /// Says what is another.
+        other: &'static str,
+    },
+    /// The system does not write or read it.
+    #[error("the file cannot be written or read")]
+    Io(#[source] io::Error),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header<'a> {
+    identity: SlotIdentity,
+    root: BlockHash,
+    tokens: Cow<'a, [Token]>,
+    n_exact: u64,
+    state_bytes: u64,
+    state_checksum: [u8; 32],
+}
+
+/// Writes a slot's state and returns the size of the file; a file of that name is replaced at once or not at all.
+///
+/// Errors: `Io`.
+pub fn write(path: &Path, identity: SlotIdentity, slot: &SlotState) -> Result<u64, SlotFileError> {
+    let head = head(identity, slot).map_err(SlotFileError::Io)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let write = || {
+        let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
+        file.write_all(&head)?;
+        file.write_all(&slot.state)?;
+        file.as_file().sync_data()?;
+        file.persist(path).map_err(|error| error.error)
+    };
+    write().map_err(SlotFileError::Io)?;
+    Ok((head.len() + slot.state.len()) as u64)
+}
+
+/// Reads a slot's state and returns it with the size of the file.
+///
+/// Errors: `Missing`, `Damaged`, `Foreign`, `Io`.
+pub fn read(path: &Path, identity: SlotIdentity) -> Result<(SlotState, u64), SlotFileError> {
+    let mut bytes = std::fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => SlotFileError::Missing,
+        _ => SlotFileError::Io(error),
+    })?;
+    let n_bytes = bytes.len() as u64;
+    let (slot, state_at) = parse(&bytes, identity)?;
+    bytes.drain(..state_at);
+    Ok((SlotState { state: bytes, ..slot }, n_bytes))
+}
+
+fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
+    let header = Header {
+        identity,
+        root: slot.root,
+        tokens: Cow::Borrowed(&slot.tokens),
+        n_exact: slot.n_exact as u64,
+        state_bytes: slot.state.len() as u64,
+        state_checksum: *blake3::hash(&slot.state).as_bytes(),
+    };
+    let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
+    let header_bytes = u32::try_from(bytes.len() - PREAMBLE_BYTES).map_err(io::Error::other)?;
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&header_bytes.to_le_bytes());
+    let checksum = checksum(&bytes);
+    bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
+    Ok(bytes)
+}
+
+/// Returns what a file holds, without the state itself, and where that begins.
+fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<(SlotState, usize), SlotFileError> {
+    let damaged = |what| SlotFileError::Damaged { what };
+    if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
+        return Err(damaged("no preamble"));
+    }
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    if word(8) != FORMAT_VERSION {
+        return Err(SlotFileError::Foreign { other: "another version of the format" });
+    }
+    let state_at = PREAMBLE_BYTES + word(12) as usize;
+    let head = bytes.get(..state_at).ok_or(damaged("truncated"))?;
+    if head[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(head) {
+        return Err(damaged("header"));
+    }
+    let Ok((header, [])) = postcard::take_from_bytes::<Header<'_>>(&head[PREAMBLE_BYTES..]) else {
+        return Err(damaged("header"));
+    };
+    if let Some(other) = difference(&header.identity, &identity) {
+        return Err(SlotFileError::Foreign { other });
+    }
+    let state = &bytes[state_at..];
+    if state.len() as u64 != header.state_bytes {
+        return Err(damaged("truncated or too long"));
+    }
+    if *blake3::hash(state).as_bytes() != header.state_checksum {
+        return Err(damaged("state"));
+    }
+    let n_exact = usize::try_from(header.n_exact).map_err(|_| damaged("header"))?;
+    let slot = SlotState { root: header.root, tokens: header.tokens.into_owned(), n_exact, state: Vec::new() };
+    Ok((slot, state_at))
+}
+
+/// Says in what a file's identity is another than the worker's, if it is.
+fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
+    if file.common.model != own.common.model {
+        Some("another model")
+    } else if file.common.kv != own.common.kv {
+        Some("another layout of the KV state")
+    } else if file.n_streams != own.n_streams {
+        Some("another --kv-unified or number of slots")
+    } else {
+        None
+    }
+}
+
+/// Returns the checksum of preamble and header, itself left out.
+fn checksum(bytes: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);
+    hasher.update(&bytes[PREAMBLE_BYTES..]);
+    *hasher.finalize().as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use warmpath_common::model::Fingerprint;
+
+    use super::*;
+
+    const IDENTITY: SlotIdentity = SlotIdentity {
+        common: Identity { model: Fingerprint([1; 32]), kv: Fingerprint([2; 32]), block_size_tokens: 32 },
+        n_streams: 1,
+    };
+
+    fn saved() -> (tempfile::TempDir, std::path::PathBuf, SlotState) {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("slot.bin");
+        let slot =
+            SlotState { root: BlockHash([7; 32]), tokens: (0..300).collect(), n_exact: 200, state: vec![5; 999] };
+        let n_bytes = write(&path, IDENTITY, &slot).expect("it can be written");
+        assert_eq!(n_bytes, std::fs::metadata(&path).expect("it is there").len());
+        (folder, path, slot)
+    }
+
+    #[test]
+    fn gives_back_what_was_written() {
+        let (_folder, path, slot) = saved();
+        let (read, n_bytes) = read(&path, IDENTITY).expect("it can be read");
+        assert_eq!((read, n_bytes), (slot, std::fs::metadata(&path).expect("it is there").len()));
+    }
+
+    #[test]
+    fn refuses_a_file_with_any_byte_changed_or_any_length() {
+        let (_folder, path, _) = saved();
+        let good = std::fs::read(&path).expect("it can be read");
+        for at in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1;
+            assert!(parse(&bytes, IDENTITY).is_err(), "byte {at}");
+            assert!(parse(&good[..at], IDENTITY).is_err(), "{at} bytes");
+        }
+        let longer = [good.as_slice(), &[0]].concat();
+        assert!(matches!(parse(&longer, IDENTITY), Err(SlotFileError::Damaged { .. })));
+    }
+
+    #[test]
+    fn refuses_a_file_of_another_model_layout_or_buffer() {
+        let (_folder, path, _) = saved();
+        let other = |identity| read(&path, identity).expect_err("it is another's").to_string();
+        let Identity { model, kv, .. } = IDENTITY.common;
+        let common = Identity { model: Fingerprint([9; 32]), ..IDENTITY.common };
+        assert!(other(SlotIdentity { common, ..IDENTITY }).contains("another model"));
+        let common = Identity { model, kv: Fingerprint([9; 32]), ..IDENTITY.common };
+        assert!(other(SlotIdentity { common, ..IDENTITY }).contains("layout"));
+        let common = Identity { kv, ..IDENTITY.common };
+        assert!(other(SlotIdentity { common, n_streams: 4 }).contains("--kv-unified"));
+        assert!(matches!(read(&path.with_extension("none"), IDENTITY), Err(SlotFileError::Missing)));
+    }
+}

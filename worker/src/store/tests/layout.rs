@@ -1,0 +1,47 @@
+//! The bytes of a file are those that the documentation of the disk tier gives; another layout needs another version.
+
+use super::*;
+
+#[test]
+fn a_file_has_the_documented_layout() {
+    let record = Record {
+        kind: Kind::Checkpoint,
+        root: ROOT,
+        first_block: 300,
+        parent: Some(BlockHash([3; 32])),
+        blocks: [BlockHash([4; 32]), BlockHash([5; 32])].into(),
+        tokens: [1, 127, 128, 151_000].into(),
+        n_bytes: 3,
+        priority: -2,
+    };
+    let header = [
+        &[1; 32][..],  // model
+        &[2; 32],      // KV layout
+        &[4],          // tokens of a block
+        &[1],          // a checkpoint
+        &[7; 32],      // root
+        &[0xac, 0x02], // 300 blocks before
+        &[1],          // there is a parent
+        &[3; 32],      // the parent
+        &[2],          // two blocks
+        &[4; 32],
+        &[5; 32],
+        &[4], // four tokens
+        &[1, 127, 0x80, 1, 0xd8, 0x9b, 0x09],
+        &[3], // priority -2
+        &[3], // three bytes of payload
+        blake3::hash(b"abc").as_bytes(),
+    ]
+    .concat();
+    let length = u32::try_from(header.len()).unwrap();
+    let start = [&b"WARMPKVC"[..], &1_u32.to_le_bytes(), &length.to_le_bytes()].concat();
+    let checksum = blake3::hash(&[&start[..], &header].concat());
+    let expected = [&start[..], checksum.as_bytes(), &header, b"abc"].concat();
+
+    let dir = dir();
+    let opened = open(&dir);
+    opened.store.write(ChunkId(1), record.clone().into(), Arc::from(*b"abc"));
+    opened.flush();
+    let name = format!("{}.checkpoint", "05".repeat(32));
+    assert_eq!(fs::read(opened.store.folder().join(name)).expect("the file has its name"), expected);
+}

@@ -1,0 +1,147 @@
+//! The thread "cache-disk": does one request after the other and answers with events.
+//!
+//! Not here: which request is next (`queue`), how a file is written (`folder`).
+//! The idea: a disk that fails is not hammered and not complained about all the time: after a failed write none is
+//! tried for some seconds, and a warning of one kind comes at most once a minute.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::folder::Folder;
+use super::queue::{Job, Queue, Write};
+use super::{ChunkId, DiskEvent, ReadFailure, Record, WriteFailure};
+
+/// Is the thread's name, as `top -H` shows it.
+const NAME: &str = "cache-disk";
+/// Is how often a warning of one kind may come.
+const WARNING_EVERY: Duration = Duration::from_secs(60);
+
+/// Is the thread's state.
+pub(super) struct DiskThread<F> {
+    folder: Folder,
+    queue: Arc<Queue>,
+    on_event: F,
+    write_pause: Duration,
+    writes_resume_at: Option<Instant>,
+    write_warnings: Warnings,
+    read_warnings: Warnings,
+    delete_warnings: Warnings,
+}
+
+/// Counts failures of one kind between two warnings.
+#[derive(Debug, Default)]
+pub(super) struct Warnings {
+    last_at: Option<Instant>,
+    n_failures: u64,
+}
+
+impl Warnings {
+    /// Counts a failure and returns how many there were since the last warning, where a warning is due.
+    pub fn count(&mut self, now: Instant) -> Option<u64> {
+        self.n_failures += 1;
+        let is_due = self.last_at.is_none_or(|last_at| now.duration_since(last_at) >= WARNING_EVERY);
+        if is_due {
+            self.last_at = Some(now);
+        }
+        is_due.then(|| std::mem::take(&mut self.n_failures))
+    }
+}
+
+/// Says that the thread has ended when it is dropped, also by a panic.
+struct End(Arc<Queue>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
+    /// Starts the thread; it ends when the queue is closed, and unlocks the folder then.
+    pub fn spawn(folder: Folder, queue: Arc<Queue>, write_pause: Duration, on_event: F) -> io::Result<()> {
+        let end = End(Arc::clone(&queue));
+        let disk = Self {
+            folder,
+            queue,
+            on_event,
+            write_pause,
+            writes_resume_at: None,
+            write_warnings: Warnings::default(),
+            read_warnings: Warnings::default(),
+            delete_warnings: Warnings::default(),
+        };
+        thread::Builder::new().name(NAME.to_owned()).spawn(move || {
+            // Dropped last: whoever waits for the end may then open the folder anew.
+            let _end = end;
+            disk.run();
+        })?;
+        Ok(())
+    }
+
+    fn run(mut self) {
+        while let Some(job) = self.queue.next() {
+            match job {
+                Job::Tell(event) => (self.on_event)(event),
+                Job::Read { id, record } => self.read(id, &record),
+                Job::Delete { record } => self.delete(&record),
+                Job::Write(write) => {
+                    self.write(&write);
+                    drop(write);
+                    self.queue.finish_write();
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, write: &Write) {
+        let id = write.id;
+        if self.writes_resume_at.is_some_and(|resume_at| Instant::now() < resume_at) {
+            (self.on_event)(DiskEvent::WriteFailed { id, reason: WriteFailure::Paused });
+            return;
+        }
+        match self.folder.write(&write.record, &write.payload) {
+            Ok(n_bytes) => (self.on_event)(DiskEvent::Written { id, n_bytes }),
+            Err(source) => {
+                let now = Instant::now();
+                self.writes_resume_at = Some(now + self.write_pause);
+                if let Some(n_failures) = self.write_warnings.count(now) {
+                    let folder = self.folder.path().display();
+                    warn!(%folder, error = %source, n_failures, "the disk cache cannot write; it tries again in some seconds");
+                }
+                (self.on_event)(DiskEvent::WriteFailed { id, reason: WriteFailure::Io { source } });
+            }
+        }
+    }
+
+    fn read(&mut self, id: ChunkId, record: &Record) {
+        let event = match self.folder.read(record) {
+            Ok(payload) => DiskEvent::Read { id, payload },
+            Err(reason) => {
+                self.warn_of_read(&reason);
+                self.delete(record);
+                DiskEvent::ReadFailed { id, reason }
+            }
+        };
+        (self.on_event)(event);
+    }
+
+    fn warn_of_read(&mut self, reason: &ReadFailure) {
+        if let Some(n_failures) = self.read_warnings.count(Instant::now()) {
+            let folder = self.folder.path().display();
+            warn!(%folder, error = %reason, n_failures, "dropped a chunk of the disk cache that cannot be read");
+        }
+    }
+
+    fn delete(&mut self, record: &Record) {
+        if let Err(error) = self.folder.delete(record)
+            && let Some(n_failures) = self.delete_warnings.count(Instant::now())
+        {
+            let folder = self.folder.path().display();
+            warn!(%folder, %error, n_failures, "a file of the disk cache cannot be deleted");
+        }
+    }
+}

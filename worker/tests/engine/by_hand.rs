@@ -1,0 +1,86 @@
+//! One sequence in a context of its own, moved by hand: what the engine's shifted answers are compared with.
+//!
+//! Not here: any code of the engine's. The idea: llama.cpp's own calls, in the order in which its server makes them.
+
+use std::num::NonZeroU32;
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::Token;
+use warmpath_worker::engine::{EngineConfig, Switch};
+
+/// Is a context with one sequence.
+pub struct ByHand {
+    model: &'static LlamaModel,
+    context: LlamaContext<'static>,
+    n_held: u32,
+    logits: Vec<f32>,
+}
+
+impl ByHand {
+    pub fn new(config: &EngineConfig) -> Self {
+        let model = LlamaModel::load_from_file(warmpath_prompt::backend(), &config.model, &LlamaModelParams::default());
+        // The context borrows it for as long as the test runs.
+        let model: &'static LlamaModel = Box::leak(Box::new(model.unwrap()));
+        let flash_attn = match config.flash_attn {
+            Switch::On => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            Switch::Auto | Switch::Off => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        };
+        let params = LlamaContextParams::default()
+            .with_n_ctx(NonZeroU32::new(1024))
+            .with_n_threads(1)
+            .with_n_threads_batch(1)
+            .with_flash_attention_policy(flash_attn);
+        let context = model.new_context(warmpath_prompt::backend(), params).unwrap();
+        Self { model, context, n_held: 0, logits: Vec::new() }
+    }
+
+    /// Computes tokens behind those that are held.
+    pub fn compute(&mut self, tokens: &[Token]) {
+        let mut batch = LlamaBatch::new(tokens.len(), 1);
+        for (idx, (position, token)) in (self.n_held..).zip(tokens).enumerate() {
+            let is_last = idx + 1 == tokens.len();
+            batch.add(LlamaToken(*token as i32), position as i32, &[0], is_last).unwrap();
+        }
+        self.context.decode(&mut batch).unwrap();
+        self.n_held += tokens.len() as u32;
+        self.logits = self.context.get_logits_ith(tokens.len() as i32 - 1).to_vec();
+    }
+
+    /// Drops tokens behind the first `n_kept` and moves the rest up.
+    pub fn shift(&mut self, n_kept: u32, n_dropped: u32) {
+        let from = n_kept + n_dropped;
+        assert!(self.context.clear_kv_cache_seq(Some(0), Some(n_kept), Some(from)).unwrap());
+        self.context.kv_cache_seq_add(0, Some(from), None, -(n_dropped as i32)).unwrap();
+        self.n_held -= n_dropped;
+    }
+
+    /// Goes on with the likeliest tokens that do not end the text.
+    pub fn answer(&mut self, n_tokens: usize) -> Vec<Token> {
+        self.endless_answer(n_tokens, (u32::MAX, 0, None))
+    }
+
+    /// Goes on, and shifts where a context of that size is full.
+    pub fn endless_answer(
+        &mut self,
+        n_tokens: usize,
+        (context_tokens, n_keep, n_discard): (u32, u32, Option<u32>),
+    ) -> Vec<Token> {
+        let mut answer = Vec::new();
+        while answer.len() < n_tokens {
+            let goes_on = |token: &Token| !self.model.vocab().is_eog(LlamaToken(*token as i32));
+            let tokens = (0..self.logits.len() as Token).filter(goes_on);
+            let best = tokens.max_by(|a, b| self.logits[*a as usize].total_cmp(&self.logits[*b as usize])).unwrap();
+            answer.push(best);
+            if self.n_held == context_tokens {
+                self.shift(n_keep, n_discard.unwrap_or((self.n_held - n_keep) / 2));
+            }
+            self.compute(&[best]);
+        }
+        answer
+    }
+}

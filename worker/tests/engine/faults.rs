@@ -1,0 +1,290 @@
+//! Damage: files cut, flipped, swapped and deleted between two lives and under a running engine, a folder that cannot be
+//! used, a worker that is killed.
+//!
+//! Not here: the disk tier alone (`store`'s tests), a decode that fails, which llama.cpp gives no safe way to provoke.
+//! The idea: whatever lies in the folder, an answer is the one that a fresh context gives; at worst it takes longer.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use warmpath_bench::model::Preset;
+use warmpath_common::ids::Token;
+use warmpath_worker::engine::{DiskConfig, Engine, EngineConfig, EngineHandle, PrefixCache, StartError, StoreConfig};
+
+use super::support::{ask, config, model, start, stop, tokens, until};
+use super::tiers::store;
+
+const N_PROMPTS: u32 = 4;
+
+fn one_slot(preset: Preset, store: StoreConfig) -> EngineConfig {
+    // Small batches make computing slow, so that moving state is worth it even for a model this small.
+    EngineConfig {
+        n_slots: 1,
+        context_tokens_total: 1024,
+        batch_tokens: 32,
+        ubatch_tokens: 32,
+        store,
+        ..config(preset)
+    }
+}
+
+fn prompt(n: u32) -> Vec<Token> {
+    tokens(n + 1, 200 + n as usize * 10)
+}
+
+/// Asks every prompt with a little behind it and returns the answers and how many of their tokens came from disk.
+async fn ask_all(engine: &EngineHandle) -> (Vec<Vec<Token>>, u32) {
+    let (mut answers, mut n_from_disk) = (Vec::new(), 0);
+    for n in 0..N_PROMPTS {
+        let answer = ask(&[prompt(n), tokens(50 + n, 15)].concat(), 50).answer(engine).await;
+        n_from_disk += answer.started.unwrap().cached.disk;
+        answers.push(answer.finished.map(|_| answer.tokens).unwrap());
+    }
+    (answers, n_from_disk)
+}
+
+/// Returns the answers of a fresh context.
+async fn cold_answers(config: &EngineConfig) -> Vec<Vec<Token>> {
+    let cold = EngineConfig { prefix_cache: PrefixCache::Disabled, store: store(0, None), ..config.clone() };
+    let (engine, _updates) = start(cold);
+    let (answers, _) = ask_all(&engine).await;
+    stop(engine).await;
+    answers
+}
+
+/// Lists the files of stored state.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(self::files(&path)),
+            false if path.file_name().unwrap() != "identity" => files.push(path),
+            false => {}
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Is one way to damage a file.
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    Cut,
+    Empty,
+    FlipPayload,
+    FlipHeader,
+    Delete,
+    /// Another chunk's bytes stand under its name.
+    Swap,
+}
+
+const DAMAGES: [Damage; 6] =
+    [Damage::Cut, Damage::Empty, Damage::FlipPayload, Damage::FlipHeader, Damage::Delete, Damage::Swap];
+
+fn damage(files: &[PathBuf], damage: Damage) {
+    let contents: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+    for (idx, file) in files.iter().enumerate() {
+        let mut bytes = contents[idx].clone();
+        let n = bytes.len();
+        match damage {
+            Damage::Cut => bytes.truncate(n / 2),
+            Damage::Empty => bytes.clear(),
+            Damage::FlipPayload => bytes[n - 100] ^= 4,
+            Damage::FlipHeader => bytes[40] ^= 4,
+            Damage::Delete => {
+                std::fs::remove_file(file).unwrap();
+                continue;
+            }
+            Damage::Swap => bytes.clone_from(&contents[(idx + 1) % contents.len()]),
+        }
+        std::fs::write(file, bytes).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_right_when_files_were_damaged_between_two_lives() {
+    for preset in [Preset::Tiny, Preset::TinyHybrid] {
+        let expected = cold_answers(&one_slot(preset, store(0, None))).await;
+        for kind in DAMAGES {
+            let folder = tempfile::tempdir().unwrap();
+            let config = one_slot(preset, store(64 << 20, Some(&folder)));
+            let (engine, _updates) = start(config.clone());
+            for n in 0..N_PROMPTS {
+                ask(&prompt(n), 2).answer(&engine).await;
+            }
+            stop(engine).await;
+            let all = files(folder.path());
+            assert!(all.len() >= N_PROMPTS as usize, "{all:?}");
+            damage(&all, kind);
+            let (engine, _updates) = start(config);
+            let (answers, n_from_disk) = ask_all(&engine).await;
+            assert_eq!(answers, expected, "{preset:?} {kind:?}");
+            assert_eq!(n_from_disk, 0, "{preset:?} {kind:?}: nothing was whole");
+            assert_eq!(engine.counters().failed, 0);
+            stop(engine).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_right_when_files_are_damaged_under_a_running_engine() {
+    let expected = cold_answers(&one_slot(Preset::Tiny, store(0, None))).await;
+    for kind in DAMAGES {
+        let folder = tempfile::tempdir().unwrap();
+        // Memory for one prompt only, so the others have to be read.
+        let (engine, _updates) = start(one_slot(Preset::Tiny, store(600 << 10, Some(&folder))));
+        let whole = ask_all(&engine).await.0;
+        assert_eq!(whole, expected);
+        let (again, n_from_disk) = ask_all(&engine).await;
+        assert_eq!(again, expected);
+        assert!(n_from_disk > 0, "nothing is read from disk: {:?} {:?}", engine.counters(), engine.cache_totals());
+        until("what is stored is written", || files(folder.path()).iter().all(|file| is_whole(file))).await;
+        damage(&files(folder.path()), kind);
+        for _ in 0..2 {
+            assert_eq!(ask_all(&engine).await.0, expected, "{kind:?}");
+        }
+        assert_eq!(engine.counters().failed, 0);
+        stop(engine).await;
+    }
+}
+
+fn is_whole(file: &Path) -> bool {
+    !file.file_name().unwrap().to_string_lossy().starts_with('.')
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_disk_tier_too_small_for_any_chunk_changes_nothing() {
+    let expected = cold_answers(&one_slot(Preset::Tiny, store(0, None))).await;
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Some(DiskConfig { dir: folder.path().to_owned(), bytes: 100 });
+    let (engine, _updates) = start(one_slot(Preset::Tiny, StoreConfig { disk, ..store(64 << 20, None) }));
+    for _ in 0..2 {
+        let (answers, n_from_disk) = ask_all(&engine).await;
+        assert_eq!((answers, n_from_disk), (expected.clone(), 0));
+    }
+    assert!(engine.counters().cached_ram_tokens > 0);
+    stop(engine).await;
+    assert_eq!(files(folder.path()), [] as [PathBuf; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_right_when_the_folder_vanishes_under_a_running_engine() {
+    let expected = cold_answers(&one_slot(Preset::Tiny, store(0, None))).await;
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cache");
+    let disk = Some(DiskConfig { dir: dir.clone(), bytes: 64 << 20 });
+    let (engine, _updates) = start(one_slot(Preset::Tiny, StoreConfig { disk, ..store(600 << 10, None) }));
+    assert_eq!(ask_all(&engine).await.0, expected);
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, "a file where the folder was").unwrap();
+    for _ in 0..2 {
+        assert_eq!(ask_all(&engine).await.0, expected);
+    }
+    assert_eq!(engine.counters().failed, 0);
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_used_is_said_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "not a folder").unwrap();
+    let refused = |dir: PathBuf| {
+        let disk = Some(DiskConfig { dir, bytes: 1 << 20 });
+        let (sender, _updates) = mpsc::unbounded_channel();
+        let config = one_slot(Preset::Tiny, StoreConfig { disk, ..store(1 << 20, None) });
+        Engine::start(config, |_| true, sender).err()
+    };
+    for dir in [file.clone(), file.join("below")] {
+        let error = refused(dir.clone()).unwrap_or_else(|| panic!("{} was taken", dir.display()));
+        assert!(matches!(error, StartError::Store(_)), "{error:?}");
+    }
+    let (engine, _updates) = start(one_slot(Preset::Tiny, store(1 << 20, Some(&folder))));
+    let error = refused(folder.path().to_owned()).expect("two engines cannot share a folder");
+    assert!(matches!(error, StartError::Store(_)), "{error:?}");
+    stop(engine).await;
+}
+
+/// Is the worker's program with a disk tier, killed at the latest when the test ends.
+struct Program {
+    child: Child,
+    base: String,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Program {
+    async fn start(folder: &Path) -> Self {
+        let fixed = "--listen 127.0.0.1:0 --slots 1 --ctx-size 2048 --threads 1 --cache-ram 16 --flash-attn off";
+        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+            .args(fixed.split_whitespace())
+            .args(["--kv-unified", "off", "--model"])
+            .arg(model(Preset::Tiny, 1))
+            .arg("--cache-disk")
+            .arg(folder)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        let base = loop {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "the worker ended");
+            if let Some((_, address)) = line.trim().split_once("listening on ") {
+                break address.to_owned();
+            }
+        };
+        std::thread::spawn(move || std::io::copy(&mut log.by_ref(), &mut std::io::sink()));
+        let program = Self { child, base };
+        while !program.is_ready().await {
+            tokio::task::yield_now().await;
+        }
+        program
+    }
+
+    async fn is_ready(&self) -> bool {
+        let answer = reqwest::get(format!("{}/readyz", self.base)).await;
+        answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    /// Returns the text of an answer and how many of its prompt's tokens were cached.
+    async fn complete(&self, n: u32) -> (String, u64) {
+        let words: Vec<String> = (0..150).map(|idx| format!("w{}", (idx * 7 + n * 13) % 97)).collect();
+        let body = json!({"prompt": words.join(" "), "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+        let request = reqwest::Client::new().post(format!("{}/v1/completions", self.base)).body(body.to_string());
+        let answer: Value = request.send().await.unwrap().json().await.unwrap();
+        let cached = &answer["timings"]["cache_n"];
+        let text = answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        (text.to_owned(), cached.as_u64().unwrap_or_else(|| panic!("{answer}")))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_worker_that_was_killed_starts_again_with_what_it_had_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path()).await;
+    let mut expected = Vec::new();
+    for n in 0..4 {
+        expected.push(program.complete(n).await.0);
+    }
+    // The first prompt has left the only slot; while the last ones are being written, the worker dies.
+    until("something is written", || files(folder.path()).iter().any(|file| is_whole(file))).await;
+    drop(program);
+    let program = Program::start(folder.path()).await;
+    let mut n_cached = 0;
+    for (n, expected) in (0..).zip(expected) {
+        let (text, cached) = program.complete(n).await;
+        assert_eq!(text, expected);
+        n_cached += cached;
+    }
+    assert!(n_cached >= 256, "only {n_cached} tokens came back");
+}

@@ -1,0 +1,170 @@
+//! The traps that llama.cpp's tracker knows (DESIGN.md, section 4), one regression test each.
+//!
+//! Not here: random traffic (`property`, `tiers`).
+
+use warmpath_bench::model::Preset;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_worker::engine::{EngineConfig, PrefixCache, Switch};
+
+use super::support::{ask, config, start, stop, tokens, until};
+use super::tiers::store;
+
+fn cold(config: &EngineConfig) -> EngineConfig {
+    EngineConfig {
+        n_slots: 1,
+        context_tokens_total: 1024,
+        batch_tokens: 512,
+        ubatch_tokens: 512,
+        prefix_cache: PrefixCache::Disabled,
+        store: store(0, None),
+        ..config.clone()
+    }
+}
+
+fn slots(preset: Preset, n_slots: u16) -> EngineConfig {
+    let context_tokens_total = 1024 * u32::from(n_slots);
+    let store = store(64 << 20, None);
+    // Small batches make computing slow, so that moving state is worth it even for a model this small.
+    EngineConfig { n_slots, context_tokens_total, batch_tokens: 32, ubatch_tokens: 32, store, ..config(preset) }
+}
+
+/// ggml-org/llama.cpp#27148: a slot keeps another conversation's state while it says that nothing is cached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn trap_27148_what_counts_as_not_cached_is_not_in_the_slot() {
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        let config = slots(preset, 1);
+        let (engine, _updates) = start(config.clone());
+        let (cold, _cold_updates) = start(cold(&config));
+        let first = tokens(1, 200);
+        ask(&first, 8).answer(&engine).await;
+
+        let mut alone = ask(&tokens(2, 150), 60);
+        alone.cache_prompt = false;
+        let other = ask(&tokens(3, 170), 60);
+        let mut other_tenant = ask(&first, 60);
+        other_tenant.salt = 1;
+        for request in [alone, other, other_tenant] {
+            let answer = request.answer(&engine).await;
+            assert_eq!(answer.cached_tokens(), 0, "{preset:?}");
+            assert_eq!(answer.tokens, request.answer(&cold).await.tokens, "{preset:?}");
+            let n_held = if request.cache_prompt { request.prompt.len() as u32 + 59 } else { 0 };
+            until("the slot holds nothing else", || engine.slots()[0].held_tokens == n_held).await;
+        }
+        let again = ask(&[first, tokens(4, 40)].concat(), 60);
+        let answer = again.answer(&engine).await;
+        assert!(answer.cached_tokens() >= 192, "{preset:?}: {answer:?}");
+        assert_eq!(answer.tokens, again.answer(&cold).await.tokens, "{preset:?}");
+        stop(engine).await;
+        stop(cold).await;
+    }
+}
+
+/// ggml-org/llama.cpp#28139: a request pinned to an empty slot does not look into the RAM cache.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn trap_28139_a_request_for_an_empty_slot_starts_from_the_store() {
+    let (engine, _updates) = start(slots(Preset::Tiny, 2));
+    let prompt = tokens(1, 300);
+    ask(&prompt, 4).answer(&engine).await;
+    // Two others drive it out of its slot, and one that leaves nothing behind empties a slot.
+    ask(&tokens(2, 200), 4).answer(&engine).await;
+    ask(&tokens(3, 200), 4).answer(&engine).await;
+    let mut passing = ask(&tokens(4, 100), 4);
+    passing.cache_prompt = false;
+    let emptied = passing.answer(&engine).await.started.unwrap().slot;
+    until("the slot is empty", || engine.slots()[usize::from(emptied.0)].held_tokens == 0).await;
+
+    let mut again = ask(&prompt, 4);
+    again.wanted_slot = Some(emptied);
+    let started = again.answer(&engine).await.started.unwrap();
+    assert_eq!(started.slot, emptied);
+    assert!(started.cached.ram >= 288, "{started:?}");
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn trap_28139_a_request_for_an_empty_slot_starts_from_disk_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EngineConfig { store: store(64 << 20, Some(&folder)), ..slots(Preset::Tiny, 2) };
+    let prompt = tokens(1, 300);
+    let (engine, _updates) = start(config.clone());
+    ask(&prompt, 4).answer(&engine).await;
+    stop(engine).await;
+    let (engine, _updates) = start(config);
+    let mut again = ask(&prompt, 4);
+    again.wanted_slot = Some(SlotId(1));
+    let started = again.answer(&engine).await.started.unwrap();
+    assert_eq!(started.slot, SlotId(1));
+    assert!(started.cached.disk >= 288, "{started:?}");
+    stop(engine).await;
+}
+
+/// ggml-org/llama.cpp#13194, #21831, #22942: models with a sliding window, recurrent and hybrid ones compute the whole
+/// prompt again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() {
+    const STRIDE: u32 = 128;
+    for preset in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        for kv_unified in [Switch::Off, Switch::On] {
+            let config = EngineConfig { checkpoint_stride_tokens: STRIDE, kv_unified, ..slots(preset, 2) };
+            let (engine, _updates) = start(config.clone());
+            let (cold, _cold_updates) = start(cold(&config));
+            let system = tokens(1, 400);
+            let mut first = ask(&[system.clone(), tokens(2, 60)].concat(), 50);
+            first.last_message_token = Some(system.len() as u32);
+            let answer = first.answer(&engine).await;
+
+            // Each: what was said before, and from how much of that it may compute again at most.
+            let goes_on = [first.prompt.clone(), answer.tokens, tokens(3, 40)].concat();
+            let edited = [system.clone(), tokens(4, 50)].concat();
+            let parted = [system[..333].to_vec(), tokens(5, 50)].concat();
+            for (prompt, n_known) in [(goes_on, first.prompt.len() - 33), (edited, 400 - 32), (parted, 333 - 128 - 32)]
+            {
+                for seed in [90, 91, 92] {
+                    ask(&tokens(seed, 150), 4).answer(&engine).await;
+                }
+                let request = ask(&prompt, 50);
+                let answer = request.answer(&engine).await;
+                let cached = answer.cached_tokens() as usize;
+                assert!(cached >= n_known, "{preset:?} {kv_unified:?}: of {n_known} known tokens {cached} were used");
+                assert_eq!(answer.tokens, request.answer(&cold).await.tokens, "{preset:?} {kv_unified:?}");
+            }
+            assert_eq!(engine.counters().failed_starts, 0, "{preset:?} {kv_unified:?}");
+            stop(engine).await;
+            stop(cold).await;
+        }
+    }
+}
+
+/// A sliding window's past is not stored: after state has come back from the store, an earlier place in the slot is of no use.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_slot_that_was_restored_behind_a_window_resumes_at_an_earlier_checkpoint() {
+    let config = EngineConfig { checkpoint_stride_tokens: 64, ..slots(Preset::TinySwa, 1) };
+    let (engine, _updates) = start(config.clone());
+    let (cold, _cold_updates) = start(cold(&config));
+    let prompt: Vec<Token> = tokens(1, 500);
+    ask(&prompt, 4).answer(&engine).await;
+    ask(&tokens(2, 200), 4).answer(&engine).await;
+    let back = ask(&prompt, 4).answer(&engine).await;
+    assert!(back.started.unwrap().cached.ram >= 448, "{back:?}");
+
+    let parted = ask(&[prompt[..200].to_vec(), tokens(3, 30)].concat(), 30);
+    let answer = parted.answer(&engine).await;
+    assert!(answer.cached_tokens() >= 192, "{answer:?}");
+    assert_eq!(answer.tokens, parted.answer(&cold).await.tokens);
+    assert_eq!(engine.counters().failed_starts, 0);
+    stop(engine).await;
+    stop(cold).await;
+}
+
+/// Recurrent state takes no cells, so there is no reason to give it up before its slot is needed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_idle_recurrent_conversation_stays_in_its_slot_however_few_tokens_may() {
+    let config = EngineConfig { prefix_tokens_max: Some(100), ..slots(Preset::TinyRecurrent, 2) };
+    let (engine, _updates) = start(config);
+    let prompt = tokens(1, 300);
+    let answer = ask(&prompt, 20).answer(&engine).await;
+    ask(&tokens(2, 200), 20).answer(&engine).await;
+    let next = ask(&[prompt, answer.tokens, tokens(3, 10)].concat(), 4).answer(&engine).await;
+    assert_eq!(next.started.unwrap().cached.resident, 319);
+    stop(engine).await;
+}

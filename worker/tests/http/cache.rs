@@ -1,0 +1,167 @@
+//! `/cache` and `/cache/clear`: what is shown is what was sent, page by page, and clearing leaves nothing but what runs.
+//!
+//! Not here: pins (`pins`), saved slots (`slot_files`), which state is kept for how long (the engine's own tests).
+
+use futures::StreamExt;
+use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
+
+use crate::harness::{TestWorker, model, user};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Returns a prompt of `n` tokens that has nothing in common with that of another seed.
+pub fn prompt(seed: u32, n: u32) -> Value {
+    json!((0..n).map(|at| 300 + (seed * 7919 + at * (seed + 13)) % 400).collect::<Vec<u32>>())
+}
+
+/// Computes a prompt and returns how many of its tokens were reused.
+pub async fn compute(worker: &TestWorker, prompt: &Value) -> u64 {
+    let answer = worker.ask(COMPLETIONS, json!({"prompt": prompt, "max_tokens": 1, "temperature": 0})).await;
+    answer["timings"]["cache_n"].as_u64().expect("a number")
+}
+
+/// Returns one number of a tier.
+pub async fn held(worker: &TestWorker, tier: &str, what: &str) -> u64 {
+    let cache = worker.get_json("/cache?entries=0").await;
+    cache["tiers"][tier][what].as_u64().unwrap_or_else(|| panic!("{tier}.{what} is not in {cache}"))
+}
+
+#[tokio::test]
+async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
+    let worker = TestWorker::start("--slots 2 --block-size 32 --cache-ram 64 --kv-unified off --flash-attn off").await;
+    let (short, long) = (prompt(1, 200), prompt(2, 700));
+    assert_eq!((compute(&worker, &short).await, compute(&worker, &long).await), (0, 0));
+    // 6 and 21 whole blocks of 32; they are stored once the worker has nothing else to do.
+    let all_stored = async |worker: &TestWorker| held(worker, "ram", "tokens").await == 192 + 672;
+    worker.until("all whole blocks are stored", all_stored).await;
+    let cache = worker.get_json("/cache").await;
+    let (resident, ram) = (&cache["tiers"]["resident"], &cache["tiers"]["ram"]);
+    assert_eq!((&resident["entries"], &resident["tokens"]), (&json!(2), &json!(900)));
+    let token_bytes = ram["bytes"].as_u64().expect("a number") / 864;
+    assert!(token_bytes > 0);
+    assert_eq!(ram["bytes"], token_bytes * 864, "all tokens take the same room");
+    assert_eq!(resident["bytes"], token_bytes * 900);
+    assert_eq!(cache["tiers"]["disk"], json!({"entries": 0, "tokens": 0, "bytes": 0}));
+    assert_eq!((&cache["limits"]["ram_bytes"], &cache["limits"]["block_tokens"]), (&json!(64 << 20), &json!(32)));
+
+    let entries = cache["entries"].as_array().expect("an array");
+    assert_eq!(ram["entries"], entries.len());
+    let sizes: Vec<Option<u64>> = entries.iter().map(|entry| entry["tokens"].as_u64()).collect();
+    assert_eq!(sizes.iter().flatten().sum::<u64>(), 864);
+    for entry in entries {
+        assert_eq!(entry["bytes"], entry["tokens"].as_u64().expect("a number") * token_bytes, "{entry}");
+        assert_eq!((&entry["kind"], &entry["tier"], &entry["hits"]), (&json!("chunk"), &json!("ram"), &json!(0)));
+        assert_eq!((&entry["on_disk"], &entry["pinned"]), (&json!(false), &json!(false)));
+        assert!(entry["age_s"].as_f64() >= entry["idle_s"].as_f64() && entry["idle_s"].as_f64() >= Some(0.0));
+    }
+    let mut paged = Vec::new();
+    let mut after = Value::Null;
+    loop {
+        let from = if after.is_null() { String::new() } else { format!("&after={after}") };
+        let page = worker.get_json(&format!("/cache?entries=2{from}")).await;
+        let on_page = page["entries"].as_array().expect("an array");
+        assert!(on_page.len() <= 2);
+        paged.extend(on_page.iter().map(|entry| entry["id"].clone()));
+        after = page["next_after"].clone();
+        if after.is_null() {
+            break;
+        }
+    }
+    assert_eq!(paged, entries.iter().map(|entry| entry["id"].clone()).collect::<Vec<_>>());
+
+    let cleared = worker.ask("/cache/clear", json!({})).await;
+    assert_eq!(cleared["cleared"], cache["tiers"]);
+    let after = worker.get_json("/cache").await;
+    let nothing = json!({"entries": 0, "tokens": 0, "bytes": 0});
+    assert_eq!(after["tiers"], json!({"resident": nothing, "ram": nothing, "disk": nothing}));
+    assert_eq!(after["evicted"][0]["reason"], "cleared");
+    assert_eq!((&after["evicted"][0]["tokens"], &after["entries"]), (&json!(864), &json!([])));
+    assert_eq!((compute(&worker, &short).await, compute(&worker, &long).await), (0, 0), "nothing was left");
+}
+
+#[tokio::test]
+async fn clearing_does_not_disturb_what_runs() {
+    let worker = TestWorker::start("--slots 2").await;
+    compute(&worker, &prompt(1, 100)).await;
+    let mut running = worker.begin_long().await;
+    let cleared = worker.ask("/cache/clear", json!({})).await;
+    assert_eq!(cleared["cleared"]["resident"]["entries"], 1, "the idle slot alone: {cleared}");
+    assert_eq!(held(&worker, "resident", "entries").await, 1);
+    for _ in 0..20 {
+        assert!(running.next().await.is_some_and(|chunk| chunk.is_ok()), "the stream goes on");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_and_the_metrics_say_from_which_tier_its_prompt_came() {
+    let worker = TestWorker::start("--slots 1 --block-size 32 --cache-ram 64 --flash-attn off").await;
+    let (one, other) = (prompt(1, 320), prompt(2, 320));
+    let timings = async |prompt: &Value| {
+        let answer = worker.ask(COMPLETIONS, json!({"prompt": prompt, "max_tokens": 1, "temperature": 0})).await;
+        let timings = answer["timings"].clone();
+        let (reused, computed) = (timings["cache_n"].as_f64(), timings["prompt_n"].as_f64());
+        let (reused, computed) = (reused.expect("a number"), computed.expect("a number"));
+        assert_eq!(reused + computed, 320.0);
+        assert_eq!(timings["prefix_cache_ratio"], reused / 320.0);
+        timings["prefix_cache_tokens"].clone()
+    };
+    assert_eq!(timings(&one).await, json!({"resident": 0, "ram": 0, "disk": 0, "shifted": 0}));
+    let resident = timings(&one).await["resident"].as_u64().expect("a number");
+    assert_eq!(resident, 319, "all but the token whose logits are wanted");
+    assert_eq!(timings(&other).await, json!({"resident": 0, "ram": 0, "disk": 0, "shifted": 0}));
+    let from_ram = timings(&one).await;
+    assert!(from_ram["ram"].as_u64() >= Some(288), "it had to leave the slot: {from_ram}");
+
+    let metrics = worker.get("/metrics").await.text().await.expect("text");
+    for (tier, expected) in [("resident", resident), ("ram", from_ram["ram"].as_u64().expect("a number")), ("disk", 0)]
+    {
+        let line = format!("warmpath_worker_prefix_cache_tokens_total{{tier=\"{tier}\"}} {expected}\n");
+        assert!(metrics.contains(&line), "{line} is not in {metrics}");
+    }
+    assert_eq!(worker.metric("prefix_cache_ratio_count").await, 4.0);
+    assert!(worker.metric("restores_total").await >= 1.0 && worker.metric("restore_seconds_total").await > 0.0);
+    assert!(worker.metric("saved_tokens_total").await >= 320.0);
+    let agree = async |worker: &TestWorker| {
+        let ram_tokens = held(worker, "ram", "tokens").await;
+        let metrics = worker.get("/metrics").await.text().await.expect("text");
+        ram_tokens == 640 && metrics.contains("warmpath_worker_cache_tokens{tier=\"ram\"} 640\n")
+    };
+    worker.until("both prompts are stored, as the metrics say, too", agree).await;
+}
+
+#[tokio::test]
+async fn a_query_that_makes_no_sense_is_refused() {
+    let worker = TestWorker::start("--slots 1").await;
+    for (query, says) in
+        [("entries=many", "query"), ("entries=-1", "query"), ("entries=10001", "10000"), ("after=x", "query")]
+    {
+        let response = worker.get(&format!("/cache?{query}")).await;
+        assert_eq!(response.status(), 400, "{query}");
+        let error: Value = response.json().await.expect("an error is JSON");
+        assert!(error["error"]["message"].as_str().is_some_and(|text| text.contains(says)), "{query}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_rewound_goes_on_from_where_its_last_message_began() {
+    let flags = "--slots 1 --block-size 32 --cache-ram 64 --flash-attn off --checkpoint-stride 0";
+    let worker = TestWorker::start_model(&model(Preset::TinyHybrid, 1), flags).await;
+    let system = "You are a careful clerk who answers in one line. ".repeat(12);
+    let ask = async |question: &str| {
+        let mut messages = json!([{"role": "system", "content": system}]);
+        messages.as_array_mut().expect("an array").extend(user(question).as_array().expect("an array").clone());
+        let answer = worker.ask(CHAT, json!({"messages": messages, "max_tokens": 1, "temperature": 0})).await;
+        let usage = &answer["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        (usage["prompt_tokens"].as_u64().expect("a number"), cached)
+    };
+    let question = "Which of the boats in the harbour belongs to the baker, and since when? ".repeat(6);
+    let (n_prompt, cached) = ask(&question).await;
+    assert_eq!(cached, 0);
+    let (n_short, cached) = ask("Hello").await;
+    assert!(n_prompt > n_short + 64, "the questions differ in more than a block: {n_prompt}, {n_short}");
+    assert!(cached > 0 && cached + 32 + 32 > n_short, "resumed {cached} of {n_short}: at the last message's block");
+    assert!(worker.metric("checkpoint_uses_total").await >= 1.0);
+}

@@ -1,0 +1,173 @@
+//! Saving, restoring and erasing slots: the state comes back as it was, and no file but a sound one of this model is used.
+//!
+//! Not here: every byte of a file (`store::slot_file`'s own tests).
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
+
+use crate::cache::{compute, prompt};
+use crate::harness::{TestWorker, folder, model};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Returns an empty folder for one test's files.
+fn saves(test: &str) -> PathBuf {
+    let path = folder().join(format!("saves-{test}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("the folder can be made");
+    path
+}
+
+async fn act(worker: &TestWorker, (slot, action): (u32, &str), filename: &str) -> (u16, Value) {
+    worker.try_ask(&format!("/slots/{slot}?action={action}"), &json!({"filename": filename})).await
+}
+
+/// Returns the slot that shows so many tokens, all of them exact.
+async fn holding(worker: &TestWorker, n_tokens: u64) -> Option<u32> {
+    let slots = worker.get_json("/slots").await;
+    let is_it = |slot: &Value| slot["n_held_tokens"] == n_tokens && slot["n_exact_tokens"] == n_tokens;
+    slots.as_array().expect("an array").iter().position(is_it).and_then(|slot| u32::try_from(slot).ok())
+}
+
+#[tokio::test]
+async fn a_slot_comes_back_as_it_was_in_any_slot_and_after_a_restart() {
+    for kind in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        for buffer in ["on", "off"] {
+            come_back(kind, buffer).await;
+        }
+    }
+}
+
+async fn come_back(kind: Preset, buffer: &str) {
+    let saves = saves(&format!("{kind:?}-{buffer}"));
+    // Nothing but the slots keeps state, so what is reused was restored.
+    let flags =
+        format!("--slots 2 --cache-ram 0 --flash-attn off --kv-unified {buffer} --slot-save-path {}", saves.display());
+    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
+    let first = prompt(1, 300);
+    let mut longer = first.as_array().expect("an array").clone();
+    longer.extend(prompt(2, 40).as_array().expect("an array").clone());
+    let body = json!({"prompt": longer, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let mut uncached = body.clone();
+    uncached["cache_prompt"] = json!(false);
+    let expected = worker.ask(COMPLETIONS, uncached).await["choices"].clone();
+
+    compute(&worker, &first).await;
+    worker.until("a slot shows the prompt", async |worker| holding(worker, 300).await.is_some()).await;
+    let slot = holding(&worker, 300).await.expect("it holds the prompt");
+    let (status, saved) = act(&worker, (slot, "save"), "one.bin").await;
+    assert_eq!((status, &saved["n_saved"], &saved["id_slot"]), (200, &json!(300), &json!(slot)), "{saved}");
+    assert_eq!(saved["n_written"], std::fs::metadata(saves.join("one.bin")).expect("it is there").len());
+    assert!(saved["timings"]["save_ms"].as_f64() > Some(0.0));
+    let (status, erased) = act(&worker, (slot, "erase"), "").await;
+    assert_eq!((status, &erased), (200, &json!({"id_slot": slot, "n_erased": 300})));
+    worker.until("the slot shows nothing", async |worker| holding(worker, 300).await.is_none()).await;
+
+    let restore = async |worker: &TestWorker, slot: u32| {
+        let (status, restored) = act(worker, (slot, "restore"), "one.bin").await;
+        assert_eq!((status, &restored["n_restored"]), (200, &json!(300)), "{kind:?} {buffer}: {restored}");
+        assert_eq!(restored["n_read"], saved["n_written"]);
+        let answer = worker.ask(COMPLETIONS, body.clone()).await;
+        assert_eq!(answer["timings"]["cache_n"], 300, "{kind:?} {buffer}");
+        assert_eq!(answer["choices"], expected, "{kind:?} {buffer}");
+    };
+    restore(&worker, 1 - slot).await;
+    worker.stop().await.expect("a good end");
+    restore(&TestWorker::start_model(&model(kind, 1), &flags).await, 0).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_keeps_what_it_has() {
+    let saves = saves("refused");
+    let flags = format!("--slots 1 --flash-attn off --slot-save-path {}", saves.display());
+    let worker = TestWorker::start(&flags).await;
+    compute(&worker, &prompt(1, 300)).await;
+    assert_eq!(act(&worker, (0, "save"), "good.bin").await.0, 200);
+    let good = std::fs::read(saves.join("good.bin")).expect("it is there");
+    let middle = good.len() / 2;
+    let flipped: Vec<u8> = good.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == middle)).collect();
+    std::fs::write(saves.join("flipped.bin"), flipped).expect("it can be written");
+    std::fs::write(saves.join("cut.bin"), &good[..good.len() - 1]).expect("it can be written");
+    std::fs::write(saves.join("text.bin"), "not a slot").expect("it can be written");
+    for name in ["flipped.bin", "cut.bin", "text.bin"] {
+        let (status, answer) = act(&worker, (0, "restore"), name).await;
+        let error = &answer["error"];
+        assert_eq!((status, &error["code"]), (400, &json!("unusable_file")), "{name}: {error}");
+        assert_eq!(error["param"], "filename");
+    }
+    let (status, answer) = act(&worker, (0, "restore"), "none.bin").await;
+    assert_eq!((status, &answer["error"]["code"]), (404, &json!("file_not_found")));
+    worker.until("the slot has its tokens", async |worker| holding(worker, 300).await == Some(0)).await;
+
+    let other = TestWorker::start_model(&model(Preset::Tiny, 2), &flags).await;
+    let (status, answer) = act(&other, (0, "restore"), "good.bin").await;
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("another model")), "{answer}");
+    let quantized = TestWorker::start(&format!("{flags} --cache-type-k q8_0")).await;
+    let (status, answer) = act(&quantized, (0, "restore"), "good.bin").await;
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("another layout")), "{answer}");
+    let small = TestWorker::start(&format!("{flags} --ctx-size 256")).await;
+    let (status, answer) = act(&small, (0, "restore"), "good.bin").await;
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("unusable_file")), "{answer}");
+}
+
+#[tokio::test]
+async fn a_busy_slot_is_waited_for() {
+    let saves = saves("busy");
+    let worker = TestWorker::start(&format!("--slots 1 --slot-save-path {}", saves.display())).await;
+    let running = worker.begin_long().await;
+    let saving = tokio::spawn(worker.post("/slots/0?action=save", &json!({"filename": "late.bin"})).send());
+    let erasing = tokio::spawn(worker.post("/slots/0?action=erase", &json!({})).send());
+    assert_eq!(worker.get_json("/slots").await[0]["is_processing"], true);
+    drop(running);
+    let saved = saving.await.expect("no panic").expect("a response");
+    let saved: Value = saved.json().await.expect("JSON");
+    // Whichever came first: a slot that was erased before has nothing to save.
+    assert!(saved["n_saved"].as_u64() > Some(0) || saved["error"]["code"] == "slot_empty", "{saved}");
+    let erased: Value = erasing.await.expect("no panic").expect("a response").json().await.expect("JSON");
+    assert!(erased["n_erased"].as_u64() > Some(0), "{erased}");
+}
+
+#[tokio::test]
+async fn what_names_no_slot_action_or_file_is_refused() {
+    let saves = saves("names");
+    let worker = TestWorker::start(&format!("--slots 1 --slot-save-path {}", saves.display())).await;
+    let file = json!({"filename": "a.bin"});
+    let cases = [
+        ("/slots/1?action=save", file.clone(), 400, "id_slot"),
+        ("/slots/-1?action=save", file.clone(), 400, "id_slot"),
+        ("/slots/x?action=erase", json!({}), 400, "id_slot"),
+        ("/slots/0", file.clone(), 400, "action"),
+        ("/slots/0?action=copy", file.clone(), 400, "action"),
+        ("/slots/0?action=save", file, 400, "id_slot"),
+        ("/slots/0?action=save", json!({}), 400, "filename"),
+        ("/slots/0?action=save", json!({"filename": 7}), 400, "filename"),
+        ("/slots/0?action=save", json!({"filename": ""}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": "../a.bin"}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": "/etc/passwd"}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": "a\\b"}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": ".."}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": "a\u{0}b"}), 400, "filename"),
+        ("/slots/0?action=restore", json!({"filename": "x".repeat(129)}), 400, "filename"),
+    ];
+    for (path, body, status, param) in cases {
+        let (found, answer) = worker.try_ask(path, &body).await;
+        assert_eq!((found, answer["error"]["param"].as_str()), (status, Some(param)), "{path} {body}: {answer}");
+    }
+    assert_eq!(std::fs::read_dir(&saves).expect("it is there").count(), 0, "nothing was written");
+    assert_eq!(worker.ask("/slots/0?action=erase", json!({})).await, json!({"id_slot": 0, "n_erased": 0}));
+}
+
+#[tokio::test]
+async fn without_a_folder_nothing_is_saved_or_restored() {
+    let worker = TestWorker::start("--slots 1").await;
+    for action in ["save", "restore"] {
+        let (status, answer) = act(&worker, (0, action), "a.bin").await;
+        assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")), "{answer}");
+        assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("--slot-save-path")), "{answer}");
+    }
+    assert_eq!(act(&worker, (0, "erase"), "").await.0, 200);
+}
