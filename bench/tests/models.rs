@@ -118,7 +118,8 @@ fn a_recurrent_model_notices_every_token_in_a_longer_answer() {
 
 #[test]
 fn a_model_with_random_weights_notices_every_token_and_gives_various_answers() {
-    notices_every_token(Preset::TinyKeys, 8);
+    // Random weights weigh some tokens little: which ones an answer of 8 tokens misses depends on the processor's kernels.
+    notices_every_token(Preset::TinyKeys, 32);
     let model = load(&cached(Preset::TinyKeys));
     let prober = Prober { backend: backend(), model: &model };
     let tokens = prober.answer(PLAIN, &prompt(300, &model), 32).unwrap().tokens;

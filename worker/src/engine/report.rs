@@ -1,6 +1,6 @@
 //! What the engine thread shows to others: updates for routers, the view of its slots.
 //!
-//! Not here: what is held (`warmpath_worker_core::holdings`), the stream to routers (`crate::summary`).
+//! Not here: what is held (`warmpath_worker_core::prefix_tree`), the stream to routers (`crate::summary`).
 
 use std::time::{Duration, Instant};
 

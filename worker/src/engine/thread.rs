@@ -188,7 +188,8 @@ impl Loop<'_, '_> {
         if self.stepper.only_waits_for_disk() {
             self.stepper.cache.wait_for_disk(DISK_LOOK);
         }
-        if self.stepper.is_idle() {
+        // What waited for a slot is answered at once when nothing runs any more.
+        if self.stepper.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() {
                 return false;
             }

@@ -119,9 +119,14 @@ async fn a_busy_slot_is_waited_for() {
     let saves = saves("busy");
     let worker = TestWorker::start(&format!("--slots 1 --slot-save-path {}", saves.display())).await;
     let running = worker.begin_long().await;
+    let is_shown = async |worker: &TestWorker| worker.get_json("/slots").await[0]["is_processing"] == true;
+    worker.until("the running slot is shown", is_shown).await;
     let saving = tokio::spawn(worker.post("/slots/0?action=save", &json!({"filename": "late.bin"})).send());
     let erasing = tokio::spawn(worker.post("/slots/0?action=erase", &json!({})).send());
-    assert_eq!(worker.get_json("/slots").await[0]["is_processing"], true);
+    let n_decoded = worker.metric("decode_tokens_total").await;
+    let goes_on = async |worker: &TestWorker| worker.metric("decode_tokens_total").await > n_decoded + 50.0;
+    worker.until("the slot runs on", goes_on).await;
+    assert!(!saving.is_finished() && !erasing.is_finished(), "the slot is busy");
     drop(running);
     let saved = saving.await.expect("no panic").expect("a response");
     let saved: Value = saved.json().await.expect("JSON");
