@@ -11,4 +11,5 @@ pub mod model;
 pub mod policies;
 pub mod prompts;
 pub mod report;
+pub mod sim;
 pub mod worker_bench;

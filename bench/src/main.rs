@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, index_bench, model, policies, worker_bench};
+use warmpath_bench::{chat_load, demo, index_bench, model, policies, sim, worker_bench};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -17,6 +17,8 @@ enum Command {
     Model(model::ModelArgs),
     /// Measures the router's prefix index and checks its answers.
     Index(index_bench::IndexArgs),
+    /// Runs a fleet in virtual time on a trace of prompts, under any routing policy.
+    Sim(sim::SimArgs),
     /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
     Chat(chat_load::ChatArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
@@ -32,6 +34,7 @@ async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Model(args) => model::run(&args),
         Command::Index(args) => index_bench::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,

@@ -1,0 +1,189 @@
+//! `warmpath-bench sim`: a fleet in virtual time, under any routing policy, on a trace.
+//!
+//! Not here: real processes (`policies`, `chat`). The idea: the production decisions, `router/core` and `worker/core`, run on
+//! a trace of prompts in Mooncake's format; only time is modelled. What comes out is compared with one cache of the whole
+//! fleet's size. `load` is the prompt tokens that come in a second over those that all workers could compute if nothing were
+//! cached; the trace's times are stretched to reach it.
+
+pub mod lru;
+pub mod outcome;
+pub mod policy;
+pub mod rivals;
+pub mod router;
+pub mod shapes;
+pub mod trace;
+pub mod worker;
+pub mod world;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use self::outcome::Outcome;
+use self::policy::Policy;
+use self::shapes::TraceShape;
+use self::trace::Trace;
+use self::world::{FleetChange, Presence, Scene};
+
+/// Is what `warmpath-bench sim` is told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SimArgs {
+    /// Trace to run: one JSON object a line with timestamp (ms), input_length, output_length, hash_ids.
+    #[arg(long, value_name = "FILE", required_unless_present = "shape")]
+    pub trace: Option<PathBuf>,
+    /// Made trace to run instead of a file: chat, shared-prefix, agent, rag or tenants.
+    #[arg(long, value_name = "NAME", conflicts_with = "trace")]
+    pub shape: Option<TraceShape>,
+    /// Requests of a made trace.
+    #[arg(long, default_value_t = 4000)]
+    pub requests: usize,
+    /// Tokens in a block of the trace.
+    #[arg(long, default_value_t = 512)]
+    pub block_tokens: u32,
+    /// Workers of the fleet.
+    #[arg(long, default_value_t = 8)]
+    pub workers: usize,
+    /// What all workers' caches hold together, as a share of the trace's different blocks.
+    #[arg(long, default_value_t = 0.2)]
+    pub cache_share: f64,
+    /// Prompt tokens that come, over those that the workers could compute without any cache.
+    #[arg(long, default_value_t = 0.7)]
+    pub load: f64,
+    /// Policy by which workers are chosen.
+    #[arg(long, default_value = "predicted-ttft")]
+    pub policy: Policy,
+    /// Runs every policy and compares them.
+    #[arg(long, conflicts_with_all = ["policy", "ablation"])]
+    pub all_policies: bool,
+    /// Runs our policy whole and without each term of its cost.
+    #[arg(long, conflicts_with = "policy")]
+    pub ablation: bool,
+    /// Routers, which share nothing but what workers announce.
+    #[arg(long, default_value_t = 1)]
+    pub routers: usize,
+    /// Age at which a router learns what a worker holds, in seconds.
+    #[arg(long, default_value_t = 0.005)]
+    pub view_age: f64,
+    /// Age at which a router learns how busy a worker is, in seconds.
+    #[arg(long, default_value_t = 0.005)]
+    pub load_age: f64,
+    /// Seeds everything that is random.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Prompt tokens that a worker computes in a second.
+    #[arg(long, default_value_t = 10_000.0)]
+    pub prefill_rate: f64,
+    /// Speeds of the workers as multiples of the rate, in turn: `1,1,0.5` makes every third half as fast.
+    #[arg(long, value_delimiter = ',', default_values_t = [1.0])]
+    pub speeds: Vec<f64>,
+    /// Slots of a worker.
+    #[arg(long, default_value_t = 32)]
+    pub slots: u16,
+    /// Time of a step that decodes, in milliseconds.
+    #[arg(long, default_value_t = 10.0)]
+    pub decode_step_ms: f64,
+    /// Lets a worker come, empty: `WORKER@SECOND`, in the stretched trace's time.
+    #[arg(long, value_name = "W@S", value_parser = worker_at)]
+    pub join: Vec<(usize, f64)>,
+    /// Lets a worker die with all that it has: `WORKER@SECOND`.
+    #[arg(long, value_name = "W@S", value_parser = worker_at)]
+    pub die: Vec<(usize, f64)>,
+    /// Time to first token within which an answer counts as good, in milliseconds.
+    #[arg(long, default_value_t = 5000.0)]
+    pub ttft_limit_ms: f64,
+    /// Prints JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs `warmpath-bench sim` and prints what came of it.
+///
+/// Errors: a trace that cannot be read; numbers that make no fleet.
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
+pub fn run(args: &SimArgs) -> anyhow::Result<()> {
+    let policies: &[Policy] = match (args.all_policies, args.ablation) {
+        (true, _) => &Policy::COMPARED,
+        (_, true) => &Policy::ABLATED,
+        _ => &[args.policy],
+    };
+    let outcomes = simulate(args, policies)?;
+    let text = if args.json { serde_json::to_string_pretty(&outcomes)? } else { outcome::table(&outcomes).to_string() };
+    println!("{text}");
+    Ok(())
+}
+
+/// Runs the trace once under each policy.
+///
+/// Errors: a trace that cannot be read; numbers that make no fleet.
+pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outcome>> {
+    let mut trace = read(args)?;
+    let workers = fleet(args, &trace)?;
+    let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
+    let duration_s = trace.duration_s();
+    if duration_s > 0.0 {
+        trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / duration_s);
+    }
+    let n_blocks: u64 = workers.iter().map(|worker| worker.n_blocks_max).sum();
+    let lru = lru::hits(&trace, usize::try_from(n_blocks)?);
+    let scene = |policy| -> anyhow::Result<Scene> {
+        Ok(Scene {
+            policy,
+            workers: workers.clone(),
+            n_routers: args.routers.max(1),
+            view_age: Duration::try_from_secs_f64(args.view_age)?,
+            load_age: Duration::try_from_secs_f64(args.load_age)?,
+            changes: changes(args)?,
+            seed: args.seed,
+        })
+    };
+    let limit = Duration::try_from_secs_f64(args.ttft_limit_ms / 1e3)?;
+    let outcome = |policy: &Policy| -> anyhow::Result<Outcome> {
+        let scene = scene(*policy)?;
+        let history = world::run(&trace, &scene);
+        Ok(outcome::outcome(&trace, &scene, (&history, lru), limit))
+    };
+    policies.iter().map(outcome).collect()
+}
+
+fn read(args: &SimArgs) -> anyhow::Result<Trace> {
+    match (&args.trace, args.shape) {
+        (Some(path), _) => Trace::read(path, args.block_tokens),
+        (None, Some(shape)) => shape.trace(args.requests, args.seed),
+        (None, None) => anyhow::bail!("--trace or --shape says what to run"),
+    }
+}
+
+fn fleet(args: &SimArgs, trace: &Trace) -> anyhow::Result<Vec<worker::Shape>> {
+    anyhow::ensure!(args.workers > 0 && args.slots > 0, "a fleet has workers, a worker has slots");
+    anyhow::ensure!(args.load > 0.0 && args.prefill_rate > 0.0, "load and rate are more than 0");
+    anyhow::ensure!(args.speeds.iter().all(|speed| *speed > 0.0), "a speed is more than 0");
+    let n_blocks = args.cache_share * trace.n_unique_blocks() as f64 / args.workers as f64;
+    let shape = |(_, speed): (usize, &f64)| worker::Shape {
+        n_slots: args.slots,
+        n_blocks_max: (n_blocks.round() as u64).max(1),
+        prefill_tokens_per_s: args.prefill_rate * speed,
+        decode_step_ms: args.decode_step_ms / speed,
+    };
+    Ok((0..args.workers).zip(args.speeds.iter().cycle()).map(shape).collect())
+}
+
+fn changes(args: &SimArgs) -> anyhow::Result<Vec<FleetChange>> {
+    let joins = args.join.iter().map(|change| (change, Presence::Joins));
+    let dies = args.die.iter().map(|change| (change, Presence::Dies));
+    let mut changes = Vec::new();
+    for (&(worker, at_s), what) in joins.chain(dies) {
+        anyhow::ensure!(worker < args.workers, "there is no worker {worker}");
+        changes.push(FleetChange { worker, at: Duration::try_from_secs_f64(at_s)?, what });
+    }
+    changes.sort_by_key(|change| change.at);
+    Ok(changes)
+}
+
+fn worker_at(text: &str) -> anyhow::Result<(usize, f64)> {
+    let (worker, second) = text.split_once('@').context("expected WORKER@SECOND")?;
+    Ok((worker.parse()?, second.parse()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! What a simulated run came to, as numbers and as rows of a table.
+//!
+//! Not here: the run (`world`), the cache that it is compared with (`lru`).
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::lru::LruHits;
+use super::trace::Trace;
+use super::world::{History, Scene, Served};
+
+/// Is what one run came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Names the policy.
+    pub policy: String,
+    /// Counts the requests.
+    pub n_requests: usize,
+    /// Counts the requests that were answered.
+    pub n_answered: usize,
+    /// Is the reused blocks / all blocks.
+    pub block_hit_ratio: f64,
+    /// Is the reused prompt tokens / all prompt tokens.
+    pub token_hit_ratio: f64,
+    /// Is the reused blocks / those that one least-recently-used cache of the same total size would reuse.
+    pub lru_share: f64,
+    /// Is the prompt tokens computed.
+    pub computed_tokens: u64,
+    /// Units: milliseconds.
+    pub ttft_ms_mean: f64,
+    /// Units: milliseconds.
+    pub ttft_ms_p50: f64,
+    /// Units: milliseconds.
+    pub ttft_ms_p99: f64,
+    /// Is the most of any worker / the mean, of the prompt tokens computed over the worker's rate.
+    pub imbalance: f64,
+    /// Is the share of the workers' prefill capacity that was used, until the last answer.
+    pub utilisation: f64,
+    /// Is the answers a second whose first token came within the limit.
+    pub goodput_per_s: f64,
+    /// Is the share of the requests whose first token came within the limit.
+    pub within_limit: f64,
+    /// Is the share of the requests for which the router counted on another number of tokens than were reused.
+    pub mispredicted: f64,
+    /// Counts the attempts that were lost with a worker.
+    pub n_retries: usize,
+}
+
+/// Returns what a run came to.
+pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits), ttft_limit: Duration) -> Outcome {
+    let served: Vec<Served> = history.served.iter().flatten().copied().collect();
+    let n_blocks: usize = trace.requests.iter().map(|request| request.ids.len()).sum();
+    let cached_tokens: u64 = served.iter().map(|served| u64::from(served.cached_tokens)).sum();
+    let hit_blocks = cached_tokens / u64::from(trace.block_tokens);
+    let mut work_s = vec![0.0; scene.workers.len()];
+    let mut computed_tokens = 0;
+    for (request, served) in trace.requests.iter().zip(&history.served) {
+        let Some(served) = served else { continue };
+        let tokens = request.prompt_tokens - served.cached_tokens;
+        computed_tokens += u64::from(tokens);
+        work_s[served.worker] += f64::from(tokens) / scene.workers[served.worker].prefill_tokens_per_s;
+    }
+    let mut ttft_ms: Vec<f64> = served.iter().map(|served| served.ttft.as_secs_f64() * 1e3).collect();
+    ttft_ms.sort_unstable_by(f64::total_cmp);
+    let n_within = served.iter().filter(|served| served.ttft <= ttft_limit).count();
+    let n_wrong = served.iter().filter(|served| served.cached_tokens != served.predicted_tokens).count();
+    let mean_work_s = work_s.iter().sum::<f64>() / work_s.len() as f64;
+    Outcome {
+        policy: scene.policy.to_string(),
+        n_requests: trace.requests.len(),
+        n_answered: served.len(),
+        block_hit_ratio: hit_blocks as f64 / n_blocks as f64,
+        token_hit_ratio: cached_tokens as f64 / trace.prompt_tokens() as f64,
+        lru_share: ratio(hit_blocks as f64, lru.n_blocks as f64),
+        computed_tokens,
+        ttft_ms_mean: ttft_ms.iter().sum::<f64>() / ttft_ms.len().max(1) as f64,
+        ttft_ms_p50: quantile(&ttft_ms, 0.5),
+        ttft_ms_p99: quantile(&ttft_ms, 0.99),
+        imbalance: ratio(work_s.iter().copied().fold(0.0, f64::max), mean_work_s),
+        utilisation: ratio(mean_work_s, history.ended.as_secs_f64()),
+        goodput_per_s: ratio(n_within as f64, history.ended.as_secs_f64()),
+        within_limit: ratio(n_within as f64, trace.requests.len() as f64),
+        mispredicted: ratio(n_wrong as f64, served.len() as f64),
+        n_retries: served.iter().map(|served| served.n_retries).sum(),
+    }
+}
+
+/// Returns the table of several runs.
+pub fn table(outcomes: &[Outcome]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "policy",
+        "blocks hit",
+        "tokens hit",
+        "of LRU",
+        "computed",
+        "TTFT mean s",
+        "p50 s",
+        "p99 s",
+        "imbalance",
+        "in use",
+        "within limit",
+        "goodput/s",
+        "mispredicted",
+    ]);
+    for outcome in outcomes {
+        table.add_row([
+            outcome.policy.clone(),
+            percent(outcome.block_hit_ratio),
+            percent(outcome.token_hit_ratio),
+            percent(outcome.lru_share),
+            format!("{:.1}M", outcome.computed_tokens as f64 / 1e6),
+            seconds(outcome.ttft_ms_mean),
+            seconds(outcome.ttft_ms_p50),
+            seconds(outcome.ttft_ms_p99),
+            format!("{:.2}", outcome.imbalance),
+            percent(outcome.utilisation),
+            percent(outcome.within_limit),
+            format!("{:.2}", outcome.goodput_per_s),
+            percent(outcome.mispredicted),
+        ]);
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn seconds(ms: f64) -> String {
+    format!("{:.2}", ms / 1e3)
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// Returns the smallest value that at least a share `q` of the sorted values does not exceed.
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let rank = (q * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,79 @@
+//! The policies that are compared, by name.
+//!
+//! Not here: what they do: the router's own are in `warmpath-router-core`, the others in `rivals`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use warmpath_router_core::choose::Policy as Offered;
+
+use super::rivals::{Kind, Term};
+
+/// Says by what workers are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// One that the router offers, run by its own code.
+    Offered(Offered),
+    /// The router's consistent hash, with a conversation named by the first blocks of its prompt.
+    Hash {
+        /// Is how many blocks name it.
+        n_blocks: usize,
+    },
+    /// One that the router does not offer.
+    Rival(Kind),
+}
+
+impl Policy {
+    /// Lists the policies that `--all-policies` compares, ours last.
+    pub const COMPARED: [Self; 14] = [
+        Self::Offered(Offered::Random),
+        Self::Offered(Offered::RoundRobin),
+        Self::Offered(Offered::LeastLoaded),
+        Self::Hash { n_blocks: 1 },
+        Self::Hash { n_blocks: 2 },
+        Self::Rival(Kind::BoundedHash),
+        Self::Rival(Kind::Sticky),
+        Self::Offered(Offered::Prefix),
+        Self::Rival(Kind::EarliestFinish),
+        Self::Rival(Kind::TenthQueue),
+        Self::Rival(Kind::SglangSwitch),
+        Self::Rival(Kind::DynamoCost),
+        Self::Rival(Kind::LlmdScorers),
+        Self::Offered(Offered::PredictedTtft),
+    ];
+
+    /// Lists our policy whole and without each term of its cost.
+    pub const ABLATED: [Self; 6] = [
+        Self::Offered(Offered::PredictedTtft),
+        Self::Rival(Kind::Without(Term::Wait)),
+        Self::Rival(Kind::Without(Term::Restore)),
+        Self::Rival(Kind::Without(Term::Prefill)),
+        Self::Rival(Kind::Without(Term::Pressure)),
+        Self::Rival(Kind::Without(Term::Slowdown)),
+    ];
+
+    fn known() -> impl Iterator<Item = Self> {
+        Self::COMPARED.into_iter().chain(Self::ABLATED)
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Offered(policy) => write!(f, "{policy}"),
+            Self::Hash { n_blocks } => write!(f, "hash-{n_blocks}"),
+            Self::Rival(kind) => f.write_str(kind.name()),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::known().map(|policy| policy.to_string()).collect::<Vec<_>>().join(", ");
+        Self::known()
+            .find(|policy| policy.to_string() == name)
+            .ok_or_else(|| format!("no policy is called `{name}`; there is {}", known()))
+    }
+}

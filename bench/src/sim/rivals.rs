@@ -1,0 +1,312 @@
+//! Policies that the router does not offer: rules that others have published, and ours with a term left out.
+//!
+//! Not here: the router's own (`warmpath-router-core`). The idea: every rival sees what our router sees (the same matches,
+//! the same reported loads, its own requests booked at once), so that only the rule differs.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use rand_chacha::ChaCha8Rng;
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, choose};
+use warmpath_router_core::cost::{Speeds, Standing, Unreported};
+use warmpath_router_core::fleet::{FleetView, WorkerView};
+
+use super::router::FleetShape;
+use super::trace::{Request, mix};
+
+/// Says which rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Consistent hash of the first block, passed on from workers that have more than their share.
+    BoundedHash,
+    /// The worker that got the conversation before; a new one goes to the least loaded.
+    Sticky,
+    /// The least time until the first token.
+    EarliestFinish,
+    /// The least uncached tokens plus a tenth of those that wait.
+    TenthQueue,
+    /// SGLang's: the longest prefix while the fleet is balanced, the shortest queue while it is not.
+    SglangSwitch,
+    /// Dynamo's: prefill blocks to be computed plus blocks in use.
+    DynamoCost,
+    /// llm-d's: weighted scores of prefix, queue and cache use.
+    LlmdScorers,
+    /// Ours, with a term of its cost left out.
+    Without(Term),
+}
+
+/// Names a term of our cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Term {
+    /// The time before the prefill begins.
+    Wait,
+    /// The time to bring what is reused.
+    Restore,
+    /// The time to compute the rest.
+    Prefill,
+    /// The charge for what that takes from others.
+    Pressure,
+    /// What the streams lose that are joined.
+    Slowdown,
+}
+
+impl Kind {
+    /// Returns the rule's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BoundedHash => "bounded-hash",
+            Self::Sticky => "sticky",
+            Self::EarliestFinish => "earliest-finish",
+            Self::TenthQueue => "uncached+0.1queue",
+            Self::SglangSwitch => "sglang",
+            Self::DynamoCost => "dynamo",
+            Self::LlmdScorers => "llm-d",
+            Self::Without(Term::Wait) => "without-wait",
+            Self::Without(Term::Restore) => "without-restore",
+            Self::Without(Term::Prefill) => "without-prefill",
+            Self::Without(Term::Pressure) => "without-pressure",
+            Self::Without(Term::Slowdown) => "without-slowdown",
+        }
+    }
+}
+
+/// Is how much more than the mean a worker may have under [`Kind::BoundedHash`].
+///
+/// Source: Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016), with epsilon 0.25 as
+/// HAProxy's documentation recommends for `hash-balance-factor`.
+const BOUND: f64 = 1.25;
+/// Are the thresholds of [`Kind::SglangSwitch`]: share of the prompt matched, difference and ratio of the requests.
+///
+/// Source: the defaults that SGLang documents for its router.
+const SGLANG: (f64, f64, f64) = (0.5, 32.0, 1.0001);
+/// Are the weights of [`Kind::LlmdScorers`]: prefix, queue, cache use.
+///
+/// Source: the `prefix-cache-scorer`, `queue-scorer` and `kv-cache-utilization-scorer` of llm-d's inference scheduling guide.
+const LLMD: (f64, f64, f64) = (3.0, 2.0, 2.0);
+/// Is the weight of what waits in [`Kind::TenthQueue`].
+///
+/// Source: docs/decisions/0000-measured-before.md.
+const QUEUE_WEIGHT: f64 = 0.1;
+/// Is how many of a conversation's first blocks say nothing about which it is.
+///
+/// Source: in Mooncake's conversation trace every request starts with the same block.
+const COMMON_BLOCKS: usize = 1;
+
+/// Is what a rule sees.
+pub struct Seen<'a> {
+    /// Is what is known of the workers.
+    pub fleet: &'a FleetView,
+    /// Is the request.
+    pub request: &'a Request,
+    /// Names it.
+    pub id: &'a RequestId,
+    /// Is its prompt, with what the workers hold of it.
+    pub prompt: PromptView<'a>,
+    /// Lists the workers at which it has failed.
+    pub tried: &'a [WorkerIdx],
+    /// Is the time.
+    pub now: Instant,
+}
+
+/// Is one router's rule with its books.
+pub struct Rival {
+    kind: Kind,
+    shape: FleetShape,
+    accounts: Vec<Account>,
+    /// Says where the block was sent last, for [`Kind::Sticky`].
+    homes: HashMap<u32, WorkerIdx>,
+}
+
+/// Is what a router has at a worker.
+#[derive(Debug, Default)]
+struct Account {
+    sent: HashMap<RequestId, Booked>,
+    unreported: Unreported,
+    prefill_tokens: u64,
+    prompt_tokens: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Booked {
+    prefill_tokens: u64,
+    prompt_tokens: u64,
+    is_unreported: bool,
+    is_prefilling: bool,
+}
+
+impl Rival {
+    /// Returns a rule with empty books.
+    pub fn new(kind: Kind, shape: FleetShape) -> Self {
+        let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
+        Self { kind, shape, accounts, homes: HashMap::new() }
+    }
+
+    /// Chooses a worker; returns it with the tokens that are expected to be reused.
+    pub fn choose(&mut self, seen: &Seen<'_>, rng: &mut ChaCha8Rng) -> Option<(WorkerIdx, u32)> {
+        let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
+        let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
+        let assumed = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
+        let candidates: Vec<Candidate<'_>> = workers
+            .iter()
+            .map(|worker| Candidate::weigh(worker, seen.prompt, self.standing(worker, assumed)))
+            .collect();
+        let (worker, cached_tokens) = {
+            let chosen = self.pick(seen, &candidates, rng)?;
+            (chosen.worker.idx, chosen.work.cached_tokens)
+        };
+        self.book(worker, seen, cached_tokens);
+        Some((worker, cached_tokens))
+    }
+
+    /// Takes note that a worker has counted a request in its load.
+    pub fn accepted(&mut self, worker: WorkerIdx, id: &RequestId) {
+        let account = &mut self.accounts[worker.0 as usize];
+        let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_unreported) else { return };
+        booked.is_unreported = false;
+        account.unreported.n_requests -= 1;
+        account.unreported.prefill_tokens -= booked.prefill_tokens;
+    }
+
+    /// Takes note that a request's prompt has been computed.
+    pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
+        let account = &mut self.accounts[worker.0 as usize];
+        let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_prefilling) else { return };
+        booked.is_prefilling = false;
+        account.prefill_tokens -= booked.prefill_tokens;
+    }
+
+    /// Takes note that a request has left its worker.
+    pub fn ended(&mut self, worker: WorkerIdx, id: &RequestId) {
+        self.accepted(worker, id);
+        self.first_token(worker, id);
+        let account = &mut self.accounts[worker.0 as usize];
+        if let Some(booked) = account.sent.remove(id) {
+            account.prompt_tokens -= booked.prompt_tokens;
+        }
+    }
+
+    fn standing<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> Standing<'a> {
+        Standing {
+            load: &worker.load,
+            unreported: self.accounts[worker.idx.0 as usize].unreported,
+            n_slots: self.shape.n_slots,
+            speeds: Speeds::measured_or(&worker.load.rates, assumed),
+        }
+    }
+
+    fn book(&mut self, worker: WorkerIdx, seen: &Seen<'_>, cached_tokens: u32) {
+        let prompt_tokens = u64::from(seen.request.prompt_tokens);
+        let prefill_tokens = prompt_tokens - u64::from(cached_tokens);
+        let booked = Booked { prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
+        let account = &mut self.accounts[worker.0 as usize];
+        account.sent.insert(seen.id.clone(), booked);
+        account.unreported.n_requests += 1;
+        account.unreported.prefill_tokens += prefill_tokens;
+        account.prefill_tokens += prefill_tokens;
+        account.prompt_tokens += prompt_tokens;
+        if self.kind == Kind::Sticky {
+            self.homes.extend(seen.request.ids.iter().map(|id| (*id, worker)));
+        }
+    }
+
+    fn n_requests(&self, candidate: &Candidate<'_>) -> u64 {
+        let load = &candidate.worker.load;
+        let unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
+        load.busy_slots.len() as u64 + u64::from(load.n_queued) + u64::from(unreported.n_requests)
+    }
+
+    fn tokens_ahead(&self, candidate: &Candidate<'_>) -> f64 {
+        let load = &candidate.worker.load;
+        let unreported = self.accounts[candidate.worker.idx.0 as usize].unreported;
+        (load.queued_prefill_tokens + load.running_prefill_tokens + unreported.prefill_tokens) as f64
+    }
+
+    fn pick<'c, 'a>(
+        &self,
+        seen: &Seen<'_>,
+        candidates: &'c [Candidate<'a>],
+        rng: &mut ChaCha8Rng,
+    ) -> Option<&'c Candidate<'a>> {
+        let uncached = |c: &Candidate<'_>| f64::from(c.work.prompt_tokens - c.work.cached_tokens);
+        match self.kind {
+            Kind::BoundedHash => self.bounded(seen, candidates),
+            Kind::Sticky => {
+                let mut known = seen.request.ids.iter().skip(COMMON_BLOCKS).rev();
+                let home = known.find_map(|id| self.homes.get(id));
+                let at_home = candidates.iter().find(|c| Some(&c.worker.idx) == home);
+                at_home.or_else(|| least(candidates, |c| self.tokens_ahead(c)))
+            }
+            Kind::EarliestFinish => least(candidates, |c| c.cost.wait_ms + c.cost.restore_ms + c.cost.prefill_ms),
+            Kind::TenthQueue => least(candidates, |c| uncached(c) + QUEUE_WEIGHT * self.tokens_ahead(c)),
+            Kind::SglangSwitch => self.sglang(candidates),
+            Kind::DynamoCost => least(candidates, |c| {
+                let account = &self.accounts[c.worker.idx.0 as usize];
+                let prefill = account.prefill_tokens as f64 + uncached(c);
+                prefill + account.prompt_tokens as f64 + f64::from(c.work.prompt_tokens)
+            }),
+            Kind::LlmdScorers => self.llmd(candidates),
+            Kind::Without(term) => {
+                let without: Vec<Candidate<'a>> = candidates.iter().map(|c| ablate(*c, term)).collect();
+                let turn = Turn { last: None, affinity: 0 };
+                let chosen = choose(Offered::PredictedTtft, &without, turn, rng)?.worker.idx;
+                candidates.iter().find(|c| c.worker.idx == chosen)
+            }
+        }
+    }
+
+    fn bounded<'c, 'a>(&self, seen: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+        let n_all: u64 = candidates.iter().map(|c| self.n_requests(c)).sum();
+        let bound = (BOUND * (n_all + 1) as f64 / candidates.len() as f64).ceil();
+        let family = seen.request.ids.iter().take(COMMON_BLOCKS + 1).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
+        let within = candidates.iter().filter(|c| ((self.n_requests(c) + 1) as f64) <= bound);
+        within.max_by_key(|c| mix(family ^ mix(u64::from(c.worker.idx.0))))
+    }
+
+    fn sglang<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+        let (threshold, difference, ratio) = SGLANG;
+        let requests = |c: &Candidate<'_>| self.n_requests(c) as f64;
+        let most = candidates.iter().map(requests).fold(0.0, f64::max);
+        let fewest = candidates.iter().map(requests).fold(f64::INFINITY, f64::min);
+        if most - fewest > difference && most > fewest * ratio {
+            return least(candidates, requests);
+        }
+        let longest = least(candidates, |c| -f64::from(c.work.cached_tokens))?;
+        let share = f64::from(longest.work.cached_tokens) / f64::from(longest.work.prompt_tokens);
+        if share > threshold { Some(longest) } else { least(candidates, |c| c.worker.n_blocks as f64) }
+    }
+
+    fn llmd<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+        let queued = |c: &Candidate<'_>| self.n_requests(c) as f64;
+        let most = candidates.iter().map(queued).fold(0.0, f64::max);
+        let fewest = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
+        let tokens_max = |c: &Candidate<'_>| {
+            let blocks = c.worker.n_blocks as f64;
+            blocks * f64::from(self.shape.block_tokens) + c.worker.load.free_cells as f64
+        };
+        least(candidates, |c| {
+            let prefix = f64::from(c.work.cached_tokens) / f64::from(c.work.prompt_tokens);
+            let queue = if most > fewest { (most - queued(c)) / (most - fewest) } else { 1.0 };
+            let free = c.worker.load.free_cells as f64 / tokens_max(c).max(1.0);
+            -(LLMD.0 * prefix + LLMD.1 * queue + LLMD.2 * free)
+        })
+    }
+}
+
+/// Returns the first of the candidates whose `value` is least.
+fn least<'c, 'a>(candidates: &'c [Candidate<'a>], value: impl Fn(&Candidate<'a>) -> f64) -> Option<&'c Candidate<'a>> {
+    candidates.iter().min_by(|a, b| value(a).total_cmp(&value(b)))
+}
+
+fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
+    let cost = &mut candidate.cost;
+    match term {
+        Term::Wait => cost.wait_ms = 0.0,
+        Term::Restore => cost.restore_ms = 0.0,
+        Term::Prefill => cost.prefill_ms = 0.0,
+        Term::Pressure => cost.pressure_ms = 0.0,
+        Term::Slowdown => cost.slowdown_ms = 0.0,
+    }
+    candidate
+}

@@ -1,0 +1,213 @@
+//! A simulated router: the production books, index and choice, fed with what workers announce.
+//!
+//! Not here: when announcements arrive (`world`), policies that the router does not offer (`rivals`).
+//! The idea: each router has its own view of the fleet, as one process of several would, and learns of the others' requests
+//! only by what workers say.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng as _;
+use warmpath_common::block_hash::{BlockKey, HASH_VERSION};
+use warmpath_common::ids::{RequestId, WorkerUid};
+use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::summary::{Change, Load};
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::choose::{Policy as Offered, PromptView};
+use warmpath_router_core::dispatch::{Ask, Dispatch, DispatchOptions, Ticket};
+use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
+
+use super::policy::Policy;
+use super::rivals::{Rival, Seen};
+use super::trace::{Request, mix};
+
+/// Is the most memory of a router's index: no simulation reaches it. Units: bytes.
+const INDEX_BYTES_MAX: usize = 4 << 30;
+
+/// Is one router.
+pub struct Router {
+    fleet: FleetView,
+    model: Arc<ModelInfo>,
+    writer: IndexWriter,
+    index: Arc<PrefixIndex>,
+    books: Books,
+    rng: ChaCha8Rng,
+    start: Instant,
+    block_tokens: u32,
+}
+
+/// Says who decides.
+enum Books {
+    /// The production code, by a policy that the router offers; with the blocks by which a conversation is named.
+    Own { dispatch: Box<Dispatch>, affinity_blocks: usize },
+    /// Somebody else's rule.
+    Rival(Box<Rival>),
+}
+
+/// Says how large a fleet is.
+#[derive(Debug, Clone, Copy)]
+pub struct FleetShape {
+    /// Is the number of workers.
+    pub n_workers: u32,
+    /// Is the number of slots of each.
+    pub n_slots: u16,
+    /// Is the length of a block. Units: tokens.
+    pub block_tokens: u32,
+}
+
+/// Is the receipt for a request that was sent.
+#[derive(Debug)]
+pub enum Receipt {
+    /// The production books'.
+    Own(Ticket),
+    /// A rival's.
+    Rival(WorkerIdx),
+}
+
+/// Says where a request goes.
+#[derive(Debug)]
+pub struct Sent {
+    /// Names the worker.
+    pub worker: WorkerIdx,
+    /// Is how much of the prompt is expected to be reused. Units: tokens.
+    pub cached_tokens: u32,
+    /// Must come back by [`Router::ended`].
+    pub receipt: Receipt,
+}
+
+impl Router {
+    /// Returns a router that has not heard of any worker.
+    pub fn new(policy: Policy, shape: FleetShape, seed: u64) -> Self {
+        let model = Arc::new(model(shape));
+        let worker = |idx| WorkerView {
+            idx: WorkerIdx(idx),
+            name: format!("worker-{idx}"),
+            uid: Some(WorkerUid(u64::from(idx))),
+            model: Some(Arc::clone(&model)),
+            load: Load::default(),
+            link: Link::Connecting,
+            excluded: None,
+            n_blocks: 0,
+        };
+        let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
+        let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
+        let index = writer.reader();
+        let own = |policy: Offered, affinity_blocks| {
+            let options = DispatchOptions { policy, ..DispatchOptions::default() };
+            Books::Own { dispatch: Box::new(Dispatch::new(options)), affinity_blocks }
+        };
+        let books = match policy {
+            Policy::Offered(policy) => own(policy, 1),
+            Policy::Hash { n_blocks } => own(Offered::ConsistentHash, n_blocks),
+            Policy::Rival(kind) => Books::Rival(Box::new(Rival::new(kind, shape))),
+        };
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        Self { fleet, model, writer, index, books, rng, start: Instant::now(), block_tokens: shape.block_tokens }
+    }
+
+    /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is there.
+    pub fn choose(
+        &mut self,
+        request: &Request,
+        (id, tried): (&RequestId, &[WorkerIdx]),
+        now: Duration,
+    ) -> Option<Sent> {
+        let n_reusable = request.reusable_blocks(self.block_tokens).min(request.keys.len());
+        let keys: &[BlockKey] = &request.keys[..n_reusable];
+        let matches = self.index.matches(keys);
+        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
+        match &mut self.books {
+            Books::Own { dispatch, affinity_blocks } => {
+                let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
+                let (model, now) = (&self.model, self.start + now);
+                let ask = Ask { request_id: id, model_name: None, model, prompt, affinity, tried, now };
+                let (decision, ticket) = dispatch.choose(&self.fleet, &ask, &mut self.rng).ok()?;
+                let cached_tokens = decision.cached_tokens;
+                Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
+            }
+            Books::Rival(rival) => {
+                let seen = Seen { fleet: &self.fleet, request, id, prompt, tried, now: self.start + now };
+                let (worker, cached_tokens) = rival.choose(&seen, &mut self.rng)?;
+                Some(Sent { worker, cached_tokens, receipt: Receipt::Rival(worker) })
+            }
+        }
+    }
+
+    /// Takes note that a request's first token has come.
+    pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
+        match &mut self.books {
+            Books::Own { dispatch, .. } => dispatch.succeeded(worker),
+            Books::Rival(rival) => rival.first_token(worker, id),
+        }
+    }
+
+    /// Takes note that a request has left its worker.
+    pub fn ended(&mut self, receipt: Receipt, id: &RequestId) {
+        match (&mut self.books, receipt) {
+            (Books::Own { dispatch, .. }, Receipt::Own(ticket)) => dispatch.ended(ticket),
+            (Books::Rival(rival), Receipt::Rival(worker)) => rival.ended(worker, id),
+            _ => unreachable!("a receipt goes back to the router that gave it"),
+        }
+    }
+
+    /// Takes in what a worker holds now, and which requests it has counted.
+    pub fn hear_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::Stored(run) => self.writer.insert(worker, run),
+                Change::Removed(keys) => self.writer.remove(worker, keys),
+                Change::Accepted(_) => {}
+            }
+        }
+        let n_blocks = self.writer.n_blocks_of(worker);
+        self.view_mut(worker).n_blocks = n_blocks;
+    }
+
+    /// Takes in how busy a worker is, the requests counted that it names.
+    pub fn hear_load(&mut self, worker: WorkerIdx, load: &Load, counted: &[Change]) {
+        for change in counted {
+            let Change::Accepted(id) = change else { continue };
+            match &mut self.books {
+                Books::Own { dispatch, .. } => dispatch.accepted(worker, id),
+                Books::Rival(rival) => rival.accepted(worker, id),
+            }
+        }
+        let view = self.view_mut(worker);
+        view.load = load.clone();
+        view.link = Link::Live;
+    }
+
+    /// Takes note that a worker has gone.
+    pub fn lost(&mut self, worker: WorkerIdx, now: Duration) {
+        let since = self.start + now;
+        let view = self.view_mut(worker);
+        view.link = Link::Down { since };
+        view.load = Load::default();
+        view.n_blocks = 0;
+        self.writer.remove_worker(worker);
+    }
+
+    fn view_mut(&mut self, worker: WorkerIdx) -> &mut WorkerView {
+        Arc::make_mut(&mut self.fleet.workers[worker.0 as usize])
+    }
+}
+
+/// Returns what every simulated worker declares.
+fn model(shape: FleetShape) -> ModelInfo {
+    ModelInfo {
+        names: vec!["simulated".into()],
+        fingerprint: Fingerprint([1; 32]),
+        kv_fingerprint: Fingerprint([2; 32]),
+        chat_template_fingerprint: Fingerprint([3; 32]),
+        hash_version: HASH_VERSION,
+        block_size_tokens: shape.block_tokens,
+        add_bos: false,
+        add_eos: false,
+        context_tokens: u32::MAX,
+        n_slots: shape.n_slots,
+        memory: MemoryKind::Full,
+        n_vocab: u32::MAX,
+    }
+}

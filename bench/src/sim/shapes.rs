@@ -1,0 +1,215 @@
+//! Made traces: the shapes of traffic that a fleet must bear, from a seed.
+//!
+//! Not here: reading traces (`trace`). The idea: few parameters, each said here, none of them known to the router. A trace
+//! made with another seed is another trace of the same shape.
+
+use std::str::FromStr;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
+
+use super::trace::{Line, Trace};
+
+/// Is the length of a block. Units: tokens.
+///
+/// Source: SGLang's generated shared prefixes in `generated_shared_prefix.jsonl` are cut so.
+const BLOCK_TOKENS: u32 = 64;
+
+/// Names a shape of traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TraceShape {
+    /// Conversations that grow by a turn, behind one system prompt.
+    Chat,
+    /// Groups of prompts that share a long start, as SGLang's generated-shared-prefix workload.
+    SharedPrefix,
+    /// Loops of an agent: long contexts that grow by a tool's answer, soon asked again, behind a long list of tools.
+    Agent,
+    /// Questions about documents, a few of them popular.
+    Rag,
+    /// Conversations of many tenants, each with a system prompt of its own, a few of them large.
+    Tenants,
+}
+
+impl TraceShape {
+    /// Lists every shape.
+    pub const ALL: [Self; 5] = [Self::Chat, Self::SharedPrefix, Self::Agent, Self::Rag, Self::Tenants];
+
+    /// Returns the shape's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::SharedPrefix => "shared-prefix",
+            Self::Agent => "agent",
+            Self::Rag => "rag",
+            Self::Tenants => "tenants",
+        }
+    }
+
+    /// Returns a trace of about `n_requests` requests.
+    ///
+    /// Errors: none that a number of requests above 0 could cause.
+    pub fn trace(self, n_requests: usize, seed: u64) -> anyhow::Result<Trace> {
+        let mut maker = Maker { rng: ChaCha8Rng::seed_from_u64(seed), next_id: 0, lines: Vec::new() };
+        match self {
+            Self::Chat => maker.dialogues(n_requests, &[(1.0, 512)], CHAT),
+            Self::Agent => maker.dialogues(n_requests, &[(1.0, 4096)], AGENT),
+            Self::Tenants => {
+                let tenants: Vec<(f64, u32)> = (0..40).map(|n| (1.0 / f64::from(n + 1), 1024 + n * 64)).collect();
+                maker.dialogues(n_requests, &tenants, CHAT);
+            }
+            Self::SharedPrefix => maker.groups(n_requests, 16),
+            Self::Rag => maker.documents(n_requests, 400),
+        }
+        maker.lines.truncate(n_requests);
+        Trace::new(maker.lines, BLOCK_TOKENS)
+    }
+}
+
+impl FromStr for TraceShape {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|shape| shape.name() == name)
+            .ok_or_else(|| format!("no shape is called `{name}`; there is {}", known()))
+    }
+}
+
+/// Is how a dialogue goes: means of geometric and exponential draws.
+#[derive(Debug, Clone, Copy)]
+struct Dialogue {
+    turns: f64,
+    first_tokens: f64,
+    turn_tokens: f64,
+    answer_tokens: f64,
+    /// Is the time from one turn to the next. Units: seconds.
+    pause_s: f64,
+}
+
+/// Is a person's: some turns, some thinking.
+///
+/// Source: own choice, of the order of ShareGPT's conversations.
+const CHAT: Dialogue =
+    Dialogue { turns: 5.0, first_tokens: 400.0, turn_tokens: 150.0, answer_tokens: 250.0, pause_s: 40.0 };
+/// Is a program's: many turns, large tool answers, no thinking.
+///
+/// Source: own choice, of the order of coding agents' traces.
+const AGENT: Dialogue =
+    Dialogue { turns: 20.0, first_tokens: 1500.0, turn_tokens: 900.0, answer_tokens: 150.0, pause_s: 6.0 };
+/// Is the time over which new dialogues begin, for each of them. Units: seconds.
+const DIALOGUE_INTERVAL_S: f64 = 2.0;
+/// Is the longest prompt. Units: tokens.
+const PROMPT_TOKENS_MAX: u32 = 128_000;
+
+struct Maker {
+    rng: ChaCha8Rng,
+    next_id: u32,
+    lines: Vec<Line>,
+}
+
+impl Maker {
+    /// Makes dialogues behind system prompts, each given by its weight and its length.
+    fn dialogues(&mut self, n_requests: usize, systems: &[(f64, u32)], dialogue: Dialogue) {
+        let prompts: Vec<Vec<u32>> =
+            systems.iter().map(|(_, tokens)| self.blocks(tokens.div_ceil(BLOCK_TOKENS))).collect();
+        let total: f64 = systems.iter().map(|(weight, _)| weight).sum();
+        let mut start_s = 0.0;
+        // Dialogues that begin last are cut off, so a few more are made than are kept.
+        while self.lines.len() < n_requests + n_requests / 4 {
+            start_s += self.exponential(DIALOGUE_INTERVAL_S);
+            let mut draw = self.unit() * total;
+            let chosen = systems.iter().position(|(weight, _)| {
+                draw -= weight;
+                draw < 0.0
+            });
+            let system = chosen.unwrap_or(0);
+            let n_shared = systems[system].1 / BLOCK_TOKENS;
+            let shared = prompts[system][..n_shared as usize].to_vec();
+            self.dialogue((shared, systems[system].1), start_s, dialogue);
+        }
+        self.lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
+    }
+
+    fn dialogue(&mut self, (mut ids, mut n_tokens): (Vec<u32>, u32), start_s: f64, dialogue: Dialogue) {
+        let mut at_s = start_s;
+        n_tokens += self.tokens(dialogue.first_tokens);
+        loop {
+            let n_whole = (n_tokens / BLOCK_TOKENS) as usize;
+            let n_new = n_whole.saturating_sub(ids.len()) as u32;
+            let fresh = self.blocks(n_new);
+            ids.extend(fresh);
+            let mut hash_ids = ids.clone();
+            if !n_tokens.is_multiple_of(BLOCK_TOKENS) {
+                hash_ids.extend(self.blocks(1));
+            }
+            let output_length = self.tokens(dialogue.answer_tokens);
+            self.lines.push(Line { timestamp: at_s * 1e3, input_length: n_tokens, output_length, hash_ids });
+            n_tokens += output_length + self.tokens(dialogue.turn_tokens);
+            if self.unit() * dialogue.turns < 1.0 || n_tokens > PROMPT_TOKENS_MAX {
+                return;
+            }
+            at_s += self.exponential(dialogue.pause_s);
+        }
+    }
+
+    /// Makes groups of prompts: 2,048 tokens that the group shares and 128 of their own, at random times.
+    fn groups(&mut self, n_requests: usize, group_size: usize) {
+        for _ in 0..n_requests.div_ceil(group_size) {
+            let shared = self.blocks(2048 / BLOCK_TOKENS);
+            for _ in 0..group_size {
+                let own = self.blocks(128 / BLOCK_TOKENS);
+                let hash_ids = [shared.clone(), own].concat();
+                let timestamp = self.unit() * n_requests as f64 * 1e3;
+                self.lines.push(Line { timestamp, input_length: 2176, output_length: 256, hash_ids });
+            }
+        }
+        self.lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
+    }
+
+    /// Makes questions about documents of 1 to 8 thousand tokens, the n-th most popular one asked about 1/n as often.
+    fn documents(&mut self, n_requests: usize, n_documents: u32) {
+        let system = self.blocks(4);
+        let document = |maker: &mut Self| {
+            let n_blocks = (1000 + maker.rng.next_u32() % 7000) / BLOCK_TOKENS;
+            maker.blocks(n_blocks)
+        };
+        let documents: Vec<Vec<u32>> = (0..n_documents).map(|_| document(self)).collect();
+        let weights: Vec<f64> = (1..=n_documents).map(|rank| 1.0 / f64::from(rank)).collect();
+        let total: f64 = weights.iter().sum();
+        for n in 0..n_requests {
+            let mut draw = self.unit() * total;
+            let chosen = weights.iter().position(|weight| {
+                draw -= weight;
+                draw < 0.0
+            });
+            let question = self.blocks(2);
+            let hash_ids = [system.clone(), documents[chosen.unwrap_or(0)].clone(), question].concat();
+            let input_length = hash_ids.len() as u32 * BLOCK_TOKENS;
+            let output_length = self.tokens(200.0);
+            let timestamp = (n as f64 + self.unit()) * 1e3;
+            self.lines.push(Line { timestamp, input_length, output_length, hash_ids });
+        }
+    }
+
+    fn blocks(&mut self, n: u32) -> Vec<u32> {
+        let first = self.next_id;
+        self.next_id += n;
+        (first..self.next_id).collect()
+    }
+
+    /// Returns a number from 0 up to 1.
+    fn unit(&mut self) -> f64 {
+        (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.unit()).ln()
+    }
+
+    /// Returns a number of tokens, at least 1.
+    fn tokens(&mut self, mean: f64) -> u32 {
+        (self.exponential(mean) as u32).max(1)
+    }
+}

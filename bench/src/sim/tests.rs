@@ -1,0 +1,196 @@
+//! Tests of the simulation: results that can be computed by hand, conservation, determinism.
+
+use super::outcome::outcome;
+use super::trace::Line;
+use super::world::{History, Served};
+use super::*;
+
+const BLOCK_TOKENS: u32 = 100;
+
+/// Is a worker that computes a token in a millisecond and decodes in no time.
+const WORKER: worker::Shape =
+    worker::Shape { n_slots: 2, n_blocks_max: 1000, prefill_tokens_per_s: 1000.0, decode_step_ms: 0.0 };
+
+fn line(at_ms: f64, n_tokens: u32, ids: std::ops::Range<u32>) -> Line {
+    Line { timestamp: at_ms, input_length: n_tokens, output_length: 10, hash_ids: ids.collect() }
+}
+
+fn scene(policy: &str, n_workers: usize) -> Scene {
+    Scene {
+        policy: policy.parse().expect("the policy exists"),
+        workers: vec![WORKER; n_workers],
+        n_routers: 1,
+        view_age: Duration::from_millis(5),
+        load_age: Duration::from_millis(5),
+        changes: Vec::new(),
+        seed: 1,
+    }
+}
+
+fn served(lines: Vec<Line>, scene: &Scene) -> Vec<Option<Served>> {
+    let trace = Trace::new(lines, BLOCK_TOKENS).expect("the trace is well formed");
+    world::run(&trace, scene).served
+}
+
+fn ttft_ms(served: Option<Served>) -> f64 {
+    served.expect("it was answered").ttft.as_secs_f64() * 1e3
+}
+
+#[test]
+fn a_worker_takes_the_time_of_what_it_computes_and_brings() {
+    let lines = vec![line(0.0, 1000, 0..10), line(5000.0, 1100, 0..11), line(9000.0, 1100, 0..11)];
+    let served = served(lines, &scene("predicted-ttft", 1));
+    assert_eq!(ttft_ms(served[0]), 1000.0);
+    // 1,000 tokens are brought at 1.5 us each, 100 are computed.
+    assert_eq!(ttft_ms(served[1]), 101.5);
+    // The last block is computed once more, for the logits of its last token.
+    assert_eq!(ttft_ms(served[2]), 101.5);
+    assert_eq!(served.iter().flatten().map(|served| served.cached_tokens).collect::<Vec<_>>(), [0, 1000, 1000]);
+}
+
+#[test]
+fn two_prompts_at_once_share_the_worker_and_two_workers_do_not() {
+    let lines = || vec![line(0.0, 1000, 0..10), line(0.0, 1000, 20..30)];
+    let one = served(lines(), &scene("round-robin", 1));
+    // The first step has no company; the second prompt comes when it has begun.
+    assert_eq!((ttft_ms(one[0]), ttft_ms(one[1])), (1000.0, 2000.0));
+    let two = served(lines(), &scene("round-robin", 2));
+    assert_eq!((ttft_ms(two[0]), ttft_ms(two[1])), (1000.0, 1000.0));
+    assert_ne!(two[0].map(|served| served.worker), two[1].map(|served| served.worker));
+}
+
+#[test]
+fn who_starts_from_what_another_computes_waits_for_that_alone() {
+    let mut sibling = line(1.0, 1050, 0..11);
+    sibling.hash_ids[10] = 99;
+    let served = served(vec![line(0.0, 3000, 0..30), sibling], &scene("predicted-ttft", 1));
+    // The first step computes 2,048 tokens, with the sibling's 1,000 among them.
+    assert_eq!(served[1].map(|served| served.cached_tokens), Some(1000));
+    assert!(ttft_ms(served[1]) < 2048.0 + 1000.0 + 10.0, "{served:?}");
+}
+
+#[test]
+fn a_cache_that_is_too_small_loses_what_was_used_longest_ago() {
+    let small = Scene { workers: vec![worker::Shape { n_blocks_max: 25, ..WORKER }], ..scene("predicted-ttft", 1) };
+    let at = |n: u32| f64::from(n) * 20_000.0;
+    let lines = vec![line(at(0), 1000, 0..10), line(at(1), 2000, 20..40), line(at(2), 1000, 0..10)];
+    let lost = served(lines.clone(), &small)[2].map(|served| served.cached_tokens);
+    assert!(lost < Some(900), "{lost:?}");
+    assert_eq!(served(lines, &scene("predicted-ttft", 1))[2].map(|served| served.cached_tokens), Some(900));
+}
+
+fn args(shape: TraceShape) -> SimArgs {
+    SimArgs {
+        trace: None,
+        shape: Some(shape),
+        requests: 300,
+        block_tokens: 512,
+        workers: 4,
+        cache_share: 0.3,
+        load: 0.7,
+        policy: Policy::Offered(warmpath_router_core::choose::Policy::default()),
+        all_policies: false,
+        ablation: false,
+        routers: 2,
+        view_age: 0.005,
+        load_age: 0.005,
+        seed: 7,
+        prefill_rate: 10_000.0,
+        speeds: vec![1.0, 0.5],
+        slots: 8,
+        decode_step_ms: 10.0,
+        join: Vec::new(),
+        die: Vec::new(),
+        ttft_limit_ms: 1000.0,
+        json: false,
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_under_every_policy_and_the_same_each_time() {
+    let every: Vec<Policy> = Policy::COMPARED.into_iter().chain(Policy::ABLATED).collect();
+    let run = |args: &SimArgs| simulate(args, &every).expect("the fleet is well formed");
+    let outcomes = run(&args(TraceShape::Chat));
+    for outcome in &outcomes {
+        assert_eq!(outcome.n_answered, 300, "{outcome:?}");
+        assert!(outcome.block_hit_ratio > 0.0 && outcome.imbalance >= 1.0, "{outcome:?}");
+        assert!(outcome.ttft_ms_p50 <= outcome.ttft_ms_p99, "{outcome:?}");
+    }
+    assert_eq!(outcomes, run(&args(TraceShape::Chat)));
+    let other = SimArgs { seed: 8, ..args(TraceShape::Chat) };
+    assert_ne!(outcomes, run(&other));
+}
+
+#[test]
+fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
+    let args = SimArgs { die: vec![(0, 40.0)], join: vec![(1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
+    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    assert_eq!(outcomes[0].n_answered, 300);
+    assert!(outcomes[0].n_retries > 0, "{outcomes:?}");
+    assert!(outcomes[0].imbalance < 4.0, "one worker did it all: {outcomes:?}");
+}
+
+#[test]
+fn without_a_worker_nothing_is_answered() {
+    let args = SimArgs { workers: 1, speeds: vec![1.0], join: vec![(0, 1e6)], ..args(TraceShape::Rag) };
+    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    assert_eq!((outcomes[0].n_answered, outcomes[0].goodput_per_s), (0, 0.0));
+}
+
+#[test]
+fn load_is_prompt_tokens_over_what_the_workers_could_compute() {
+    let args = SimArgs { load: 0.5, speeds: vec![1.0], cache_share: 1e-9, ..args(TraceShape::Rag) };
+    let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
+    // Next to nothing is cached, so what is in use is the load, but for the time of the last answers.
+    assert!((outcomes[0].utilisation - 0.5).abs() < 0.06, "{outcomes:?}");
+}
+
+#[test]
+fn an_outcome_is_counted_from_what_was_served() {
+    let lines = vec![line(0.0, 1000, 0..10), line(1000.0, 1000, 0..10)];
+    let trace = Trace::new(lines, BLOCK_TOKENS).expect("the trace is well formed");
+    let answer = |worker, ttft_ms, cached_tokens| {
+        let ttft = Duration::from_millis(ttft_ms);
+        Some(Served { worker, ttft, cached_tokens, predicted_tokens: 0, n_retries: 1 })
+    };
+    let history = History { served: vec![answer(0, 1000, 0), answer(1, 100, 900)], ended: Duration::from_secs(2) };
+    let lru = lru::hits(&trace, 100);
+    let outcome = outcome(&trace, &scene("random", 2), (&history, lru), Duration::from_millis(500));
+    assert_eq!((outcome.block_hit_ratio, outcome.token_hit_ratio, outcome.lru_share), (0.45, 0.45, 1.0));
+    assert_eq!((outcome.computed_tokens, outcome.ttft_ms_p50, outcome.ttft_ms_p99), (1100, 100.0, 1000.0));
+    assert!((outcome.imbalance - 1000.0 / 550.0).abs() < 1e-9, "{outcome:?}");
+    assert_eq!((outcome.goodput_per_s, outcome.within_limit, outcome.mispredicted), (0.5, 0.5, 0.5));
+    assert_eq!((outcome.n_retries, outcome.utilisation), (2, 0.275));
+}
+
+#[test]
+fn made_traces_are_of_their_shape_and_of_their_seed() {
+    for shape in TraceShape::ALL {
+        let trace = |seed| shape.trace(400, seed).expect("the shape makes whole blocks");
+        assert_eq!(trace(1).requests.len(), 400, "{}", shape.name());
+        assert_eq!(trace(1), trace(1));
+        assert_ne!(trace(1), trace(2));
+        let reuse = lru::hits(&trace(1), usize::MAX).n_tokens as f64 / trace(1).prompt_tokens() as f64;
+        assert!((0.3..0.99).contains(&reuse), "{} reuses {reuse}", shape.name());
+        assert_eq!(shape.name().parse(), Ok(shape));
+    }
+    assert!("other".parse::<TraceShape>().is_err());
+}
+
+#[test]
+fn policies_are_parsed_by_their_names() {
+    for policy in Policy::COMPARED.into_iter().chain(Policy::ABLATED) {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let error = "fastest".parse::<Policy>().expect_err("there is no such policy");
+    assert!(error.contains("sglang"), "{error}");
+}
+
+#[test]
+fn a_trace_that_does_not_fit_its_block_length_is_refused() {
+    let error = Trace::new(vec![line(0.0, 1000, 0..3)], BLOCK_TOKENS).expect_err("1,000 tokens are 10 blocks");
+    assert!(error.to_string().contains("--block-tokens"), "{error}");
+    assert!(Trace::new(Vec::new(), BLOCK_TOKENS).is_err());
+    assert!(worker_at("3").is_err() && worker_at("x@1").is_err());
+    assert_eq!(worker_at("3@1.5").ok(), Some((3, 1.5)));
+}

@@ -1,0 +1,355 @@
+//! Virtual time: what happens when, from the first request to the last answer.
+//!
+//! Not here: what workers and routers do (`worker`, `router`), what is reported of it (`outcome`).
+//! The idea: a heap of events; of those at one time, the first that was scheduled goes first. Nothing depends on a clock,
+//! so the same trace and the same seed always give the same outcome.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
+use warmpath_common::ids::RequestId;
+use warmpath_common::summary::{Change, Load};
+use warmpath_router_core::WorkerIdx;
+
+use super::policy::Policy;
+use super::router::{FleetShape, Receipt, Router};
+use super::trace::Trace;
+use super::worker::{self, Worker};
+
+/// Is the least time between two announcements of a worker.
+///
+/// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
+const PUSH_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Is the fleet and what is done with it.
+#[derive(Debug, Clone)]
+pub struct Scene {
+    /// Says by what workers are chosen.
+    pub policy: Policy,
+    /// Is each worker.
+    pub workers: Vec<worker::Shape>,
+    /// Is the number of routers; each request comes to any of them.
+    pub n_routers: usize,
+    /// Is the age at which a router learns what a worker holds.
+    pub view_age: Duration,
+    /// Is the age at which a router learns how busy a worker is.
+    pub load_age: Duration,
+    /// Lists when which workers come or go.
+    pub changes: Vec<FleetChange>,
+    /// Seeds everything that is random.
+    pub seed: u64,
+}
+
+/// Is one worker's coming or going.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FleetChange {
+    /// Is the worker's place in the fleet.
+    pub worker: usize,
+    /// Is when.
+    pub at: Duration,
+    /// Says what.
+    pub what: Presence,
+}
+
+/// Says whether a worker is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// It comes, and holds nothing; until then it was not there.
+    Joins,
+    /// It goes, with all that it holds and runs.
+    Dies,
+}
+
+/// Is what became of one request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Served {
+    /// Names the worker that answered.
+    pub worker: usize,
+    /// Is the time from its arrival to its first token.
+    pub ttft: Duration,
+    /// Is how much of its prompt was reused. Units: tokens.
+    pub cached_tokens: u32,
+    /// Is how much the router counted on. Units: tokens.
+    pub predicted_tokens: u32,
+    /// Counts the workers that lost it.
+    pub n_retries: usize,
+}
+
+/// Is everything that happened.
+#[derive(Debug)]
+pub struct History {
+    /// Says for each request what became of it; absent where no worker was there.
+    pub served: Vec<Option<Served>>,
+    /// Is when the last answer was complete.
+    pub ended: Duration,
+}
+
+enum Event {
+    Arrive { request: usize },
+    StepEnds { worker: usize },
+    Push { worker: usize },
+    HearChanges { worker: usize, life: u64, changes: Rc<Vec<Change>> },
+    HearLoad { worker: usize, life: u64, load: Rc<(Load, Vec<Change>)> },
+    Fleet(FleetChange),
+}
+
+/// Orders events by time, then by when they were scheduled.
+struct Scheduled {
+    at: Duration,
+    number: u64,
+    event: Event,
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Scheduled {}
+
+/// Is where a request is.
+#[derive(Default)]
+struct Errand {
+    router: usize,
+    receipt: Option<Receipt>,
+    worker: usize,
+    predicted_tokens: u32,
+    tried: Vec<WorkerIdx>,
+}
+
+struct Post {
+    worker: Worker,
+    is_there: bool,
+    /// Counts its lives, so that what an earlier one said is not taken for this one's.
+    life: u64,
+    pushed: Option<Duration>,
+    is_push_due: bool,
+    said: Load,
+}
+
+struct World<'t> {
+    trace: &'t Trace,
+    scene: &'t Scene,
+    posts: Vec<Post>,
+    routers: Vec<Router>,
+    errands: Vec<Errand>,
+    served: Vec<Option<Served>>,
+    heap: BinaryHeap<Reverse<Scheduled>>,
+    n_scheduled: u64,
+    now: Duration,
+    rng: ChaCha8Rng,
+}
+
+/// Runs the whole trace and returns what happened.
+pub fn run(trace: &Trace, scene: &Scene) -> History {
+    let shape = FleetShape {
+        n_workers: scene.workers.len() as u32,
+        n_slots: scene.workers.first().map_or(1, |worker| worker.n_slots),
+        block_tokens: trace.block_tokens,
+    };
+    let joins = |idx: usize| scene.changes.iter().any(|c| c.worker == idx && c.what == Presence::Joins);
+    let dies_first =
+        |idx: usize| scene.changes.iter().find(|c| c.worker == idx).is_some_and(|c| c.what == Presence::Dies);
+    let post = |(idx, shape): (usize, &worker::Shape)| Post {
+        worker: Worker::new(*shape, trace.block_tokens),
+        is_there: !joins(idx) || dies_first(idx),
+        life: 0,
+        pushed: None,
+        is_push_due: false,
+        said: Load::default(),
+    };
+    let mut world = World {
+        trace,
+        scene,
+        posts: scene.workers.iter().enumerate().map(post).collect(),
+        routers: (0..scene.n_routers as u64).map(|n| Router::new(scene.policy, shape, scene.seed + n)).collect(),
+        errands: trace.requests.iter().map(|_| Errand::default()).collect(),
+        served: vec![None; trace.requests.len()],
+        heap: BinaryHeap::new(),
+        n_scheduled: 0,
+        now: Duration::ZERO,
+        rng: ChaCha8Rng::seed_from_u64(scene.seed),
+    };
+    world.begin();
+    while let Some(Reverse(Scheduled { at, event, .. })) = world.heap.pop() {
+        world.now = at;
+        world.happen(event);
+    }
+    History { served: world.served, ended: world.now }
+}
+
+impl World<'_> {
+    fn begin(&mut self) {
+        for (idx, post) in self.posts.iter().enumerate().filter(|(_, post)| post.is_there) {
+            let load = post.worker.load(self.trace);
+            self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(idx), &load, &[]));
+        }
+        for change in &self.scene.changes {
+            self.schedule(change.at, Event::Fleet(*change));
+        }
+        for (request, asked) in self.trace.requests.iter().enumerate() {
+            self.schedule(Duration::from_secs_f64(asked.at_s), Event::Arrive { request });
+        }
+    }
+
+    fn schedule(&mut self, at: Duration, event: Event) {
+        self.n_scheduled += 1;
+        self.heap.push(Reverse(Scheduled { at, number: self.n_scheduled, event }));
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Arrive { request } => self.arrive(request),
+            Event::StepEnds { worker } => self.step_ends(worker),
+            Event::Push { worker } => self.push(worker),
+            Event::HearChanges { worker, life, changes } if self.posts[worker].life == life => {
+                self.routers.iter_mut().for_each(|router| router.hear_changes(worker_idx(worker), &changes));
+            }
+            Event::HearLoad { worker, life, load } if self.posts[worker].life == life => {
+                let (load, counted) = &*load;
+                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(worker), load, counted));
+            }
+            Event::HearChanges { .. } | Event::HearLoad { .. } => {}
+            Event::Fleet(change) => self.change(change),
+        }
+    }
+
+    fn arrive(&mut self, request: usize) {
+        let errand = &mut self.errands[request];
+        if errand.tried.is_empty() {
+            errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
+        }
+        let id = name(request);
+        let asked = (&id, &errand.tried[..]);
+        let Some(sent) = self.routers[errand.router].choose(&self.trace.requests[request], asked, self.now) else {
+            return;
+        };
+        let worker = sent.worker.0 as usize;
+        errand.receipt = Some(sent.receipt);
+        errand.worker = worker;
+        errand.predicted_tokens = sent.cached_tokens;
+        if let Some(ends) = self.posts[worker].worker.submit(self.trace, (request, id), self.now) {
+            self.schedule(ends, Event::StepEnds { worker });
+        }
+        self.want_push(worker);
+    }
+
+    fn step_ends(&mut self, worker: usize) {
+        // A step that was cut short ended at another time.
+        if self.posts[worker].worker.step_ends() != Some(self.now) {
+            return;
+        }
+        let (events, next) = self.posts[worker].worker.end_step(self.trace, self.now);
+        if let Some(ends) = next {
+            self.schedule(ends, Event::StepEnds { worker });
+        }
+        for event in events {
+            match event {
+                worker::Event::First { request, cached_tokens } => self.first_token(request, cached_tokens),
+                worker::Event::Last { request } => self.release(request),
+            }
+        }
+        self.want_push(worker);
+    }
+
+    fn first_token(&mut self, request: usize, cached_tokens: u32) {
+        let errand = &self.errands[request];
+        let ttft = self.now.saturating_sub(Duration::from_secs_f64(self.trace.requests[request].at_s));
+        let (worker, predicted_tokens, n_retries) = (errand.worker, errand.predicted_tokens, errand.tried.len());
+        self.served[request] = Some(Served { worker, ttft, cached_tokens, predicted_tokens, n_retries });
+        self.routers[errand.router].first_token(worker_idx(worker), &name(request));
+    }
+
+    fn release(&mut self, request: usize) {
+        let errand = &mut self.errands[request];
+        let receipt = errand.receipt.take().expect("a request that runs was sent");
+        self.routers[errand.router].ended(receipt, &name(request));
+    }
+
+    fn want_push(&mut self, worker: usize) {
+        let post = &mut self.posts[worker];
+        if !std::mem::replace(&mut post.is_push_due, true) {
+            let at = post.pushed.map_or(self.now, |last| self.now.max(last + PUSH_INTERVAL));
+            self.schedule(at, Event::Push { worker });
+        }
+    }
+
+    fn push(&mut self, worker: usize) {
+        let post = &mut self.posts[worker];
+        post.is_push_due = false;
+        if !post.is_there {
+            return;
+        }
+        post.pushed = Some(self.now);
+        let life = post.life;
+        let (counted, changes): (Vec<_>, Vec<_>) =
+            post.worker.take_changes().into_iter().partition(|change| matches!(change, Change::Accepted(_)));
+        let load = post.worker.load(self.trace);
+        let is_news = load != post.said || !counted.is_empty();
+        post.said = load.clone();
+        if !changes.is_empty() {
+            let changes = Rc::new(changes);
+            self.schedule(self.now + self.scene.view_age, Event::HearChanges { worker, life, changes });
+        }
+        if is_news {
+            let load = Rc::new((load, counted));
+            self.schedule(self.now + self.scene.load_age, Event::HearLoad { worker, life, load });
+        }
+    }
+
+    fn change(&mut self, change: FleetChange) {
+        let post = &mut self.posts[change.worker];
+        match change.what {
+            Presence::Joins => {
+                post.is_there = true;
+                post.said = Load::default();
+                let load = post.worker.load(self.trace);
+                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(change.worker), &load, &[]));
+            }
+            Presence::Dies => {
+                post.is_there = false;
+                post.life += 1;
+                let lost = post.worker.die();
+                let idx = worker_idx(change.worker);
+                self.routers.iter_mut().for_each(|router| router.lost(idx, self.now));
+                for request in lost {
+                    self.lose(request, idx);
+                }
+            }
+        }
+    }
+
+    /// Sends a request anew whose worker died, unless its answer had begun.
+    fn lose(&mut self, request: usize, worker: WorkerIdx) {
+        self.release(request);
+        if self.served[request].is_none() {
+            self.errands[request].tried.push(worker);
+            self.schedule(self.now, Event::Arrive { request });
+        }
+    }
+}
+
+fn worker_idx(idx: usize) -> WorkerIdx {
+    WorkerIdx(idx as u32)
+}
+
+fn name(request: usize) -> RequestId {
+    RequestId::new(&format!("r{request}")).expect("a letter and digits are visible ASCII")
+}
