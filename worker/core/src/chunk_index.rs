@@ -8,6 +8,7 @@
 //! A chunk in RAM that also has a file leaves RAM at no loss; one without a file, or with nothing but a file, is dropped
 //! only when nothing is stored behind it. Held, guarded and freshly used chunks stay; see [`ChunkIndex::insert`].
 
+mod balance;
 mod entry;
 mod pins;
 mod tier_queue;

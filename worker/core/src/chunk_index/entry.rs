@@ -160,6 +160,7 @@ impl Chunk {
 
     pub(super) fn facts(&self) -> Facts {
         Facts {
+            name: self.record.key_block().1,
             n_bytes: self.record.n_bytes,
             n_tokens: self.record.tokens.len() as u64,
             priority: self.record.priority,

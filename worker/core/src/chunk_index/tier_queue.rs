@@ -2,20 +2,18 @@
 //!
 //! Not here: what may leave without making something else unreachable (`tiers`, which says so by a [`Standing`]).
 //! The idea: a segmented LRU. A chunk that was used since it was stored is protected and leaves after all that never
-//! were, so a flood of prompts that come once pushes out only itself. Ordered sets hold those that may leave.
+//! were, so a flood of prompts that come once pushes out only itself; how much room that gets is learnt (`balance`).
+//! Ordered sets hold those that may leave.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
+use warmpath_common::block_hash::BlockHash;
 
+use super::balance::{Balance, Use, percent};
 use super::{ChunkId, Totals};
 
-/// Is the share of a tier that protected chunks take at most, in percent.
-///
-/// Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance" (1994), section on SLRU, which
-/// found 60 to 80 % best; the higher end, because a lost prefix costs far more than a lost disk block.
-const PROTECTED_PERCENT: u64 = 80;
 /// Is the share of a tier that pins keep from being evicted at most, in percent: the rest must suffice to work with.
 ///
 /// Source: a choice; the issue asks for a limit, and at one half a worker with only pins still caches as much again.
@@ -46,6 +44,8 @@ pub(super) enum Pinned {
 /// Is what a chunk is to a tier that it enters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
+    /// Names the chunk as it will be named when it comes back.
+    pub name: BlockHash,
     pub n_bytes: u64,
     pub n_tokens: u64,
     pub priority: i32,
@@ -78,6 +78,7 @@ pub(super) struct TierQueue {
     leaving: BTreeMap<Group, BTreeSet<Age>>,
     protected: BTreeSet<Age>,
     protected_bytes: u64,
+    balance: Balance,
     /// Holds the pinned chunks that are guarded: the pins' share of the tier has room for them.
     guarded: BTreeSet<(Pinned, usize, ChunkId)>,
     guarded_bytes: u64,
@@ -90,6 +91,7 @@ pub(super) struct TierQueue {
 struct Member {
     facts: Facts,
     standing: Standing,
+    used: Use,
     is_guarded: bool,
     /// Is the group in which the chunk is listed as leaving.
     listed: Option<Group>,
@@ -114,6 +116,7 @@ impl TierQueue {
             leaving: BTreeMap::new(),
             protected: BTreeSet::new(),
             protected_bytes: 0,
+            balance: Balance::new(limit_bytes),
             guarded: BTreeSet::new(),
             guarded_bytes: 0,
             unguarded: BTreeSet::new(),
@@ -138,11 +141,12 @@ impl TierQueue {
 
     /// Takes a chunk in; it stays until `set_standing` says that it may leave.
     pub(super) fn enter(&mut self, id: ChunkId, facts: Facts) {
-        let member = Member { facts, standing: Standing::Fixed, is_guarded: false, listed: None };
+        let member = Member { facts, standing: Standing::Fixed, used: Use::Never, is_guarded: false, listed: None };
         self.totals.add(facts.n_tokens, facts.n_bytes);
         let is_new = self.members.insert(id, member).is_none();
         assert!(is_new, "chunk {} enters a tier twice", id.0);
-        self.set_segment(id, facts.segment);
+        let comes_back = self.balance.comes(&facts.name, facts.n_bytes);
+        self.set_segment(id, if comes_back { Segment::Protected } else { facts.segment });
         self.guard(id);
     }
 
@@ -155,6 +159,12 @@ impl TierQueue {
         self.totals.subtract(member.facts.n_tokens, member.facts.n_bytes);
         self.guard_next();
         member.facts
+    }
+
+    /// Remembers that a chunk is about to leave because something else needs its room.
+    pub(super) fn note_evicted(&mut self, id: ChunkId) {
+        let Some(member) = self.members.get(&id) else { return };
+        self.balance.left(member.facts.name, member.facts.n_bytes, member.used);
     }
 
     /// Notes a use of a chunk, if it is in the tier.
@@ -233,10 +243,22 @@ impl TierQueue {
         }
     }
 
-    /// Moves a chunk to a segment and, where the protected are too many, the least recently used of them to probation.
+    /// Moves a chunk to a segment and, while the protected are too many, the least recently used of them to probation.
     fn set_segment(&mut self, id: ChunkId, segment: Segment) {
+        self.change_segment(id, segment);
+        while self.protected_bytes > self.balance.protected_bytes_max()
+            && let Some((_, _, oldest)) = self.protected.first().copied()
+        {
+            self.change_segment(oldest, Segment::Probation);
+        }
+    }
+
+    fn change_segment(&mut self, id: ChunkId, segment: Segment) {
         let member = self.member(id);
         member.facts.segment = segment;
+        if segment == Segment::Protected {
+            member.used = Use::Once;
+        }
         let (age, n_bytes) = (member.age(id), member.facts.n_bytes);
         self.relist(id);
         match segment {
@@ -244,17 +266,11 @@ impl TierQueue {
             Segment::Probation if self.protected.remove(&age) => self.protected_bytes -= n_bytes,
             _ => {}
         }
-        let share = share(self.limit_bytes, PROTECTED_PERCENT);
-        if self.protected_bytes > share
-            && let Some((_, _, oldest)) = self.protected.first().copied()
-        {
-            self.set_segment(oldest, Segment::Probation);
-        }
     }
 
     /// Guards a chunk if it is pinned and there is room; a named pin takes the room of automatic ones.
     fn guard(&mut self, id: ChunkId) {
-        let share = share(self.limit_bytes, PINNED_PERCENT);
+        let share = percent(self.limit_bytes, PINNED_PERCENT);
         let member = self.member(id);
         let (pin, n_bytes) = (member.pin(id), member.facts.n_bytes);
         if pin.0 == Pinned::Not {
@@ -304,9 +320,9 @@ impl TierQueue {
         assert_eq!(sum(&|_| true), self.totals.n_bytes, "a tier's bytes are counted wrong");
         assert!(self.totals.n_bytes <= self.limit_bytes, "a tier holds more than its limit");
         assert_eq!(sum(&|member| member.facts.segment == Segment::Protected), self.protected_bytes);
-        assert!(self.protected_bytes <= share(self.limit_bytes, PROTECTED_PERCENT), "too much is protected");
+        assert!(self.protected_bytes <= self.balance.protected_bytes_max(), "too much is protected");
         assert_eq!(sum(&|member| member.is_guarded), self.guarded_bytes);
-        assert!(self.guarded_bytes <= share(self.limit_bytes, PINNED_PERCENT), "pins keep more than their share");
+        assert!(self.guarded_bytes <= percent(self.limit_bytes, PINNED_PERCENT), "pins keep more than their share");
         let n_listed: usize = self.leaving.values().map(BTreeSet::len).sum();
         assert_eq!(n_listed, self.members.values().filter(|member| member.listed.is_some()).count());
         assert!(self.leaving.values().all(|ages| !ages.is_empty()), "an empty group is kept");
@@ -318,9 +334,4 @@ impl TierQueue {
             assert_eq!(self.unguarded.contains(&member.pin(*id)), is_unguarded);
         }
     }
-}
-
-/// Returns `percent` of `bytes`.
-fn share(bytes: u64, percent: u64) -> u64 {
-    u64::try_from(u128::from(bytes) * u128::from(percent) / 100).expect("a share of at most the whole")
 }

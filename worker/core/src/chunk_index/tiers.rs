@@ -322,8 +322,14 @@ impl ChunkIndex {
 
     fn evict(&mut self, id: ChunkId, tier: Tier) {
         match tier {
-            Tier::Disk => self.drop_file(id, Reason::Capacity),
-            Tier::Ram | Tier::Resident => self.drop_ram(id, Reason::Capacity),
+            Tier::Disk => {
+                self.disk.note_evicted(id);
+                self.drop_file(id, Reason::Capacity);
+            }
+            Tier::Ram | Tier::Resident => {
+                self.ram.note_evicted(id);
+                self.drop_ram(id, Reason::Capacity);
+            }
         }
     }
 
