@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Lists what each crate of the tree may use of the others; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-prompt", &["warmpath-common", "warmpath-gguf"]),
@@ -38,13 +38,15 @@ const MAY_USE: [(&str, &[&str]); 9] = [
             "warmpath-bench",
         ],
     ),
+    // Shares source files with warmpath-bench and nothing else: it is built apart.
+    ("warmpath-bench-peers", &[]),
 ];
 
 /// Lists the crates that are pure.
 const PURE: [&str; 3] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core"];
 /// Lists the outside crates that a pure crate may use: none of them does IO, keeps a clock or runs async code.
-const PURE_MAY_USE: [&str; 8] =
-    ["blake3", "hashbrown", "postcard", "rand", "serde", "serde_json", "serde_path_to_error", "thiserror"];
+const PURE_MAY_USE: [&str; 9] =
+    ["arc-swap", "blake3", "hashbrown", "postcard", "rand", "serde", "serde_json", "serde_path_to_error", "thiserror"];
 
 /// Returns the rules that the manifest of a crate at `path` breaks.
 pub(super) fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {

@@ -1,23 +1,14 @@
 //! Tests of the prefix index: hand-made cases, and random operations against a naive map.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 
 use proptest::prelude::*;
+use warmpath_common::summary::{Resume, Run};
 
 use super::*;
 
 const ROOMY: IndexOptions = IndexOptions { bytes_max: 1 << 24, seed: 7 };
-
-impl IndexWriter {
-    fn check_invariants(&self) {
-        let mut n_blocks = HashMap::new();
-        self.index.shards.iter().for_each(|shard| read(shard).check_invariants(&mut n_blocks));
-        for (idx, &counted) in self.n_blocks.iter().enumerate() {
-            assert_eq!(counted, n_blocks.remove(&(idx as u32)).unwrap_or(0), "blocks of worker {idx}");
-        }
-        assert!(n_blocks.is_empty(), "no worker goes uncounted");
-    }
-}
 
 fn keys(chain: u64, blocks: std::ops::Range<u64>) -> Vec<BlockKey> {
     blocks.map(|block| BlockKey(chain * 1_000_000 + block)).collect()
@@ -116,16 +107,140 @@ fn no_memory_means_no_matches_and_no_panic() {
 }
 
 #[test]
-fn a_block_costs_at_most_40_bytes() {
+fn a_block_costs_at_most_27_bytes() {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: 1 << 28, seed: 7 });
     let mut worst = 0.0f64;
-    for chain in 0..4_000 {
-        writer.insert(WorkerIdx(chain % 16), &run(keys(u64::from(chain), 0..256), Resume::EveryBlock, 0));
+    for chain in 0..8_000 {
+        writer.insert(WorkerIdx(chain % 16), &run(keys(u64::from(chain), 0..64), Resume::EveryBlock, 0));
         if chain > 100 {
             worst = worst.max(writer.reader().bytes() as f64 / writer.reader().n_blocks() as f64);
         }
     }
-    assert!(worst <= 40.0, "{worst} bytes");
+    assert!(worst <= 27.0, "{worst} bytes");
+}
+
+#[test]
+fn turns_that_prompts_pass_become_one_segment() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let chain = keys(1, 0..600);
+    for turn in chain.chunks(20) {
+        writer.insert(WorkerIdx(0), &run(turn.to_vec(), Resume::EveryBlock, 0));
+        writer.reader().touch(&chain);
+    }
+    let bytes = writer.reader().bytes();
+    assert_eq!(lengths(&writer, &chain), [(0, 600)]);
+    // Any change takes the notes; one join may follow from another.
+    for _ in 0..8 {
+        writer.reader().touch(&chain);
+        writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
+        writer.check_invariants();
+    }
+    assert_eq!(search::walk(&writer.reader().heads.load(), &chain).len(), 2, "600 blocks fit into two segments");
+    assert!(writer.reader().bytes() < bytes + 600, "joining takes no memory");
+    assert_eq!(lengths(&writer, &chain), [(0, 600)]);
+    writer.remove(WorkerIdx(0), &chain);
+    writer.check_invariants();
+    assert_eq!(writer.reader().n_blocks(), 1);
+}
+
+#[test]
+fn what_many_hold_is_not_joined_with_what_one_holds() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let chain = keys(1, 0..40);
+    for worker in [0, 1] {
+        writer.insert(WorkerIdx(worker), &run(chain[..20].to_vec(), Resume::EveryBlock, 0));
+    }
+    writer.insert(WorkerIdx(1), &run(chain[20..].to_vec(), Resume::EveryBlock, 0));
+    writer.reader().touch(&chain);
+    writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
+    assert_eq!(search::walk(&writer.reader().heads.load(), &chain).len(), 2);
+    assert_eq!(lengths(&writer, &chain), [(1, 40), (0, 20)]);
+}
+
+#[test]
+fn notes_beyond_the_limit_are_not_taken() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let n = walked::NOTES_MAX as u64 + 10;
+    for block in 0..=n {
+        writer.insert(WorkerIdx(0), &run(keys(1, block..block + 1), Resume::EveryBlock, 0));
+    }
+    writer.reader().touch(&keys(1, 0..n + 1));
+    assert_eq!(writer.reader().walked.take().len(), walked::NOTES_MAX);
+}
+
+#[test]
+fn a_run_that_names_a_block_twice_is_one_claim() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let twice = vec![BlockKey(1), BlockKey(2), BlockKey(1), BlockKey(2), BlockKey(3), BlockKey(3)];
+    writer.insert(WorkerIdx(0), &run(twice.clone(), Resume::EveryBlock, 0));
+    writer.check_invariants();
+    assert_eq!((writer.n_blocks_of(WorkerIdx(0)), writer.reader().n_blocks()), (3, 3));
+    writer.remove(WorkerIdx(0), &twice);
+    writer.check_invariants();
+    assert_eq!(writer.reader().n_blocks(), 0);
+}
+
+#[test]
+fn a_run_longer_than_a_segment_is_found_as_a_whole() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let n = span::SEGMENT_BLOCKS_MAX as u64;
+    writer.insert(WorkerIdx(0), &run(keys(1, 0..3 * n), Resume::LastBlock, 0));
+    writer.check_invariants();
+    assert_eq!(lengths(&writer, &keys(1, 0..3 * n + 5)), [(0, 3 * n as u32)]);
+    assert_eq!(lengths(&writer, &keys(1, 0..2 * n)), [], "only the end of the run can be resumed");
+    writer.insert(WorkerIdx(0), &run(keys(1, 0..3 * n - 1), Resume::EveryBlock, 0));
+    assert_eq!(lengths(&writer, &keys(1, 0..2 * n)), [(0, 2 * n as u32)]);
+}
+
+#[test]
+fn blocks_may_go_one_by_one_in_either_order() {
+    let mut writer = IndexWriter::new(ROOMY);
+    for worker in [0, 1] {
+        writer.insert(WorkerIdx(worker), &run(keys(1, 0..30), Resume::EveryBlock, 0));
+    }
+    let mut back_to_front = keys(1, 10..30);
+    back_to_front.reverse();
+    writer.remove(WorkerIdx(0), &back_to_front);
+    writer.check_invariants();
+    assert_eq!(lengths(&writer, &keys(1, 0..30)), [(1, 30), (0, 10)]);
+    for block in (0..30).rev() {
+        writer.remove(WorkerIdx(1), &keys(1, block..block + 1));
+        writer.check_invariants();
+    }
+    assert_eq!(lengths(&writer, &keys(1, 0..30)), [(0, 10)]);
+    assert_eq!(writer.reader().n_blocks(), 10);
+}
+
+#[test]
+fn readers_see_what_two_views_share_while_one_replaces_the_other() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let shared = keys(1, 0..100);
+    let view = |chain: u64| -> Vec<Run> {
+        let turns = shared.chunks(10).map(|turn| run(turn.to_vec(), Resume::EveryBlock, chain as u16));
+        turns.chain((0..50).map(|own| run(keys(100 * chain + own, 0..20), Resume::EveryBlock, 0))).collect()
+    };
+    writer.replace_worker(WorkerIdx(0), &view(1));
+    let (index, done) = (writer.reader(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut n = 0u64;
+            while !done.load(Ordering::Relaxed) || n == 0 {
+                let found = index.matches(&shared);
+                assert!(matches!(found[..], [Match { worker: WorkerIdx(0), blocks: 100, .. }]), "{found:?}");
+                index.touch(&shared);
+                n += 1;
+            }
+            n
+        });
+        for chain in 2..400 {
+            writer.replace_worker(WorkerIdx(0), &view(chain));
+            assert!(!reader.is_finished(), "the reader has found the shared blocks each time");
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(reader.join().expect("the reader saw no gap") > 0);
+    });
+    writer.check_invariants();
+    assert_eq!(writer.n_blocks_of(WorkerIdx(0)), 1_100);
 }
 
 /// Is what the naive reference knows of one worker's block.
@@ -171,6 +286,12 @@ enum Op {
         tier: Tier,
         slot: Option<u16>,
     },
+    /// Adds blocks behind those of a chain that a worker holds.
+    Grow {
+        worker: u32,
+        chain: u64,
+        by: u64,
+    },
     /// Removes a chain's own blocks from `from` on: leaves before parents.
     Trim {
         worker: u32,
@@ -189,6 +310,12 @@ enum Op {
         chain: u64,
         n: u64,
     },
+    /// Removes one block, whatever is behind it.
+    Punch {
+        worker: u32,
+        chain: u64,
+        block: u64,
+    },
 }
 
 const WORKERS: u32 = 6;
@@ -204,7 +331,16 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..WORKERS, 0..CHAINS, 4..BLOCKS).prop_map(|(worker, chain, from)| Op::Trim { worker, chain, from }),
         1 => (0..WORKERS, 0..CHAINS, 0..BLOCKS).prop_map(|(worker, chain, n)| Op::Replace { worker, chain, n }),
         1 => (0..WORKERS).prop_map(|worker| Op::Forget { worker }),
-        1 => (0..CHAINS, 1..BLOCKS).prop_map(|(chain, n)| Op::Touch { chain, n }),
+        4 => (0..WORKERS, 0..CHAINS, 1..8u64).prop_map(|(worker, chain, by)| Op::Grow { worker, chain, by }),
+        4 => (0..CHAINS, 1..BLOCKS).prop_map(|(chain, n)| Op::Touch { chain, n }),
+    ]
+}
+
+fn op_or_punch() -> impl Strategy<Value = Op> {
+    let punch = (0..WORKERS, 0..CHAINS, 0..BLOCKS);
+    prop_oneof![
+        8 => op(),
+        2 => punch.prop_map(|(worker, chain, block)| Op::Punch { worker, chain, block }),
     ]
 }
 
@@ -231,7 +367,20 @@ fn apply(op: Op, writer: &mut IndexWriter, naive: &mut Naive) {
             writer.remove_worker(WorkerIdx(worker));
             naive.0.retain(|&(of, _), _| of != WorkerIdx(worker));
         }
+        Op::Grow { worker, chain, by } => {
+            let keys = tree_keys(chain, BLOCKS);
+            let n_held = keys.iter().take_while(|&&key| naive.0.contains_key(&(WorkerIdx(worker), key))).count();
+            let to = BLOCKS.min(n_held as u64 + by) as usize;
+            let run = run(keys[n_held..to].to_vec(), Resume::EveryBlock, worker as u16);
+            writer.insert(WorkerIdx(worker), &run);
+            naive.insert(WorkerIdx(worker), &run);
+        }
         Op::Touch { chain, n } => writer.reader().touch(&tree_keys(chain, n)),
+        Op::Punch { worker, chain, block } => {
+            let keys = &tree_keys(chain, BLOCKS)[block as usize..][..1];
+            writer.remove(WorkerIdx(worker), keys);
+            naive.0.remove(&(WorkerIdx(worker), keys[0]));
+        }
     }
 }
 
@@ -252,8 +401,8 @@ proptest! {
 
     #[test]
     fn keeps_its_limit_and_never_invents_a_claim(
-        ops in proptest::collection::vec(op(), 1..60),
-        bytes_max in 0usize..6_000,
+        ops in proptest::collection::vec(op_or_punch(), 1..60),
+        bytes_max in 0usize..12_000,
     ) {
         let mut writer = IndexWriter::new(IndexOptions { bytes_max, seed: 3 });
         let mut naive = Naive::default();

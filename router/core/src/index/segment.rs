@@ -1,0 +1,219 @@
+//! A segment: consecutive blocks of one chain, and who holds which of them.
+//!
+//! Not here: where segments are found (`heads`, `locator`), when they change (`writer`). The idea: a segment never
+//! changes; a change makes a new one, so a reader that has one needs no lock. Its words are its spans, ordered by worker
+//! and offset, and behind them the keys. A chain is prefix-closed: where two chains have the same key, they have the same
+//! keys before it, so one comparison at the end tells that a whole stretch agrees.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use warmpath_common::block_hash::BlockKey;
+
+use super::span::Span;
+use crate::WorkerIdx;
+
+/// Is what a segment takes beside its words: its struct, two counters of its `Arc`, and what an allocator puts before
+/// each of its two allocations. Units: bytes.
+const SEGMENT_BYTES: usize = size_of::<Segment>() + 16 + 16;
+
+/// Is some consecutive blocks of one chain.
+pub(super) struct Segment {
+    words: Box<[u64]>,
+    n_spans: u32,
+    /// Is when the segment was last matched; readers renew it.
+    age: AtomicU32,
+}
+
+/// Says which spans of a segment are replaced by which others.
+#[derive(Debug)]
+pub(super) struct Edit {
+    replaced: Range<usize>,
+    with: Vec<Span>,
+    /// Is how many more blocks the worker holds after the edit.
+    pub(super) n_more: isize,
+}
+
+impl Edit {
+    /// Returns whether the worker held nothing of the segment before.
+    pub(super) fn starts(&self) -> bool {
+        self.replaced.is_empty()
+    }
+
+    /// Returns whether the worker holds nothing of the segment afterwards.
+    pub(super) fn ends(&self) -> bool {
+        self.with.is_empty()
+    }
+}
+
+impl Segment {
+    /// Returns the segment of `keys` that is held as `spans` say, which are ordered.
+    pub(super) fn new(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Self {
+        let words = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
+        Self { words, n_spans: spans.len() as u32, age: AtomicU32::new(epoch) }
+    }
+
+    /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them.
+    pub(super) fn edited(&self, edit: &Edit, n_keys: usize, more: &[BlockKey]) -> Self {
+        let spans = &self.words[..self.n_spans as usize];
+        let n_spans = spans.len() - edit.replaced.len() + edit.with.len();
+        let mut words = Vec::with_capacity(n_spans + n_keys + more.len());
+        words.extend_from_slice(&spans[..edit.replaced.start]);
+        words.extend(edit.with.iter().map(|span| span.0));
+        words.extend_from_slice(&spans[edit.replaced.end..]);
+        words.extend_from_slice(&self.keys()[..n_keys]);
+        words.extend(more.iter().map(|key| key.0));
+        Self { words: words.into(), n_spans: n_spans as u32, age: AtomicU32::new(self.age()) }
+    }
+
+    /// Returns this segment and `next` as one.
+    pub(super) fn joined(&self, next: &Self) -> Self {
+        let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
+        let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
+        spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
+        coalesce(&mut spans);
+        let words = spans.iter().map(|span| span.0).chain(self.keys().iter().chain(next.keys()).copied()).collect();
+        let age = self.age().max(next.age());
+        Self { words, n_spans: spans.len() as u32, age: AtomicU32::new(age) }
+    }
+
+    /// Returns the keys of the blocks.
+    pub(super) fn keys(&self) -> &[u64] {
+        &self.words[self.n_spans as usize..]
+    }
+
+    /// Returns the number of blocks.
+    pub(super) fn len(&self) -> usize {
+        self.words.len() - self.n_spans as usize
+    }
+
+    /// Returns the key of the first block.
+    pub(super) fn first(&self) -> BlockKey {
+        BlockKey(self.keys()[0])
+    }
+
+    /// Returns the key of the last block.
+    pub(super) fn last(&self) -> BlockKey {
+        BlockKey(self.words[self.words.len() - 1])
+    }
+
+    /// Returns the number of spans.
+    pub(super) fn n_spans(&self) -> usize {
+        self.n_spans as usize
+    }
+
+    /// Returns the spans, ordered by worker and offset.
+    pub(super) fn spans(&self) -> impl ExactSizeIterator<Item = Span> + '_ {
+        self.words[..self.n_spans as usize].iter().copied().map(Span)
+    }
+
+    /// Returns where the spans of `worker` are.
+    fn places_of(&self, worker: WorkerIdx) -> Range<usize> {
+        let spans = &self.words[..self.n_spans as usize];
+        let start = spans.partition_point(|&word| Span(word).worker() < worker);
+        let n = spans[start..].iter().take_while(|&&word| Span(word).worker() == worker).count();
+        start..start + n
+    }
+
+    /// Returns the spans of `worker`.
+    pub(super) fn spans_of(&self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> + '_ {
+        self.words[self.places_of(worker)].iter().copied().map(Span)
+    }
+
+    /// Returns the edit that makes `new` all that `worker` holds of the blocks `range`; `None` where that changes nothing.
+    ///
+    /// Shape: `new` is of that worker, ordered, and within `range`.
+    pub(super) fn edit(&self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
+        let replaced = self.places_of(worker);
+        let old = || self.words[replaced.clone()].iter().copied().map(Span);
+        let left = |span: &Span| span.from() < range.start;
+        let right = |span: &Span| span.to() > range.end;
+        let mut with: Vec<Span> = Vec::with_capacity(replaced.len() + 3);
+        with.extend(old().filter(left).map(|span| span.form().over(span.from()..span.to().min(range.start))));
+        with.extend_from_slice(new);
+        with.extend(old().filter(right).map(|span| span.form().over(span.from().max(range.end)..span.to())));
+        coalesce(&mut with);
+        if old().eq(with.iter().copied()) {
+            return None;
+        }
+        let n_before: usize = old().map(Span::len).sum();
+        let n_after: usize = with.iter().map(|span| span.len()).sum();
+        Some(Edit { replaced, with, n_more: n_after as isize - n_before as isize })
+    }
+
+    /// Returns how many leading blocks are held by somebody or lie before one that is, after an edit.
+    pub(super) fn n_held_after(&self, edit: &Edit) -> usize {
+        let kept = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
+        kept.chain(edit.with.iter().copied()).map(Span::to).max().unwrap_or(0)
+    }
+
+    /// Returns the place of a key.
+    pub(super) fn offset_of(&self, BlockKey(key): BlockKey) -> Option<usize> {
+        let keys = self.keys();
+        if keys.first() == Some(&key) {
+            return Some(0);
+        }
+        // Eight at a time without a branch: the compiler makes one vector comparison of them.
+        let holds = |chunk: &[u64]| chunk.iter().fold(false, |found, &other| found | (other == key));
+        let start = keys.chunks(8).position(holds)? * 8;
+        keys[start..].iter().position(|&other| other == key).map(|offset| start + offset)
+    }
+
+    /// Returns how many blocks from `offset` on are the first of `asked`; the first is known to be.
+    ///
+    /// Cost: one comparison where all agree, else O(log n).
+    pub(super) fn n_common(&self, offset: usize, asked: &[BlockKey]) -> usize {
+        let keys = &self.keys()[offset..];
+        let n = keys.len().min(asked.len());
+        if keys[n - 1] == asked[n - 1].0 {
+            return n;
+        }
+        let (mut agrees, mut differs) = (0, n - 1);
+        while agrees + 1 < differs {
+            let middle = agrees.midpoint(differs);
+            if keys[middle] == asked[middle].0 { agrees = middle } else { differs = middle }
+        }
+        agrees + 1
+    }
+
+    /// Returns how many blocks from `offset` on are the first of `keys`, each compared.
+    pub(super) fn n_equal(&self, offset: usize, keys: &[BlockKey]) -> usize {
+        self.keys()[offset..].iter().zip(keys).take_while(|(own, key)| **own == key.0).count()
+    }
+
+    /// Returns how many blocks from `offset` back are the first of `keys`.
+    pub(super) fn n_equal_backwards(&self, offset: usize, keys: &[BlockKey]) -> usize {
+        self.keys()[..=offset].iter().rev().zip(keys).take_while(|(own, key)| **own == key.0).count()
+    }
+
+    /// Returns when the segment was last matched.
+    pub(super) fn age(&self) -> u32 {
+        self.age.load(Ordering::Relaxed)
+    }
+
+    /// Marks the segment as matched in `epoch`.
+    pub(super) fn touch(&self, epoch: u32) {
+        self.age.store(epoch, Ordering::Relaxed);
+    }
+
+    /// Returns the memory that the segment takes. Units: bytes.
+    pub(super) fn bytes(&self) -> usize {
+        Self::bytes_of(self.n_spans(), self.len())
+    }
+
+    /// Returns the memory that a segment takes. Units: bytes.
+    pub(super) fn bytes_of(n_spans: usize, n_keys: usize) -> usize {
+        SEGMENT_BYTES + (n_spans + n_keys) * size_of::<u64>()
+    }
+}
+
+/// Joins neighbours that say the same of adjacent blocks.
+fn coalesce(spans: &mut Vec<Span>) {
+    spans.dedup_by(|next, span| {
+        let joins = span.form() == next.form() && span.to() == next.from();
+        if joins {
+            *span = span.form().over(span.from()..next.to());
+        }
+        joins
+    });
+}

@@ -1,0 +1,392 @@
+//! The writer's side of the index: there is one, and it knows where every block is.
+//!
+//! Not here: what readers do (`search`). The idea: a change finds the segments of its blocks, makes new segments from
+//! them and puts these in their place, one by one. Memory is counted before it is taken.
+
+#[cfg(test)]
+mod invariants;
+mod room;
+mod views;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{Resume, Run};
+
+use self::views::{Holdings, Touched};
+use super::hash::Hasher;
+use super::heads::HeadsWriter;
+use super::locator::Locator;
+use super::segment::{Edit, Segment};
+use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
+use super::walked::{Walked, can_join};
+use super::{IndexOptions, PrefixIndex};
+use crate::WorkerIdx;
+
+/// Is the memory of a block. Units: bytes.
+///
+/// Source: docs/decisions/0006-prefix-index.md; only the pace of ageing hangs on it.
+const BLOCK_BYTES_TYPICAL: usize = 16;
+/// Is how many ages a full index is divided into.
+const AGES_WHEN_FULL: usize = 32;
+
+/// Is the writer's side of the index: there is one, and it knows how much each worker holds.
+pub struct IndexWriter {
+    index: Arc<PrefixIndex>,
+    options: IndexOptions,
+    hasher: Hasher,
+    heads: HeadsWriter,
+    locator: Locator,
+    /// Lists the segments by number; a number that is free has none.
+    segments: Vec<Option<Arc<Segment>>>,
+    free: Vec<u32>,
+    holdings: Vec<Holdings>,
+    /// Is the memory of all segments. Units: bytes.
+    segment_bytes: usize,
+    /// Is the memory of all workers' lists. Units: bytes.
+    list_bytes: usize,
+    /// Lists what insertions touch while a view is replaced.
+    touched: Option<Vec<Touched>>,
+    n_inserted_in_epoch: usize,
+    epoch_blocks: usize,
+    n_shed: u64,
+}
+
+/// Is where a block is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    id: u32,
+    offset: usize,
+}
+
+/// Is a part of a run that is recorded in one step.
+#[derive(Clone, Copy)]
+struct Piece<'a> {
+    keys: &'a [BlockKey],
+    form: Form,
+    resume: Resume,
+    /// Says that the run's last block is this piece's.
+    ends_run: bool,
+}
+
+impl IndexWriter {
+    /// Returns the writer of an empty index.
+    pub fn new(options: IndexOptions) -> Self {
+        let hasher = Hasher::new(options.seed);
+        let heads = HeadsWriter::new(hasher);
+        let index = PrefixIndex {
+            heads: ArcSwap::new(heads.table()),
+            walked: Walked::default(),
+            epoch: AtomicU32::new(0),
+            bytes: AtomicUsize::new(0),
+            n_blocks: AtomicUsize::new(0),
+        };
+        Self {
+            index: Arc::new(index),
+            options,
+            hasher,
+            heads,
+            locator: Locator::new(),
+            segments: Vec::new(),
+            free: Vec::new(),
+            holdings: Vec::new(),
+            segment_bytes: 0,
+            list_bytes: 0,
+            touched: None,
+            n_inserted_in_epoch: 0,
+            epoch_blocks: (options.bytes_max / BLOCK_BYTES_TYPICAL / AGES_WHEN_FULL).max(1),
+            n_shed: 0,
+        }
+    }
+
+    /// Returns the readers' side.
+    pub fn reader(&self) -> Arc<PrefixIndex> {
+        Arc::clone(&self.index)
+    }
+
+    /// Returns the number of blocks of which the index knows that `worker` holds them.
+    pub fn n_blocks_of(&self, worker: WorkerIdx) -> usize {
+        self.holdings.get(worker.0 as usize).map_or(0, Holdings::n_blocks)
+    }
+
+    /// Returns how many claims the memory limit has cost so far.
+    pub fn n_shed(&self) -> u64 {
+        self.n_shed
+    }
+
+    /// Records that `worker` holds the blocks of `run`, in the way that it says; what it said of them before is replaced.
+    pub fn insert(&mut self, worker: WorkerIdx, run: &Run) {
+        self.join_walked();
+        self.insert_run(worker, run);
+        self.settle();
+    }
+
+    /// Records that `worker` no longer holds the blocks `keys`.
+    ///
+    /// Cost: one probe for each stretch of consecutive blocks.
+    pub fn remove(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
+        self.remove_run(worker, keys);
+        self.settle();
+    }
+
+    fn remove_run(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
+        let mut at = 0;
+        while at < keys.len() {
+            let rest = &keys[at..];
+            at += self.locate(rest[0]).map_or(1, |place| self.withdraw_stretch(worker, place, rest));
+        }
+    }
+
+    /// Ends a change.
+    fn settle(&mut self) {
+        // A hole in what a worker holds takes a word more, and nobody asked for room for it.
+        if self.bytes() > self.options.bytes_max {
+            self.shed();
+        }
+        self.index.bytes.store(self.bytes(), Ordering::Relaxed);
+        self.index.n_blocks.store(self.locator.n_blocks(), Ordering::Relaxed);
+    }
+
+    fn segment(&self, id: u32) -> &Arc<Segment> {
+        self.segments[id as usize].as_ref().expect("whoever knows a number knows that it is taken")
+    }
+
+    fn locate(&self, key: BlockKey) -> Option<Place> {
+        let offset_in = |id: u32| self.segment(id).offset_of(key).map(|offset| Place { id, offset });
+        self.locator.find(self.locator.probe(self.hasher.hash(key)), offset_in)
+    }
+
+    fn insert_run(&mut self, worker: WorkerIdx, run: &Run) {
+        self.know(worker);
+        let form = Form::new(worker, run);
+        let mut at = 0;
+        let mut end_of = None;
+        while at < run.keys.len() {
+            let to = run.keys.len().min(at + SEGMENT_BLOCKS_MAX);
+            let keys = &run.keys[at..to];
+            if !self.make_room(worker, keys.len()) {
+                // What was said of these blocks before is no longer true.
+                self.n_shed += (run.keys.len() - at) as u64;
+                self.remove_run(worker, &run.keys[at..]);
+                return;
+            }
+            let piece = Piece { keys, form, resume: run.resume, ends_run: to == run.keys.len() };
+            let (n, place) = match self.locate(keys[0]) {
+                Some(place) => self.claim(worker, place, piece),
+                None => self.store(worker, piece, end_of),
+            };
+            at += n;
+            end_of = place;
+        }
+    }
+
+    /// Records what of a piece is in the segment that has its first block.
+    ///
+    /// Returns how many blocks that is, and the segment if they reach its end.
+    fn claim(&mut self, worker: WorkerIdx, at: Place, piece: Piece<'_>) -> (usize, Option<u32>) {
+        let segment = self.segment(at.id);
+        let n = segment.n_equal(at.offset, piece.keys);
+        let range = at.offset..at.offset + n;
+        let end_of = (range.end == segment.len()).then_some(at.id);
+        let edit = segment.edit(worker, range.clone(), &piece.spans(at.offset, n));
+        if let Some(edit) = edit {
+            let changed = segment.edited(&edit, segment.len(), &[]);
+            self.count(worker, at.id, &edit);
+            self.put(at.id, changed);
+        }
+        self.note_touched(at.id, range);
+        (n, end_of)
+    }
+
+    /// Records those first blocks of a piece that no segment has: at the end of `end_of` if that is the worker's alone,
+    /// else as a segment of their own.
+    fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
+        let own = end_of.filter(|&id| {
+            // What was there a moment ago may have been shed for this piece.
+            let segment = self.segments[id as usize].as_ref();
+            let is_own = |segment: &Segment| segment.spans().all(|span| span.worker() == worker);
+            segment.is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
+        });
+        let (id, offset) = match own {
+            Some(id) => (id, self.segment(id).len()),
+            None => (self.free.pop().unwrap_or(self.segments.len() as u32), 0),
+        };
+        let n = self.index_fresh(&piece.keys[..piece.keys.len().min(SEGMENT_BLOCKS_MAX - offset)], id);
+        let (keys, spans) = (&piece.keys[..n], piece.spans(offset, n));
+        self.n_inserted_in_epoch += n;
+        if n == 0 {
+            // The table was clogged at the first block: the next call makes a larger one.
+            if own.is_none() && (id as usize) < self.segments.len() {
+                self.free.push(id);
+            }
+        } else if own.is_some() {
+            let segment = self.segment(id);
+            let edit = segment.edit(worker, offset..offset + n, &spans).expect("nobody held blocks that were nowhere");
+            let longer = segment.edited(&edit, offset, keys);
+            self.count(worker, id, &edit);
+            self.put(id, longer);
+        } else {
+            let epoch = self.advance_epoch();
+            self.open(worker, id, Segment::new(keys, &spans, epoch));
+        }
+        self.note_touched(id, offset..offset + n);
+        (n, Some(id).filter(|_| n > 0))
+    }
+
+    /// Finds places for the first of `keys` that no segment has; returns how many those are.
+    fn index_fresh(&mut self, keys: &[BlockKey], id: u32) -> usize {
+        for (n, &key) in keys.iter().enumerate() {
+            let probe = self.locator.probe(self.hasher.hash(key));
+            let segments = &self.segments;
+            let has = |other: u32| {
+                let segment = segments.get(other as usize).and_then(Option::as_ref);
+                let stored = segment.is_some_and(|segment| segment.offset_of(key).is_some());
+                (stored || other == id && keys[..n].contains(&key)).then_some(())
+            };
+            if self.locator.find(probe, has).is_some() || !self.locator.insert(probe, id) {
+                return n;
+            }
+        }
+        keys.len()
+    }
+
+    /// Gives up the places of blocks of a segment.
+    fn unindex(&mut self, keys: &[u64], id: u32) {
+        for &key in keys {
+            self.locator.remove(self.locator.probe(self.hasher.hash(BlockKey(key))), id);
+        }
+    }
+
+    /// Adds a new segment of one worker.
+    fn open(&mut self, worker: WorkerIdx, id: u32, segment: Segment) {
+        if id as usize == self.segments.len() {
+            self.segments.push(None);
+        }
+        self.list(worker, id);
+        self.holdings[worker.0 as usize].add_blocks(segment.len() as isize);
+        self.segment_bytes += segment.bytes();
+        let segment = Arc::new(segment);
+        self.heads.put(Arc::clone(&segment));
+        self.segments[id as usize] = Some(segment);
+    }
+
+    /// Puts a segment in the place of one with the same first block.
+    fn put(&mut self, id: u32, segment: Segment) {
+        self.segment_bytes += segment.bytes();
+        let segment = Arc::new(segment);
+        self.heads.put(Arc::clone(&segment));
+        let old = self.segments[id as usize].replace(segment).expect("a segment is replaced where there is one");
+        self.segment_bytes -= old.bytes();
+    }
+
+    /// Takes a segment out whose blocks the locator no longer has; returns it.
+    fn close(&mut self, id: u32) -> Arc<Segment> {
+        let old = self.segments[id as usize].take().expect("a segment is closed once");
+        self.heads.remove(old.first());
+        self.segment_bytes -= old.bytes();
+        self.free.push(id);
+        old
+    }
+
+    /// Counts an edit for its worker.
+    fn count(&mut self, worker: WorkerIdx, id: u32, edit: &Edit) {
+        if edit.starts() {
+            self.list(worker, id);
+        }
+        let holdings = &mut self.holdings[worker.0 as usize];
+        if edit.ends() && !edit.starts() {
+            holdings.drop_segment();
+        }
+        holdings.add_blocks(edit.n_more);
+    }
+
+    /// Withdraws the blocks at the start of `keys` that lie side by side in one segment; returns how many there are.
+    fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, keys: &[BlockKey]) -> usize {
+        let segment = self.segment(at.id);
+        let n = segment.n_equal(at.offset, keys);
+        if n > 1 {
+            self.withdraw(worker, at.id, at.offset..at.offset + n);
+            return n;
+        }
+        let n = segment.n_equal_backwards(at.offset, keys);
+        self.withdraw(worker, at.id, at.offset + 1 - n..at.offset + 1);
+        n
+    }
+
+    /// Withdraws a worker's claims to blocks of a segment, and gives up what nobody holds at its end.
+    fn withdraw(&mut self, worker: WorkerIdx, id: u32, range: Range<usize>) {
+        // The last range of several may have left nothing.
+        let Some(segment) = self.segments[id as usize].clone() else { return };
+        let Some(edit) = segment.edit(worker, range, &[]) else { return };
+        let n_left = segment.n_held_after(&edit);
+        self.unindex(&segment.keys()[n_left..], id);
+        self.count(worker, id, &edit);
+        if n_left > 0 {
+            self.put(id, segment.edited(&edit, n_left, &[]));
+        } else {
+            self.close(id);
+        }
+    }
+
+    /// Makes one segment of each two that prompts have passed one behind the other.
+    fn join_walked(&mut self) {
+        for (last, first) in self.index.walked.take() {
+            let (Some(last), Some(first)) = (self.locate(last), self.locate(first)) else { continue };
+            // Both may have changed since.
+            if last.id != first.id && last.offset + 1 == self.segment(last.id).len() && first.offset == 0 {
+                self.join(last.id, first.id);
+            }
+        }
+    }
+
+    fn join(&mut self, first: u32, second: u32) {
+        let (one, two) = (self.segment(first), Arc::clone(self.segment(second)));
+        if !can_join(one, &two) {
+            return;
+        }
+        let joined = one.joined(&two);
+        for &key in two.keys() {
+            self.locator.relabel(self.locator.probe(self.hasher.hash(BlockKey(key))), (second, first));
+        }
+        // Readers find the whole before its second half goes.
+        self.put(first, joined);
+        let mut last = None;
+        for span in self.close(second).spans() {
+            if last.replace(span.worker()) != Some(span.worker()) {
+                self.holdings[span.worker().0 as usize].drop_segment();
+            }
+        }
+    }
+
+    fn advance_epoch(&mut self) -> u32 {
+        let epoch = self.index.epoch.load(Ordering::Relaxed);
+        if self.n_inserted_in_epoch < self.epoch_blocks {
+            return epoch;
+        }
+        self.n_inserted_in_epoch = 0;
+        self.index.epoch.store(epoch.wrapping_add(1), Ordering::Relaxed);
+        epoch.wrapping_add(1)
+    }
+}
+
+impl Piece<'_> {
+    /// Returns the spans of the piece's first `n` blocks, the first of which is at `offset`.
+    fn spans(&self, offset: usize, n: usize) -> Vec<Span> {
+        let range = offset..offset + n;
+        if n == 0 {
+            return Vec::new();
+        }
+        if self.resume == Resume::EveryBlock {
+            return vec![self.form.resumable().over(range)];
+        }
+        if !self.ends_run || n < self.keys.len() {
+            return vec![self.form.over(range)];
+        }
+        let last = range.end - 1;
+        let before = (n > 1).then(|| self.form.over(offset..last));
+        before.into_iter().chain([self.form.resumable().over(last..range.end)]).collect()
+    }
+}

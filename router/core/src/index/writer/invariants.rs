@@ -1,0 +1,70 @@
+//! What holds between any two operations on the index.
+//!
+//! Not here: what the answers are (`index/tests`). The idea: everything that is kept twice is counted anew and compared.
+
+use std::collections::HashMap;
+
+use super::*;
+
+impl IndexWriter {
+    /// Asserts what holds between any two operations.
+    pub(in super::super) fn check_invariants(&self) {
+        assert!(self.bytes() <= self.options.bytes_max, "{} bytes, limit {}", self.bytes(), self.options.bytes_max);
+        assert_eq!(self.index.bytes(), self.bytes(), "readers are told the memory in use");
+        let mut n_blocks_of = HashMap::new();
+        let (mut n_segments, mut n_blocks, mut bytes) = (0, 0, 0);
+        for (id, segment) in (0..).zip(&self.segments) {
+            let Some(segment) = segment else {
+                assert_eq!(self.free.iter().filter(|&&free| free == id).count(), 1, "number {id} is free once");
+                continue;
+            };
+            self.check_segment(id, segment, &mut n_blocks_of);
+            n_segments += 1;
+            n_blocks += segment.len();
+            bytes += segment.bytes();
+        }
+        assert_eq!(self.free.len(), self.segments.len() - n_segments, "what is free is not taken");
+        assert!(self.free.capacity() >= self.segments.len(), "every number has a place where it is free");
+        let list_bytes: usize = self.holdings.iter().map(Holdings::bytes).sum();
+        assert_eq!(self.list_bytes, list_bytes, "the lists' bytes are counted");
+        assert_eq!(self.segment_bytes, bytes, "the segments' bytes are counted");
+        assert_eq!((self.locator.n_blocks(), self.index.n_blocks()), (n_blocks, n_blocks), "blocks are counted");
+        assert_eq!(self.heads.n_live(), n_segments, "no head leads nowhere");
+        for (idx, holdings) in (0..).zip(&self.holdings) {
+            let counted = (holdings.n_blocks(), holdings.n_segments());
+            assert_eq!(counted, n_blocks_of.remove(&idx).unwrap_or_default(), "blocks and segments of worker {idx}");
+        }
+        assert!(n_blocks_of.is_empty(), "no worker goes uncounted");
+    }
+
+    fn check_segment(&self, id: u32, segment: &Segment, n_blocks_of: &mut HashMap<u32, (usize, usize)>) {
+        let spans: Vec<Span> = segment.spans().collect();
+        let follows = |a: &Span, b: &Span| {
+            let is_one = a.form() == b.form() && a.to() == b.from();
+            a.worker() < b.worker() || a.worker() == b.worker() && a.to() <= b.from() && !is_one
+        };
+        assert!(spans.is_sorted_by(follows), "spans are ordered and as few as can be: {spans:?}");
+        let end = spans.iter().map(|span| span.to()).max();
+        assert_eq!(end, Some(segment.len()), "somebody holds a segment's last block, nobody more");
+        assert!(segment.len() <= SEGMENT_BLOCKS_MAX);
+        for span in &spans {
+            let (n_blocks, _) = n_blocks_of.entry(span.worker().0).or_default();
+            *n_blocks += span.len();
+        }
+        let mut workers: Vec<u32> = spans.iter().map(|span| span.worker().0).collect();
+        workers.dedup();
+        for worker in workers {
+            n_blocks_of.entry(worker).or_default().1 += 1;
+            let list = self.holdings[worker as usize].segments();
+            assert!(list.contains(&id), "worker {worker} finds all its segments");
+        }
+        for (offset, &key) in segment.keys().iter().enumerate() {
+            let place = self.locate(BlockKey(key)).map(|place| (place.id, place.offset));
+            assert_eq!(place, Some((id, offset)), "a block has one place, and it is found");
+        }
+        let table = self.index.heads.load();
+        let head = table.find(segment.first());
+        let head = head.as_ref().and_then(|held| held.as_ref()).expect("a reader finds every segment");
+        assert!(std::ptr::eq(&**head, segment), "and finds the present one");
+    }
+}

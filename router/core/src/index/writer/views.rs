@@ -1,0 +1,184 @@
+//! A worker's view as a whole: what it holds, replacing it, forgetting it.
+//!
+//! Not here: single runs. The idea: a worker's segments are listed, so a view is replaced without a walk through what
+//! others hold. The list may name a segment twice, or one that the worker has left; it is tidied when it is twice as
+//! long as it has to be.
+
+use std::ops::Range;
+
+use warmpath_common::summary::Run;
+
+use super::IndexWriter;
+use crate::WorkerIdx;
+
+/// Is the shortest list that is tidied.
+const LIST_MIN: usize = 16;
+
+/// Is what one worker holds.
+#[derive(Default)]
+pub(super) struct Holdings {
+    n_blocks: usize,
+    n_segments: usize,
+    segments: Vec<u32>,
+}
+
+/// Is blocks of a segment that a new view has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Touched {
+    id: u32,
+    from: u16,
+    to: u16,
+}
+
+impl Holdings {
+    /// Returns the number of blocks.
+    pub(super) fn n_blocks(&self) -> usize {
+        self.n_blocks
+    }
+
+    /// Returns the memory of the list. Units: bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.segments.capacity() * size_of::<u32>()
+    }
+
+    /// Returns the memory that the list takes more if one more segment is added. Units: bytes.
+    pub(super) fn bytes_to_grow(&self) -> usize {
+        if self.segments.len() < self.segments.capacity() { 0 } else { self.n_more() * size_of::<u32>() }
+    }
+
+    fn n_more(&self) -> usize {
+        (self.segments.capacity() / 2).max(LIST_MIN)
+    }
+
+    /// Adds a segment.
+    fn take(&mut self, id: u32) {
+        if self.segments.len() == self.segments.capacity() {
+            self.segments.reserve_exact(self.n_more());
+        }
+        self.segments.push(id);
+        self.n_segments += 1;
+    }
+
+    /// Takes note that the worker has left a segment.
+    pub(super) fn drop_segment(&mut self) {
+        self.n_segments -= 1;
+    }
+
+    /// Adds to the number of blocks.
+    pub(super) fn add_blocks(&mut self, n_more: isize) {
+        self.n_blocks = self.n_blocks.checked_add_signed(n_more).expect("a worker drops what it holds");
+    }
+}
+
+#[cfg(test)]
+impl Holdings {
+    /// Returns the number of segments.
+    pub(super) fn n_segments(&self) -> usize {
+        self.n_segments
+    }
+
+    /// Returns the list.
+    pub(super) fn segments(&self) -> &[u32] {
+        &self.segments
+    }
+}
+
+impl IndexWriter {
+    /// Records that `worker` holds the blocks of `runs` and nothing else.
+    ///
+    /// A reader that matches meanwhile sees blocks of both views, never neither.
+    pub fn replace_worker(&mut self, worker: WorkerIdx, runs: &[Run]) {
+        self.join_walked();
+        self.touched = Some(Vec::new());
+        runs.iter().for_each(|run| self.insert_run(worker, run));
+        let mut touched = self.touched.take().unwrap_or_default();
+        touched.sort_unstable();
+        for id in self.segments_of(worker) {
+            let start = touched.partition_point(|touched| touched.id < id);
+            let kept = touched[start..].iter().take_while(|touched| touched.id == id);
+            let stale = gaps(kept, self.segment(id).len());
+            stale.into_iter().for_each(|range| self.withdraw(worker, id, range));
+        }
+        self.settle();
+    }
+
+    /// Forgets what `worker` holds.
+    pub fn remove_worker(&mut self, worker: WorkerIdx) {
+        for id in self.segments_of(worker) {
+            let all = 0..self.segment(id).len();
+            self.withdraw(worker, id, all);
+        }
+        if let Some(holdings) = self.holdings.get_mut(worker.0 as usize) {
+            debug_assert!(holdings.n_blocks == 0 && holdings.n_segments == 0, "the list names every segment");
+            self.list_bytes -= holdings.bytes();
+            *holdings = Holdings::default();
+        }
+        self.settle();
+    }
+
+    /// Makes sure that a worker has a place in the books.
+    pub(super) fn know(&mut self, worker: WorkerIdx) {
+        let n = worker.0 as usize + 1;
+        if self.holdings.len() < n {
+            self.holdings.resize_with(n, Holdings::default);
+        }
+    }
+
+    /// Takes note that a worker holds something of a segment of which it held nothing.
+    pub(super) fn list(&mut self, worker: WorkerIdx, id: u32) {
+        let holdings = &mut self.holdings[worker.0 as usize];
+        self.list_bytes -= holdings.bytes();
+        holdings.take(id);
+        self.list_bytes += holdings.bytes();
+    }
+
+    /// Takes note that a view that is being replaced has blocks of a segment.
+    pub(super) fn note_touched(&mut self, id: u32, range: Range<usize>) {
+        if let Some(touched) = &mut self.touched {
+            touched.push(Touched { id, from: range.start as u16, to: range.end as u16 });
+        }
+    }
+
+    /// Tidies the list of a worker's segments if it is much too long.
+    pub(super) fn tidy_list(&mut self, worker: WorkerIdx) {
+        let holdings = &self.holdings[worker.0 as usize];
+        if holdings.segments.len() >= LIST_MIN && holdings.segments.len() >= 2 * holdings.n_segments {
+            let list = self.segments_of(worker);
+            let segments = &mut self.holdings[worker.0 as usize].segments;
+            segments.clear();
+            segments.extend(list);
+        }
+    }
+
+    /// Returns the numbers of the segments of which `worker` holds something, each once.
+    fn segments_of(&self, worker: WorkerIdx) -> Vec<u32> {
+        let Some(holdings) = self.holdings.get(worker.0 as usize) else { return Vec::new() };
+        let mut list = holdings.segments.clone();
+        list.sort_unstable();
+        list.dedup();
+        let holds = |id: &u32| {
+            let segment = self.segments[*id as usize].as_ref();
+            segment.is_some_and(|segment| segment.spans_of(worker).len() > 0)
+        };
+        list.retain(holds);
+        list
+    }
+}
+
+/// Returns the blocks of a segment that are in none of `kept`, which are ordered.
+fn gaps<'a>(kept: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<usize>> {
+    let mut gaps = Vec::new();
+    let mut at = 0;
+    for touched in kept {
+        if at < touched.from.into() {
+            gaps.push(at..touched.from.into());
+        }
+        at = at.max(touched.to.into());
+    }
+    if at < len {
+        gaps.push(at..len);
+    }
+    // From the end, so that a segment that becomes shorter still has what comes next.
+    gaps.reverse();
+    gaps
+}
