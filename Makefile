@@ -53,7 +53,8 @@ fmt: ## Format the code
 	$(CARGO) fmt --all
 
 bench: build $(MODEL) ## Measure index, policies and worker, beside llama-server (built first, once: ten minutes)
-	@$(STAGE) index $(BIN)/warmpath-bench index
+	@$(STAGE) index-peers scripts/index-peers.sh
+	@$(STAGE) index $(BIN)/warmpath-bench index --against target/peers/index/release/warmpath-bench-peers
 	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
 	@$(STAGE) llama-server scripts/llama-server.sh
 	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(MODEL)

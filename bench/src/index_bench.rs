@@ -1,86 +1,97 @@
-//! `warmpath-bench index`: how fast and how large the router's prefix index is, with every answer checked.
+//! `warmpath-bench index`: how fast and how large the router's prefix index is, beside others', with answers checked.
 //!
-//! Not here: routing on top of it. The idea: workers hold conversations that share system prompts; the index takes their
-//! runs, answers look-ups and forgets again, each timed; a brute-force table of sets says what the answers should be.
+//! Not here: routing on top of it. The idea: the same fleet is given to each index (`measure`, `workload`); others are
+//! measured by a program of their own (`bench/peers`), so that their dependencies stay out of this build, and their rows
+//! are put beside ours.
 
-use std::collections::HashSet;
-use std::time::Instant;
+pub mod measure;
+pub mod ours;
+pub mod resync;
+pub mod workload;
 
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
-use hdrhistogram::Histogram;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use serde::Serialize;
-use warmpath_common::block_hash::BlockKey;
-use warmpath_common::ids::SlotId;
-use warmpath_common::summary::{Resume, Run, RunState, Tier};
-use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 
-/// Is the most memory the index may take: no benchmark reaches it. Units: bytes.
-const INDEX_BYTES_MAX: usize = 4 << 30;
-/// Is the number of different system prompts.
-const N_SYSTEM_PROMPTS: usize = 16;
-/// Is the length of a system prompt: 1,024 tokens. Units: blocks.
-const SYSTEM_BLOCKS: usize = 32;
-/// Is the longest conversation behind a system prompt: 8,192 tokens. Units: blocks.
-const CONVERSATION_BLOCKS_MAX: usize = 256;
-/// Is how many look-ups are compared with brute force for each fleet size.
-const N_CHECKED: usize = 2_000;
+use self::measure::{Row, Size};
+use self::ours::Ours;
+use self::resync::ResyncReport;
 
 /// Is what `warmpath-bench index` is told.
 #[derive(Debug, Clone, clap::Args)]
 pub struct IndexArgs {
     /// Lists the fleet sizes.
-    #[arg(long, value_delimiter = ',', default_values_t = [8, 64, 256])]
-    pub workers: Vec<u16>,
+    #[arg(long, value_delimiter = ',', default_values_t = [8, 64, 256, 1000])]
+    pub workers: Vec<u32>,
     /// Is how many blocks each worker holds, about.
     #[arg(long, default_value_t = 8192)]
     pub blocks_per_worker: usize,
     /// Is how many look-ups are timed for each fleet size.
     #[arg(long, default_value_t = 200_000)]
     pub lookups: usize,
+    /// Is how many blocks a resync replaces; 0 measures none.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub resync_blocks: usize,
     /// Seeds what workers hold and what is asked.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Prints JSON instead of a table.
+    /// Names the program that measures other indexes, as scripts/index-peers.sh builds it.
+    #[arg(long, value_name = "PROGRAM")]
+    pub against: Option<PathBuf>,
+    /// Prints JSON instead of tables.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Is what was measured with one fleet size.
+/// Is all that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct IndexReport {
-    /// Is the number of workers.
-    pub n_workers: u16,
-    /// Is the number of different blocks held.
-    pub n_blocks: usize,
-    /// Is the number of claims: pairs of a worker and a block that it holds.
-    pub n_claims: usize,
-    /// Is the median time of a look-up, the clock's own included. Units: nanoseconds.
-    pub lookup_ns_p50: u64,
-    /// Is the 99th percentile of it. Units: nanoseconds.
-    pub lookup_ns_p99: u64,
-    /// Is how many claims are recorded a second.
-    pub stored_blocks_per_s: f64,
-    /// Is how many claims are forgotten a second.
-    pub removed_blocks_per_s: f64,
-    /// Is the index's memory for each different block. Units: bytes.
-    pub bytes_per_block: f64,
-    /// Is the index's memory for each claim. Units: bytes.
-    pub bytes_per_claim: f64,
-    /// Is how many look-ups were compared with brute force; all agreed.
-    pub n_checked: usize,
+    /// Lists the indexes by fleet size, ours first.
+    pub rows: Vec<Row>,
+    /// Is the resync, where one was asked for.
+    pub resync: Option<ResyncReport>,
 }
 
-/// Runs `warmpath-bench index` and prints the reports.
+/// Runs `warmpath-bench index` and prints the report.
 ///
-/// Errors: where an answer differs from brute force.
+/// Errors: where an answer differs from brute force; where the other program fails.
 pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
-    let reports = args.workers.iter().map(|&n_workers| measure(n_workers, args)).collect::<anyhow::Result<Vec<_>>>()?;
-    let text = if args.json { serde_json::to_string_pretty(&reports)? } else { table(&reports).to_string() };
+    let theirs = args.against.as_ref().map(|program| peers(program, args)).transpose()?.unwrap_or_default();
+    let mut rows = Vec::new();
+    for &n_workers in &args.workers {
+        rows.push(measure(n_workers, args)?);
+        rows.extend(theirs.iter().filter(|row| row.n_workers == n_workers).cloned());
+    }
+    let resync = (args.resync_blocks > 0).then(|| resync::measure(args.resync_blocks, args.seed));
+    let report = IndexReport { rows, resync };
+    let text = if args.json { serde_json::to_string_pretty(&report)? } else { tables(&report) };
     println(&text);
     Ok(())
+}
+
+/// Measures our index with one fleet size.
+///
+/// Errors: where an answer differs from brute force.
+pub fn measure(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Row> {
+    let &IndexArgs { blocks_per_worker, lookups, seed, .. } = args;
+    let size = Size { n_workers, blocks_per_worker, n_lookups: lookups, seed };
+    measure::measure("warmpath", size, || Ours::new(seed))
+}
+
+/// Runs the program that measures other indexes.
+fn peers(program: &PathBuf, args: &IndexArgs) -> anyhow::Result<Vec<Row>> {
+    let workers: Vec<String> = args.workers.iter().map(u32::to_string).collect();
+    let mut command = Command::new(program);
+    command.args(["--workers", &workers.join(",")]);
+    command.args(["--blocks-per-worker", &args.blocks_per_worker.to_string()]);
+    command.args(["--lookups", &args.lookups.to_string(), "--seed", &args.seed.to_string()]);
+    let output = command.stderr(std::process::Stdio::inherit()).output();
+    let output = output.with_context(|| format!("running {}", program.display()))?;
+    anyhow::ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("reading the rows of {}", program.display()))
 }
 
 #[expect(clippy::print_stdout, reason = "the report is the command's output")]
@@ -88,196 +99,154 @@ fn println(text: &str) {
     println!("{text}");
 }
 
-fn table(reports: &[IndexReport]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+fn tables(report: &IndexReport) -> String {
+    let resync = report.resync.as_ref().map(|resync| format!("\n\n{}", resync_table(resync)));
+    format!("{}{}", row_table(&report.rows), resync.unwrap_or_default())
+}
+
+fn row_table(rows: &[Row]) -> Table {
+    let mut table = table(&[
         "workers",
         "blocks",
         "claims",
+        "index",
         "look-up p50 ns",
         "p99 ns",
         "stored/s",
         "removed/s",
+        "replaced/s",
         "B/block",
-        "B/claim",
         "checked",
     ]);
-    for report in reports {
+    let millions = |rate: f64| format!("{:.2}M", rate / 1e6);
+    for row in rows {
         table.add_row([
-            report.n_workers.to_string(),
-            report.n_blocks.to_string(),
-            report.n_claims.to_string(),
-            report.lookup_ns_p50.to_string(),
-            report.lookup_ns_p99.to_string(),
-            format!("{:.2}M", report.stored_blocks_per_s / 1e6),
-            format!("{:.2}M", report.removed_blocks_per_s / 1e6),
-            format!("{:.1}", report.bytes_per_block),
-            format!("{:.1}", report.bytes_per_claim),
-            report.n_checked.to_string(),
+            row.n_workers.to_string(),
+            row.n_blocks.to_string(),
+            row.n_claims.to_string(),
+            row.index.clone(),
+            row.lookup_ns_p50.to_string(),
+            row.lookup_ns_p99.to_string(),
+            millions(row.stored_blocks_per_s),
+            millions(row.removed_blocks_per_s),
+            millions(row.replaced_blocks_per_s),
+            format!("{:.1}", row.bytes_per_block),
+            row.n_checked.to_string(),
         ]);
     }
+    table
+}
+
+fn resync_table(resync: &ResyncReport) -> Table {
+    let mut table = table(&[
+        "blocks of the view",
+        "same view ms",
+        "other view ms",
+        "look-up p99 ns, quiet",
+        "p99 ns, meanwhile",
+        "longest ns",
+        "look-ups",
+    ]);
+    table.add_row([
+        resync.n_blocks.to_string(),
+        format!("{:.1}", resync.same_ms),
+        format!("{:.1}", resync.other_ms),
+        resync.quiet_ns_p99.to_string(),
+        resync.busy_ns_p99.to_string(),
+        resync.busy_ns_max.to_string(),
+        resync.n_busy.to_string(),
+    ]);
+    table
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(header);
     table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 
-/// Measures one fleet size.
-///
-/// Errors: where an answer differs from brute force.
-pub fn measure(n_workers: u16, args: &IndexArgs) -> anyhow::Result<IndexReport> {
-    let mut rng = ChaCha8Rng::seed_from_u64(args.seed);
-    let held = Held::random(n_workers, args.blocks_per_worker, &mut rng);
-    let mut writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed: args.seed });
-    let n_stored = held.chains.iter().map(|(_, chain)| chain.len()).sum::<usize>() as f64;
-    let start = Instant::now();
-    for (worker, chain) in &held.chains {
-        writer.insert(*worker, &run_of(chain));
-    }
-    let stored_s = start.elapsed().as_secs_f64();
-    let index = writer.reader();
-    let n_checked = N_CHECKED.min(args.lookups);
-    for _ in 0..n_checked {
-        let asked = held.ask(&mut rng);
-        held.check(&index, &asked)?;
-    }
-    let (lookup_ns_p50, lookup_ns_p99) = time_lookups(&index, &held, (args.lookups, &mut rng));
-    let (n_blocks, bytes) = (index.n_blocks(), index.bytes() as f64);
-    let n_claims = (0..n_workers).map(|worker| writer.n_blocks_of(worker_idx(worker))).sum::<usize>();
-    let start = Instant::now();
-    for (worker, chain) in &held.chains {
-        writer.remove(*worker, chain);
-    }
-    let removed_s = start.elapsed().as_secs_f64();
-    anyhow::ensure!(index.n_blocks() == 0, "{} blocks are left behind after all were removed", index.n_blocks());
-    Ok(IndexReport {
-        n_workers,
-        n_blocks,
-        n_claims,
-        lookup_ns_p50,
-        lookup_ns_p99,
-        stored_blocks_per_s: n_stored / stored_s,
-        removed_blocks_per_s: n_stored / removed_s,
-        bytes_per_block: bytes / n_blocks as f64,
-        bytes_per_claim: bytes / n_claims as f64,
-        n_checked,
-    })
-}
-
-fn time_lookups(index: &PrefixIndex, held: &Held, (n, rng): (usize, &mut ChaCha8Rng)) -> (u64, u64) {
-    // One nanosecond to a second; `saturating_record` clamps to the bounds, so they are given and not grown.
-    let mut histogram = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3).expect("the bounds are valid");
-    for _ in 0..n {
-        let asked = held.ask(rng);
-        let start = Instant::now();
-        std::hint::black_box(index.matches(std::hint::black_box(&asked)));
-        histogram.saturating_record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    }
-    (histogram.value_at_quantile(0.5), histogram.value_at_quantile(0.99))
-}
-
-fn worker_idx(worker: u16) -> WorkerIdx {
-    WorkerIdx(worker.into())
-}
-
-fn run_of(chain: &[BlockKey]) -> Run {
-    Run {
-        keys: chain.to_vec(),
-        tier: Tier::Resident,
-        slot: Some(SlotId(0)),
-        state: RunState::Ready,
-        resume: Resume::EveryBlock,
-    }
-}
-
-/// Is what the fleet holds, kept the simple way.
-struct Held {
-    chains: Vec<(WorkerIdx, Vec<BlockKey>)>,
-    /// Lists the conversations' chains once each.
-    conversations: Vec<Vec<BlockKey>>,
-    /// Lists for each worker the blocks that it holds.
-    sets: Vec<HashSet<BlockKey>>,
-}
-
-impl Held {
-    /// Gives each worker conversations until it holds `blocks_per_worker`; every fourth is held by another worker too.
-    fn random(n_workers: u16, blocks_per_worker: usize, rng: &mut ChaCha8Rng) -> Self {
-        let mut keys = |n: usize| -> Vec<BlockKey> { (0..n).map(|_| BlockKey(rng.next_u64())).collect() };
-        let systems: Vec<_> = (0..N_SYSTEM_PROMPTS).map(|_| keys(SYSTEM_BLOCKS)).collect();
-        let mut held =
-            Self { chains: Vec::new(), conversations: Vec::new(), sets: vec![HashSet::new(); n_workers.into()] };
-        for worker in 0..n_workers {
-            while held.sets[usize::from(worker)].len() < blocks_per_worker {
-                let mut chain = systems[below(rng, N_SYSTEM_PROMPTS)].clone();
-                let n_own = 1 + below(rng, CONVERSATION_BLOCKS_MAX);
-                chain.extend((0..n_own).map(|_| BlockKey(rng.next_u64())));
-                held.give(worker, &chain);
-                if below(rng, 4) == 0 {
-                    let other = below(rng, usize::from(n_workers)) as u16;
-                    held.give(other, &chain[..SYSTEM_BLOCKS + 1 + below(rng, n_own)]);
-                }
-                held.conversations.push(chain);
-            }
-        }
-        held
-    }
-
-    fn give(&mut self, worker: u16, chain: &[BlockKey]) {
-        self.sets[usize::from(worker)].extend(chain);
-        self.chains.push((worker_idx(worker), chain.to_vec()));
-    }
-
-    /// Returns a chain as a router would ask for it: a conversation with a new turn, now and then a new conversation.
-    fn ask(&self, rng: &mut ChaCha8Rng) -> Vec<BlockKey> {
-        let conversation = &self.conversations[below(rng, self.conversations.len())];
-        let kept = if below(rng, 4) == 0 { SYSTEM_BLOCKS } else { conversation.len() };
-        let mut asked = conversation[..kept].to_vec();
-        asked.extend((0..below(rng, 16)).map(|_| BlockKey(rng.next_u64())));
-        asked
-    }
-
-    /// Compares the index's answer with a walk along the chain for every worker.
-    fn check(&self, index: &PrefixIndex, asked: &[BlockKey]) -> anyhow::Result<()> {
-        let mut expected: Vec<(u32, WorkerIdx)> = (0..)
-            .zip(&self.sets)
-            .map(|(worker, set)| (asked.iter().take_while(|key| set.contains(key)).count() as u32, worker_idx(worker)))
-            .filter(|&(blocks, _)| blocks > 0)
-            .collect();
-        expected.sort_unstable_by_key(|&(blocks, worker)| (std::cmp::Reverse(blocks), worker));
-        let found: Vec<_> = index.matches(asked).iter().map(|found| (found.blocks, found.worker)).collect();
-        anyhow::ensure!(found == expected, "the index says {found:?}, brute force says {expected:?}");
-        Ok(())
-    }
-}
-
-/// Returns a number below `n`, which is small against 2^64: the bias is not worth a loop.
-fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
-    usize::try_from(rng.next_u64() % n as u64).expect("below a usize")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::measure::Subject;
+    use super::workload::Fleet;
     use super::*;
 
     fn args() -> IndexArgs {
-        IndexArgs { workers: vec![3], blocks_per_worker: 400, lookups: 300, seed: 7, json: false }
+        IndexArgs {
+            workers: vec![3],
+            blocks_per_worker: 400,
+            lookups: 300,
+            resync_blocks: 0,
+            seed: 7,
+            against: None,
+            json: false,
+        }
     }
 
     #[test]
     fn answers_agree_with_brute_force_and_everything_is_removed() {
-        let report = measure(3, &args()).unwrap();
-        assert_eq!(report.n_checked, 300);
-        assert!(report.n_claims >= 3 * 400 && report.n_blocks <= report.n_claims);
-        assert!(report.bytes_per_block > 8.0, "{report:?}");
+        let row = measure(3, &args()).unwrap();
+        assert_eq!(row.n_checked, 300);
+        assert!(row.n_claims >= 3 * 400 && row.n_blocks <= row.n_claims);
+        assert!(row.bytes_per_block > 8.0, "{row:?}");
         // No chain of dozens of blocks is looked up faster than memory answers a few times.
-        assert!(report.lookup_ns_p50 >= 20 && report.lookup_ns_p99 > report.lookup_ns_p50, "{report:?}");
-        assert!(table(&[report]).to_string().contains("look-up p50"));
+        assert!(row.lookup_ns_p50 >= 20 && row.lookup_ns_p99 > row.lookup_ns_p50, "{row:?}");
+        assert!(row_table(&[row]).to_string().contains("look-up p50"));
     }
 
     #[test]
     fn a_wrong_answer_is_told() {
-        let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let held = Held::random(2, 100, &mut rng);
-        let empty = IndexWriter::new(IndexOptions { bytes_max: 1 << 20, seed: 1 });
-        assert!(held.check(&empty.reader(), &held.conversations[0]).is_err());
+        let fleet = Fleet::random(2, 100, 1);
+        let empty = Ours::new(1);
+        let asked = &fleet.chains[0];
+        assert!(Ours::read(empty.look_up(empty.ask(asked))).is_empty());
+        assert!(!fleet.expected(asked).is_empty());
+        // An index that takes note of nothing.
+        struct Deaf(Ours);
+        impl Subject for Deaf {
+            type Change = ours::Change;
+            type Ask = <Ours as Subject>::Ask;
+            type Answer = <Ours as Subject>::Answer;
+            fn stored(&self, stretch: workload::Stretch, parent: Option<u64>, keys: &[u64]) -> Self::Change {
+                self.0.stored(stretch, parent, keys)
+            }
+            fn removed(&self, stretch: workload::Stretch, keys: &[u64]) -> Self::Change {
+                self.0.removed(stretch, keys)
+            }
+            fn apply(&mut self, _change: Self::Change) {}
+            fn replace(&mut self, _worker: u32, _view: Vec<Self::Change>) {}
+            fn routed(&self, _keys: &[u64]) {}
+            fn ask(&self, keys: &[u64]) -> Self::Ask {
+                self.0.ask(keys)
+            }
+            fn look_up(&self, ask: Self::Ask) -> Self::Answer {
+                self.0.look_up(ask)
+            }
+            fn read(answer: Self::Answer) -> Vec<(u32, u32)> {
+                Ours::read(answer)
+            }
+            fn bytes(&self) -> usize {
+                self.0.bytes()
+            }
+        }
+        let size = Size { n_workers: 2, blocks_per_worker: 100, n_lookups: 100, seed: 1 };
+        let told = measure::measure("deaf", size, || Deaf(Ours::new(1))).unwrap_err();
+        assert!(told.to_string().contains("brute force says"), "{told}");
+    }
+
+    #[test]
+    fn a_resync_is_timed_while_prompts_are_looked_up() {
+        let report = resync::measure(20_000, 1);
+        assert!(report.same_ms > 0.0 && report.other_ms > 0.0);
+        assert!(report.quiet_ns_p99 >= 20 && report.busy_ns_max >= report.busy_ns_p99, "{report:?}");
+        assert!(resync_table(&report).to_string().contains("20000"));
+    }
+
+    #[test]
+    fn a_program_that_fails_is_told() {
+        let told = peers(&PathBuf::from("/does/not/exist"), &args()).unwrap_err();
+        assert!(format!("{told:#}").contains("/does/not/exist"));
     }
 }

@@ -1,0 +1,196 @@
+//! Measures one index on one fleet: the same steps, in the same order, for ours and for others.
+//!
+//! Not here: what is held and asked (`workload`), the indexes. The idea: an index is fed with the fleet's changes as its
+//! own routers would feed it, each prepared before its time is taken; then it is asked; then it forgets again.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::workload::{Fleet, Stretch};
+
+/// Is how many look-ups are compared with brute force, at most.
+const N_CHECKED_MAX: usize = 2_000;
+/// Is how many keys of how many workers brute force may try in all checks together.
+const CHECKED_WORK_MAX: usize = 500_000;
+/// Is how many workers' views are replaced.
+const N_REPLACED: u32 = 16;
+
+/// Is an index that can be measured.
+pub trait Subject {
+    /// Is a change as the index takes it.
+    type Change;
+    /// Is a question as the index takes it.
+    type Ask;
+    /// Is an answer as the index gives it.
+    type Answer;
+
+    /// Returns the change that stores `keys` behind `parent`.
+    fn stored(&self, stretch: Stretch, parent: Option<u64>, keys: &[u64]) -> Self::Change;
+    /// Returns the change that removes `keys`.
+    fn removed(&self, stretch: Stretch, keys: &[u64]) -> Self::Change;
+    /// Makes a change.
+    fn apply(&mut self, change: Self::Change);
+    /// Makes `view` all that a worker holds.
+    fn replace(&mut self, worker: u32, view: Vec<Self::Change>);
+    /// Takes note that a request with the prompt `keys` was routed.
+    fn routed(&self, keys: &[u64]);
+    /// Returns the question for the holders of a chain.
+    fn ask(&self, keys: &[u64]) -> Self::Ask;
+    /// Answers a question.
+    fn look_up(&self, ask: Self::Ask) -> Self::Answer;
+    /// Returns the blocks and the worker of each match.
+    fn read(answer: Self::Answer) -> Vec<(u32, u32)>;
+    /// Returns the memory in use. Units: bytes.
+    fn bytes(&self) -> usize;
+}
+
+/// Is how large the measured fleets are and how long they are asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Is the number of workers.
+    pub n_workers: u32,
+    /// Is how many blocks each worker holds, about.
+    pub blocks_per_worker: usize,
+    /// Is how many look-ups are timed.
+    pub n_lookups: usize,
+    /// Seeds what workers hold and what is asked.
+    pub seed: u64,
+}
+
+/// Is what was measured of one index with one fleet.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Row {
+    /// Names the index.
+    pub index: String,
+    /// Is the number of workers.
+    pub n_workers: u32,
+    /// Is the number of different blocks held.
+    pub n_blocks: usize,
+    /// Is the number of claims: pairs of a worker and a block that it holds.
+    pub n_claims: usize,
+    /// Is the median time of a look-up, the clock's own included. Units: nanoseconds.
+    pub lookup_ns_p50: u64,
+    /// Is the 99th percentile of it. Units: nanoseconds.
+    pub lookup_ns_p99: u64,
+    /// Is how many claims are recorded a second.
+    pub stored_blocks_per_s: f64,
+    /// Is how many claims are forgotten a second.
+    pub removed_blocks_per_s: f64,
+    /// Is how many claims of a new view, half of which is known, are recorded a second.
+    pub replaced_blocks_per_s: f64,
+    /// Is the memory for each different block. Units: bytes.
+    pub bytes_per_block: f64,
+    /// Is how many look-ups were compared with brute force; all agreed.
+    pub n_checked: usize,
+}
+
+/// Measures the index that `new` makes.
+///
+/// Errors: where an answer differs from brute force.
+pub fn measure<S: Subject>(name: &str, size: Size, new: impl FnOnce() -> S) -> anyhow::Result<Row> {
+    let mut fleet = Fleet::random(size.n_workers, size.blocks_per_worker, size.seed);
+    let (n_blocks, n_claims) = (fleet.n_blocks(), fleet.n_claims());
+    let mut subject = new();
+    let stored = std::mem::take(&mut fleet.stored);
+    let n_stored: usize = stored.iter().map(|stretch| stretch.to - stretch.from).sum();
+    let stored_s = store(&mut subject, &fleet, &stored).as_secs_f64();
+    let n_checks = N_CHECKED_MAX.min(size.n_lookups).min(CHECKED_WORK_MAX / size.n_workers as usize) / 2;
+    check(&subject, &mut fleet, n_checks)?;
+    let times = time_lookups(&subject, &mut fleet, size.n_lookups);
+    let bytes = subject.bytes();
+    let (n_replaced, replaced) = replace(&mut subject, &mut fleet, size.n_workers.min(N_REPLACED));
+    check(&subject, &mut fleet, n_checks)?;
+    let removals = fleet.removals();
+    let n_removed: usize = removals.iter().map(|stretch| stretch.to - stretch.from).sum();
+    let removed_s = remove(&mut subject, &fleet, &removals).as_secs_f64();
+    for chain in fleet.chains.iter().take(n_checks) {
+        let left = S::read(subject.look_up(subject.ask(chain)));
+        anyhow::ensure!(left.is_empty(), "{name}: {left:?} are left behind after all was removed");
+    }
+    Ok(Row {
+        index: name.to_owned(),
+        n_workers: size.n_workers,
+        n_blocks,
+        n_claims,
+        lookup_ns_p50: times.value_at_quantile(0.5),
+        lookup_ns_p99: times.value_at_quantile(0.99),
+        stored_blocks_per_s: n_stored as f64 / stored_s,
+        removed_blocks_per_s: n_removed as f64 / removed_s,
+        replaced_blocks_per_s: n_replaced as f64 / replaced.as_secs_f64(),
+        bytes_per_block: bytes as f64 / n_blocks as f64,
+        n_checked: 2 * n_checks,
+    })
+}
+
+fn store<S: Subject>(subject: &mut S, fleet: &Fleet, stored: &[Stretch]) -> Duration {
+    let mut spent = Duration::ZERO;
+    for &stretch in stored {
+        let chain = &fleet.chains[stretch.chain];
+        if stretch.from > fleet.system_blocks[stretch.chain] {
+            subject.routed(&chain[..stretch.from]);
+        }
+        let change = stored_change(subject, chain, stretch);
+        let start = Instant::now();
+        subject.apply(change);
+        spent += start.elapsed();
+    }
+    spent
+}
+
+fn stored_change<S: Subject>(subject: &S, chain: &[u64], stretch: Stretch) -> S::Change {
+    let parent = stretch.from.checked_sub(1).map(|parent| chain[parent]);
+    subject.stored(stretch, parent, &chain[stretch.from..stretch.to])
+}
+
+fn remove<S: Subject>(subject: &mut S, fleet: &Fleet, removals: &[Stretch]) -> Duration {
+    let mut spent = Duration::ZERO;
+    for &stretch in removals {
+        let change = subject.removed(stretch, &fleet.chains[stretch.chain][stretch.from..stretch.to]);
+        let start = Instant::now();
+        subject.apply(change);
+        spent += start.elapsed();
+    }
+    spent
+}
+
+/// Replaces the views of the first `n` workers; returns the number of blocks of the new views, and the time.
+fn replace<S: Subject>(subject: &mut S, fleet: &mut Fleet, n: u32) -> (usize, Duration) {
+    let mut n_blocks = 0;
+    let mut spent = Duration::ZERO;
+    for worker in 0..n {
+        let view = fleet.replace(worker);
+        n_blocks += view.iter().map(|stretch| stretch.to - stretch.from).sum::<usize>();
+        let change = |stretch: &Stretch| stored_change(subject, &fleet.chains[stretch.chain], *stretch);
+        let changes = view.iter().map(change).collect();
+        let start = Instant::now();
+        subject.replace(worker, changes);
+        spent += start.elapsed();
+    }
+    (n_blocks, spent)
+}
+
+fn check<S: Subject>(subject: &S, fleet: &mut Fleet, n: usize) -> anyhow::Result<()> {
+    for _ in 0..n {
+        let asked = fleet.ask();
+        let mut found = S::read(subject.look_up(subject.ask(&asked)));
+        found.sort_unstable_by_key(|&(blocks, worker)| (std::cmp::Reverse(blocks), worker));
+        let expected = fleet.expected(&asked);
+        anyhow::ensure!(found == expected, "the index says {found:?}, brute force says {expected:?}");
+    }
+    Ok(())
+}
+
+fn time_lookups<S: Subject>(subject: &S, fleet: &mut Fleet, n: usize) -> Histogram<u64> {
+    // One nanosecond to a second; `saturating_record` clamps to the bounds, so they are given and not grown.
+    let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3).expect("the bounds are valid");
+    for _ in 0..n {
+        let ask = std::hint::black_box(subject.ask(&fleet.ask()));
+        let start = Instant::now();
+        let answer = std::hint::black_box(subject.look_up(ask));
+        times.saturating_record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        drop(answer);
+    }
+    times
+}

@@ -1,0 +1,102 @@
+//! Our own index as something that is measured.
+//!
+//! Not here: measuring. The idea: fed with runs, as the router's tracker feeds it; a run does not name its parent. What
+//! is routed is touched, as the router does behind the request.
+
+use std::sync::Arc;
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::{Resume, Run, RunState, Tier};
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::index::{IndexOptions, IndexWriter, Match, PrefixIndex};
+
+use super::measure::Subject;
+use super::workload::Stretch;
+
+/// Is the most memory the index may take: no benchmark reaches it. Units: bytes.
+const INDEX_BYTES_MAX: usize = 4 << 30;
+
+/// Is the index, both sides of it.
+pub struct Ours {
+    writer: IndexWriter,
+    index: Arc<PrefixIndex>,
+}
+
+impl Ours {
+    /// Returns an empty index.
+    pub fn new(seed: u64) -> Self {
+        let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
+        let index = writer.reader();
+        Self { writer, index }
+    }
+}
+
+/// Is one change of what a worker holds.
+pub enum Change {
+    /// It holds a run.
+    Stored(WorkerIdx, Run),
+    /// It has lost blocks.
+    Removed(WorkerIdx, Vec<BlockKey>),
+}
+
+/// Returns a run of `keys` in a slot.
+pub fn run_of(keys: &[u64], slot: u16) -> Run {
+    Run {
+        keys: keys.iter().copied().map(BlockKey).collect(),
+        tier: Tier::Resident,
+        slot: Some(SlotId(slot)),
+        state: RunState::Ready,
+        resume: Resume::EveryBlock,
+    }
+}
+
+impl Subject for Ours {
+    type Change = Change;
+    type Ask = Vec<BlockKey>;
+    type Answer = Vec<Match>;
+
+    fn stored(&self, stretch: Stretch, _parent: Option<u64>, keys: &[u64]) -> Change {
+        Change::Stored(WorkerIdx(stretch.worker), run_of(keys, stretch.slot))
+    }
+
+    fn removed(&self, stretch: Stretch, keys: &[u64]) -> Change {
+        Change::Removed(WorkerIdx(stretch.worker), keys.iter().copied().map(BlockKey).collect())
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Stored(worker, run) => self.writer.insert(worker, &run),
+            Change::Removed(worker, keys) => self.writer.remove(worker, &keys),
+        }
+    }
+
+    fn replace(&mut self, worker: u32, view: Vec<Change>) {
+        let run = |change| match change {
+            Change::Stored(_, run) => Some(run),
+            Change::Removed(..) => None,
+        };
+        let runs: Vec<Run> = view.into_iter().filter_map(run).collect();
+        self.writer.replace_worker(WorkerIdx(worker), &runs);
+    }
+
+    fn routed(&self, keys: &[u64]) {
+        self.index.touch(&self.ask(keys));
+    }
+
+    fn ask(&self, keys: &[u64]) -> Vec<BlockKey> {
+        keys.iter().copied().map(BlockKey).collect()
+    }
+
+    fn look_up(&self, ask: Vec<BlockKey>) -> Vec<Match> {
+        self.index.matches(&ask)
+    }
+
+    fn read(answer: Vec<Match>) -> Vec<(u32, u32)> {
+        answer.iter().map(|found| (found.blocks, found.worker.0)).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        self.index.bytes()
+    }
+}

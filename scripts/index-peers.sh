@@ -1,0 +1,11 @@
+#!/bin/sh
+# Builds the program that measures other projects' prefix indexes for `warmpath-bench index --against`: its 140 crates are
+# no part of our own build. About two minutes on two idle cores, once.
+#
+# Usage: scripts/index-peers.sh      target/peers/index/release/warmpath-bench-peers results.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+# In our folder, for .cargo/config.toml: the same processor features as ours.
+cd "$root/bench/peers"
+CARGO_TARGET_DIR="$root/target/peers/index" "${CARGO:-cargo}" build --release --locked --quiet
