@@ -53,6 +53,11 @@ impl Breaker {
         }
     }
 
+    /// Returns how long it stays open, zero where it is not.
+    pub fn remaining(&self, now: Instant) -> Duration {
+        self.open_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    }
+
     /// Records that a request is sent; the first through a half-open breaker shuts it for the others.
     pub fn sent(&mut self, options: BreakerOptions, now: Instant) {
         if self.state(now) == BreakerState::HalfOpen {
@@ -94,6 +99,7 @@ mod tests {
         assert_eq!(breaker.state(start), BreakerState::Closed, "a success between failures starts the count again");
         breaker.failed(OPTIONS, start);
         assert_eq!(breaker.state(at(999)), BreakerState::Open);
+        assert_eq!(breaker.remaining(at(999)), Duration::from_millis(1));
         assert_eq!(breaker.state(at(1000)), BreakerState::HalfOpen);
         breaker.sent(OPTIONS, at(1000));
         assert_eq!(breaker.state(at(1001)), BreakerState::Open, "one probe at a time");

@@ -5,6 +5,8 @@
 //! sent is added to its worker at once, and withdrawn when the worker says that it has counted it, when the answer ends,
 //! or by age, should neither be heard.
 
+mod relief;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,11 +17,17 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::model::ModelInfo;
 
 use crate::WorkerIdx;
+use crate::admission::{AdmissionOptions, Room};
 use crate::breaker::{Breaker, BreakerOptions, BreakerState};
 use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, choose, reason, standing};
-use crate::cost::{Cost, Speeds, Unreported};
+use crate::cost::{Cost, Speeds, Standing, Unreported};
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::retry::Failure;
+
+/// Is the weight of the newest request in the average time that requests take of a worker.
+///
+/// Source: own choice: the last ten or so count.
+const SERVICE_WEIGHT: f64 = 0.1;
 
 /// Bounds and directs a router's choices.
 #[derive(Debug, Clone, Copy)]
@@ -30,8 +38,10 @@ pub struct DispatchOptions {
     pub breaker: BreakerOptions,
     /// Is how long a request may stay unreported before its load is withdrawn.
     pub unreported_age_max: Duration,
-    /// Is how long a worker gets nothing after it refused a request because its queue was full.
+    /// Is how long a worker gets nothing after it refused a request because its queue was full, or it did not serve.
     pub full_pause: Duration,
+    /// Bounds what waits at workers; absent where requests are never held back for that.
+    pub admission: Option<AdmissionOptions>,
 }
 
 impl Default for DispatchOptions {
@@ -44,6 +54,7 @@ impl Default for DispatchOptions {
             breaker: BreakerOptions::default(),
             unreported_age_max: Duration::from_secs(5),
             full_pause: Duration::from_millis(250),
+            admission: None,
         }
     }
 }
@@ -82,6 +93,9 @@ pub struct Decision {
     pub reason: Reason,
     /// Is the cost that decided.
     pub cost: Cost,
+    /// Is how much of the worker's time the request takes: its prefill, and its answer's share of the slots. Units:
+    /// milliseconds.
+    pub service_ms: f64,
 }
 
 /// Is the receipt for a request that was sent; it must come back by [`Dispatch::ended`], once.
@@ -99,10 +113,9 @@ pub struct NoWorker {
 }
 
 impl NoWorker {
-    /// Returns whether only the load stands against it: every worker that could serve is full.
+    /// Returns whether only the load stands against it: a worker serves and has no room.
     pub fn is_overload(&self) -> bool {
-        self.reasons.contains_key(&Unavailable::Full)
-            && self.reasons.keys().all(|why| !matches!(why, Unavailable::BreakerOpen | Unavailable::Stale))
+        [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
     }
 }
 
@@ -123,7 +136,23 @@ struct Account {
     unreported: Unreported,
     n_in_flight: u32,
     breaker: Breaker,
-    full_until: Option<Instant>,
+    /// Says until when it gets nothing, and why.
+    paused: Option<(Instant, Unavailable)>,
+    /// Is the average of [`Decision::service_ms`]; absent until a request was sent. Units: milliseconds.
+    service_ms: Option<f64>,
+}
+
+impl Account {
+    fn pause(&self, now: Instant) -> Option<(Duration, Unavailable)> {
+        let (until, why) = self.paused?;
+        (now < until).then(|| (until - now, why))
+    }
+}
+
+/// Is the workers that can take a request, and what is assumed of those that have measured nothing.
+struct Field<'a> {
+    candidates: Vec<Candidate<'a>>,
+    assumed: Speeds,
 }
 
 struct Sent {
@@ -169,7 +198,7 @@ impl Dispatch {
     ) -> Result<(Decision, Ticket), NoWorker> {
         self.expire(ask.now);
         self.accounts.resize_with(fleet.workers.len().max(self.accounts.len()), Account::default);
-        let candidates = self.candidates(fleet, ask)?;
+        let Field { candidates, assumed } = self.candidates(fleet, ask)?;
         let turn = Turn { last: self.last, affinity: ask.affinity };
         let Some(chosen) = choose(self.options.policy, &candidates, turn, rng) else {
             return Err(NoWorker { reasons: BTreeMap::new() });
@@ -182,14 +211,19 @@ impl Dispatch {
             cached_tokens: chosen.work.cached_tokens,
             reason: if ask.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
+            service_ms: chosen.cost.prefill_ms
+                + answer_share_ms(&standing(chosen.worker, Unreported::default(), assumed)),
         };
+        let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
+        *service_ms =
+            Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book(sent)))
     }
 
     /// Returns the workers that can take the request.
-    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
+    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Field<'a>, NoWorker> {
         let serves = |worker: &&'a WorkerView| match ask.model_name {
             Some(name) => worker.serves(name),
             None => worker.model.as_ref().is_none_or(|model| model.fingerprint == ask.model.fingerprint),
@@ -197,6 +231,7 @@ impl Dispatch {
         let serving: Vec<&WorkerView> = fleet.workers.iter().map(|worker| &**worker).filter(serves).collect();
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
+        let (mut n_busy, mut has_room) = (0, false);
         let mut candidates = Vec::with_capacity(serving.len());
         for worker in serving {
             let account = &self.accounts[worker.idx.0 as usize];
@@ -204,18 +239,30 @@ impl Dispatch {
                 Some(why) => *reasons.entry(why).or_insert(0) += 1,
                 None => {
                     let standing = standing(worker, account.unreported, assumed);
-                    candidates.push(Candidate::weigh(worker, ask.prompt, standing));
+                    let candidate = Candidate::weigh(worker, ask.prompt, standing);
+                    let room =
+                        self.options.admission.map_or(Room::Yes, |options| options.room(&standing, &candidate.cost));
+                    n_busy += usize::from(room != Room::Yes);
+                    if room != Room::Unmeasured {
+                        candidates.push(candidate);
+                    }
+                    has_room |= room == Room::Yes;
                 }
             }
         }
-        if candidates.is_empty() { Err(NoWorker { reasons }) } else { Ok(candidates) }
+        if has_room {
+            return Ok(Field { candidates, assumed });
+        }
+        if n_busy > 0 {
+            reasons.insert(Unavailable::Busy, n_busy);
+        }
+        Err(NoWorker { reasons })
     }
 
     fn unavailable(&self, worker: &WorkerView, account: &Account, ask: &Ask<'_>) -> Option<Unavailable> {
-        let full = account.full_until.is_some_and(|until| ask.now < until);
         worker
             .unavailable(ask.now)
-            .or_else(|| full.then_some(Unavailable::Full))
+            .or_else(|| account.pause(ask.now).map(|(_, why)| why))
             .or_else(|| (account.breaker.state(ask.now) == BreakerState::Open).then_some(Unavailable::BreakerOpen))
             .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
@@ -252,7 +299,7 @@ impl Dispatch {
     pub fn succeeded(&mut self, worker: WorkerIdx) {
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
             account.breaker.succeeded();
-            account.full_until = None;
+            account.paused = None;
         }
     }
 
@@ -262,7 +309,8 @@ impl Dispatch {
         if failure.is_illness() {
             account.breaker.failed(self.options.breaker, now);
         } else {
-            account.full_until = Some(now + self.options.full_pause);
+            let why = if failure == Failure::Full { Unavailable::Full } else { Unavailable::Unready };
+            account.paused = Some((now + self.options.full_pause, why));
         }
     }
 
@@ -306,6 +354,11 @@ impl Dispatch {
             self.by_request.remove(&key);
         }
     }
+}
+
+/// Returns an answer's share of a worker's time. Units: milliseconds.
+fn answer_share_ms(standing: &Standing<'_>) -> f64 {
+    standing.speeds.answer_tokens * standing.speeds.decode_step_ms / f64::from(standing.n_slots.max(1))
 }
 
 fn expected_block(prompt: PromptView<'_>, cached_blocks: u32) -> Option<BlockKey> {

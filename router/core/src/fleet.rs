@@ -73,6 +73,10 @@ pub enum Unavailable {
     Draining,
     /// It has refused a request a moment ago because its queue was full.
     Full,
+    /// It cannot start a request soon.
+    Busy,
+    /// It has said a moment ago that it does not serve.
+    Unready,
     /// It has failed too often.
     BreakerOpen,
     /// This very request has failed there.
@@ -89,6 +93,8 @@ impl Unavailable {
             Self::Excluded => "excluded",
             Self::Draining => "draining",
             Self::Full => "full",
+            Self::Busy => "busy",
+            Self::Unready => "unready",
             Self::BreakerOpen => "failing",
             Self::Tried => "tried",
         }

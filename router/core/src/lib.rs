@@ -4,11 +4,13 @@
 //! The idea: inputs are values (`now`, decoded frames, a random source), outputs are values that say what to do, so that
 //! the same code decides in production and in the simulation.
 
+pub mod admission;
 pub mod agreement;
 pub mod breaker;
 pub mod choose;
 pub mod cost;
 pub mod dispatch;
+pub mod fair_queue;
 pub mod fleet;
 pub mod follower;
 pub mod index;

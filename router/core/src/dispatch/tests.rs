@@ -5,9 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use warmpath_common::summary::{RunState, Tier};
+use warmpath_common::summary::{Load, RunState, Tier};
 
 use super::*;
+use crate::admission::Relief;
 use crate::fleet::Link;
 use crate::index::Match;
 use crate::testing::{model, worker};
@@ -182,6 +183,90 @@ fn a_name_that_one_worker_serves_goes_there_only() {
     for n in 0..4 {
         assert_eq!(world.send(&format!("r{n}"), &[]).expect("sent").0.worker, WorkerIdx(1));
     }
+}
+
+/// Returns a world of measured workers without a free slot, where a wait of up to two seconds is room.
+fn full_world(n_workers: u32) -> World {
+    let admission = Some(AdmissionOptions { wait_max: Duration::from_secs(2) });
+    let mut world = World::new(n_workers);
+    world.dispatch = Dispatch::new(DispatchOptions { admission, ..DispatchOptions::default() });
+    (0..n_workers as usize).for_each(|idx| world.change(idx, |worker| worker.load = full(3000)));
+    world
+}
+
+fn full(queued_prefill_tokens: u64) -> Load {
+    Load { queued_prefill_tokens, busy_slots: (0..4).map(SlotId).collect(), n_decoding: 4, ..crate::testing::idle() }
+}
+
+#[test]
+fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can() {
+    let mut world = full_world(2);
+    let refusal = world.refusal();
+    assert_eq!(refusal.to_string(), "no worker can take the request: 2 busy");
+    assert!(refusal.is_overload());
+    world.change(1, |worker| worker.load = full(1000));
+    assert_eq!(world.send("a", &[]).expect("one has room").0.worker, WorkerIdx(1));
+    let keys: Vec<_> = (0..300).map(BlockKey).collect();
+    let matches =
+        [Match { worker: WorkerIdx(0), blocks: 290, tier: Tier::Resident, state: RunState::Ready, slot: None }];
+    let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches };
+    let decision = world.send_prompt("b", prompt, &[]).expect("one has room").0;
+    assert_eq!(decision.worker, WorkerIdx(0), "where most of it lies, although it waits there");
+}
+
+#[test]
+fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
+    let mut world = full_world(2);
+    world.change(1, |worker| worker.load = Load { free_cells: 1 << 20, ..Load::default() });
+    for n in 0..4 {
+        assert_eq!(world.send(&format!("r{n}"), &[]).expect("it has slots").0.worker, WorkerIdx(1));
+    }
+    assert!(world.refusal().is_overload());
+    world.change(0, |worker| worker.load = full(100));
+    assert_eq!(world.send("b", &[]).expect("one has room").0.worker, WorkerIdx(0), "not the one that is unknown");
+}
+
+#[test]
+fn a_worker_that_does_not_serve_is_no_overload() {
+    let mut world = World::new(1);
+    let (decision, ticket) = world.send("a", &[]).expect("sent");
+    world.dispatch.failed(decision.worker, Failure::Unready, world.now);
+    world.dispatch.ended(ticket);
+    let refusal = world.refusal();
+    assert_eq!(
+        (refusal.to_string().as_str(), refusal.is_overload()),
+        ("no worker can take the request: 1 unready", false)
+    );
+}
+
+#[test]
+fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
+    let mut world = World::new(2);
+    world.change(1, |worker| worker.load.free_cells = 0);
+    let worker_of = |world: &mut World| {
+        let (decision, ticket) = world.send("a", &[]).expect("sent");
+        world.dispatch.ended(ticket);
+        decision.worker
+    };
+    assert_eq!(worker_of(&mut world), WorkerIdx(0));
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(900.0));
+    assert_eq!(worker_of(&mut world), WorkerIdx(1));
+}
+
+#[test]
+fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
+    let mut world = full_world(3);
+    world.change(0, |worker| worker.load = full(5000));
+    world.change(2, |worker| worker.link = Link::Connecting);
+    let relief = |world: &World| world.dispatch.relief(&world.fleet, Some(&model()), world.now);
+    // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms; two workers serve.
+    assert_eq!(relief(&world), Relief { wait_ms: 3250.0, interval_ms: 125.0 });
+    world.change(1, |worker| worker.load = crate::testing::idle());
+    let (decision, _ticket) = world.send("a", &[]).expect("one has room");
+    assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");
+    assert_eq!(relief(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
+    (0..2).for_each(|idx| world.change(idx, |worker| worker.link = Link::Connecting));
+    assert_eq!(relief(&world), Relief { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
 }
 
 #[derive(Debug, Clone)]

@@ -1,0 +1,115 @@
+//! Whether a worker has room for one more request, and when a fleet that has none will.
+//!
+//! Not here: who waits and who is next (`fair_queue`), what a request costs (`cost`).
+//! The idea: what waits in a worker's own queue can neither go elsewhere nor let another tenant pass. So a worker gets
+//! what it can start soon, and the rest waits in the router. As long as any worker has room, the choice is free: the
+//! cost knows better than a limit when waiting for a prefix pays.
+
+use std::time::Duration;
+
+use crate::cost::{Cost, Standing};
+
+/// Is the shortest time after which a client is asked to try again.
+///
+/// Source: `Retry-After` counts whole seconds.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+
+/// Is the longest such time: beyond it a prediction says little.
+///
+/// Source: own choice.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// Is when a worker that cannot be reached is taken to be back.
+///
+/// Source: a worker that returns is heard within a second, and used again within another.
+pub const RETURN: Duration = Duration::from_secs(2);
+
+/// Bounds what waits at workers.
+#[derive(Debug, Clone, Copy)]
+pub struct AdmissionOptions {
+    /// Is the predicted wait up to which a worker without a free slot has room.
+    pub wait_max: Duration,
+}
+
+/// Says whether a worker has room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// It can start a request soon.
+    Yes,
+    /// It cannot, but if another one can, waiting here may still be the best choice.
+    No,
+    /// It has as many requests as slots and has not measured how fast it is: what it is given beyond that would wait for
+    /// nobody knows how long.
+    Unmeasured,
+}
+
+impl AdmissionOptions {
+    /// Returns whether a worker that stands so, and at which a request would cost so much, has room.
+    pub(crate) fn room(self, standing: &Standing<'_>, cost: &Cost) -> Room {
+        if standing.n_requests() < u64::from(standing.n_slots) {
+            Room::Yes
+        } else if standing.load.rates.prefill_tokens_per_s.is_none() {
+            Room::Unmeasured
+        } else if cost.wait_ms <= self.wait_max.as_secs_f64() * 1e3 {
+            Room::Yes
+        } else {
+            Room::No
+        }
+    }
+}
+
+/// Says how soon a fleet can start one more request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relief {
+    /// Is the shortest predicted wait at any worker. Units: milliseconds.
+    pub wait_ms: f64,
+    /// Is the time between two starts, the whole fleet together. Units: milliseconds.
+    pub interval_ms: f64,
+}
+
+impl Relief {
+    /// Returns when a client should try again that stands behind `n_waiting` requests.
+    pub fn retry_after(self, n_waiting: usize) -> Duration {
+        let ms = self.wait_ms + self.interval_ms * n_waiting as f64;
+        let seconds = (ms / 1e3).clamp(RETRY_AFTER_MIN.as_secs_f64(), RETRY_AFTER_MAX.as_secs_f64());
+        Duration::from_secs_f64(seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choose::standing;
+    use crate::cost::{SPEEDS_DEFAULT, Unreported};
+    use crate::testing::worker;
+    use warmpath_common::ids::SlotId;
+    use warmpath_common::summary::{Load, Rates};
+
+    const OPTIONS: AdmissionOptions = AdmissionOptions { wait_max: Duration::from_secs(2) };
+
+    fn check(load: Load, wait_ms: f64, expected: Room) {
+        let worker = crate::fleet::WorkerView { load, ..worker(0) };
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
+        let cost = Cost { wait_ms, ..Cost::default() };
+        assert_eq!(OPTIONS.room(&standing, &cost), expected, "{:?}", worker.load);
+    }
+
+    #[test]
+    fn room_is_a_free_slot_or_a_short_wait_at_a_measured_worker() {
+        let busy = |n| Load { busy_slots: (0..n).map(SlotId).collect(), ..worker(0).load };
+        check(busy(3), 1e9, Room::Yes);
+        check(busy(4), 2000.0, Room::Yes);
+        check(busy(4), 2000.1, Room::No);
+        check(Load { rates: Rates::default(), ..busy(4) }, 0.0, Room::Unmeasured);
+        check(Load { rates: Rates::default(), ..busy(3) }, 0.0, Room::Yes);
+    }
+
+    #[test]
+    fn the_time_to_try_again_grows_with_the_wait_and_the_queue_between_its_limits() {
+        let after = |wait_ms, n_waiting| Relief { wait_ms, interval_ms: 500.0 }.retry_after(n_waiting).as_secs_f64();
+        assert_eq!(after(0.0, 0), 1.0);
+        assert_eq!(after(3000.0, 0), 3.0);
+        assert_eq!(after(3000.0, 10), 8.0);
+        assert_eq!(after(f64::INFINITY, 10), 120.0);
+    }
+}

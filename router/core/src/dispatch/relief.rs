@@ -1,0 +1,49 @@
+//! When a fleet that cannot start a request will be able to, from the same books that say that it cannot.
+//!
+//! Not here: what a client is told (`admission`). The idea: the first start is as far away as the shortest wait; from then
+//! on starts follow each other as fast as all workers together get requests done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use warmpath_common::model::ModelInfo;
+use warmpath_common::summary::Tier;
+
+use super::{Account, Dispatch, answer_share_ms};
+use crate::admission::{RETURN, Relief};
+use crate::choose::standing;
+use crate::cost::{Cost, Speeds, Work};
+use crate::fleet::{FleetView, WorkerView};
+
+/// Is the least time that a request is taken to need. Units: milliseconds.
+///
+/// Source: own choice: it only keeps the division from zero.
+const SERVICE_MS_MIN: f64 = 1.0;
+
+/// Is a request without a prompt: its wait is the worker's.
+const NOTHING: Work = Work { prompt_tokens: 0, cached_tokens: 0, tier: Tier::Resident };
+
+impl Dispatch {
+    /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
+    pub fn relief(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> Relief {
+        let serves = |worker: &&Arc<WorkerView>| {
+            let own = worker.model.as_deref().map(|model| model.fingerprint);
+            worker.excluded.is_none() && model.is_none_or(|model| own == Some(model.fingerprint))
+        };
+        let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
+        let mut is_first = true;
+        for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
+            let unknown = Account::default();
+            let account = self.accounts.get(worker.idx.0 as usize).unwrap_or(&unknown);
+            let standing = standing(worker, account.unreported, assumed);
+            let away = account.breaker.remaining(now).max(account.pause(now).map_or(Duration::ZERO, |(left, _)| left));
+            let own_ms = Cost::of(NOTHING, standing).wait_ms.max(away.as_secs_f64() * 1e3);
+            wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
+            is_first = false;
+            starts_per_ms += 1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&standing)).max(SERVICE_MS_MIN);
+        }
+        Relief { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
+    }
+}
