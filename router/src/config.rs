@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use url::Url;
+use warmpath_router_core::admission::AdmissionOptions;
 use warmpath_router_core::dispatch::DispatchOptions;
-use warmpath_router_core::retry::RetryOptions;
+use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
 
 use self::flags::Flags;
 
@@ -74,6 +75,11 @@ pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Is the most prompts that wait to be tokenized; one more is routed by load.
 pub const PROMPTS_WAITING_MAX: usize = 256;
 
+/// Is the pause after which the request that is next asks again whether a worker has room.
+///
+/// Source: a worker pushes its load at most every 10 ms.
+pub const QUEUE_POLL: Duration = Duration::from_millis(10);
+
 /// Is what a router does.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -111,8 +117,14 @@ pub struct RequestConfig {
     pub body_bytes_max: usize,
     /// Is how long a body may take to arrive.
     pub body_timeout: Duration,
-    /// Bounds the attempts.
+    /// Bounds the attempts at one request.
     pub retry: RetryOptions,
+    /// Bounds the repetitions of all requests together.
+    pub retry_budget: BudgetOptions,
+    /// Is the most requests that wait in the router for a worker of one model.
+    pub queue_max: usize,
+    /// Is how long after its arrival a request may wait there.
+    pub queue_timeout: Duration,
     /// Is how long a worker may take to accept a connection.
     pub connect_timeout: Duration,
     /// Is how long a worker may take to begin its answer.
@@ -156,6 +168,10 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     at_least_one("--attempts-max", flags.attempts_max as usize)?;
     at_least_one("--requests-max", flags.requests_max)?;
     at_least_one("--body-max", flags.body_max)?;
+    if !(0.0..=1.0).contains(&flags.retry_budget) {
+        return Err(ConfigError::Range { flag: "--retry-budget", range: "a share, 0 to 1" });
+    }
+    let admission = AdmissionOptions { wait_max: seconds("--worker-wait-max", flags.worker_wait_max)? };
     let index_bytes_max = flags.index_max.checked_mul(1 << 20);
     Ok(Config {
         listen: flags.listen,
@@ -165,7 +181,11 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             workers: resolve_workers(flags.workers)?,
             index_bytes_max: index_bytes_max
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
-            dispatch: DispatchOptions { policy: flags.policy, ..DispatchOptions::default() },
+            dispatch: DispatchOptions {
+                policy: flags.policy,
+                admission: Some(admission),
+                ..DispatchOptions::default()
+            },
             connect_timeout,
         },
         requests: RequestConfig {
@@ -176,6 +196,9 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 attempts_max: flags.attempts_max,
                 elapsed_max: seconds("--retry-timeout", flags.retry_timeout)?,
             },
+            retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
+            queue_max: flags.queue_max,
+            queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
             connect_timeout,
             response_timeout: seconds("--response-timeout", flags.response_timeout)?,
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
@@ -253,6 +276,8 @@ mod tests {
             ("--worker http://a:1 --idle-timeout NaN", "--idle-timeout must be a number of seconds, 0 or more"),
             ("--worker http://a:1 --attempts-max 0", "--attempts-max must be 1 or more"),
             ("--worker http://a:1 --body-max 0", "--body-max must be 1 or more"),
+            ("--worker http://a:1 --retry-budget 1.5", "--retry-budget must be a share, 0 to 1"),
+            ("--worker http://a:1 --queue-timeout=-1", "--queue-timeout must be a number of seconds, 0 or more"),
         ] {
             assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
         }

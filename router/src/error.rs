@@ -2,7 +2,10 @@
 //!
 //! Not here: status codes and the error object (`http::error`); errors that a worker answers, which pass through.
 
+use std::time::Duration;
+
 use warmpath_common::fields::ReadError;
+use warmpath_router_core::admission::RETURN;
 use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::retry::Failure;
@@ -40,8 +43,29 @@ pub enum RequestError {
     #[error(transparent)]
     Lookup(#[from] LookupError),
     /// No worker can take the request.
-    #[error(transparent)]
-    NoWorker(#[from] NoWorker),
+    #[error("{refusal}")]
+    NoWorker {
+        /// Says why.
+        refusal: NoWorker,
+        /// Is when one is expected to.
+        retry_after: Duration,
+    },
+    /// Too many requests wait for a worker, and nobody has more of them.
+    #[error("every worker is busy, and {waiting_max} requests wait already")]
+    QueueFull {
+        /// Is the limit.
+        waiting_max: usize,
+        /// Is when there is room again, as far as can be predicted.
+        retry_after: Duration,
+    },
+    /// No worker could start the request before its deadline.
+    #[error("no worker could start the request within {seconds} s")]
+    QueueLate {
+        /// Is the limit.
+        seconds: f64,
+        /// Is when one could, as far as can be predicted.
+        retry_after: Duration,
+    },
     /// Every attempt failed.
     #[error("{n_attempts} attempts failed, the last one: {}", failure_text(*last))]
     Upstream {
@@ -55,10 +79,9 @@ pub enum RequestError {
     RequestsFull {
         /// Is the limit.
         requests_max: usize,
+        /// Is when a place is free again, as far as can be predicted.
+        retry_after: Duration,
     },
-    /// The router is shutting down.
-    #[error("the router is shutting down")]
-    Draining,
     /// There is nothing at this path.
     #[error("there is nothing at {path}")]
     PathUnknown {
@@ -128,18 +151,29 @@ impl RequestError {
             Self::BodyUnread | Self::Unreadable(_) | Self::Field { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } => Class::NotFound,
-            Self::Lookup(LookupError::NoWorkers) | Self::Draining => Class::Unavailable,
+            Self::Lookup(LookupError::NoWorkers) => Class::Unavailable,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
             Self::BodyLate { .. } => Class::TooLate,
-            Self::RequestsFull { .. } => Class::Overload,
-            Self::NoWorker(refusal) if refusal.is_overload() => Class::Overload,
-            Self::NoWorker(_) => Class::Unavailable,
+            Self::RequestsFull { .. } | Self::QueueFull { .. } | Self::QueueLate { .. } => Class::Overload,
+            Self::NoWorker { .. } => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: Failure::Full, .. } => Class::Overload,
             Self::Upstream { last: Failure::Unready, .. } => Class::Unavailable,
             Self::Upstream { .. } => Class::Upstream,
             Self::Internal { .. } => Class::Internal,
+        }
+    }
+
+    /// Returns when it may be worth to try again, where that is known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::NoWorker { retry_after, .. }
+            | Self::QueueFull { retry_after, .. }
+            | Self::QueueLate { retry_after, .. }
+            | Self::RequestsFull { retry_after, .. } => Some(*retry_after),
+            _ if self.class() == Class::Unavailable => Some(RETURN),
+            _ => None,
         }
     }
 
@@ -162,11 +196,11 @@ impl RequestError {
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers) => Some("no_worker"),
-            Self::NoWorker(refusal) if refusal.is_overload() => Some("queue_full"),
-            Self::NoWorker(_) => Some("no_worker"),
-            Self::RequestsFull { .. } | Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),
+            Self::NoWorker { .. } => Some("no_worker"),
+            Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),
+            Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),
+            Self::QueueLate { .. } => Some("queue_timeout"),
             Self::Upstream { .. } => Some("worker_failed"),
-            Self::Draining => Some("draining"),
             _ => None,
         }
     }

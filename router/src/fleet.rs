@@ -17,7 +17,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use url::Url;
 use warmpath_common::ids::RequestId;
+use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker, Ticket};
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
@@ -117,6 +119,11 @@ impl Fleet {
         let (decision, ticket) = self.books().choose(view, ask, &mut rand::rng())?;
         let booking = Booking { fleet: Arc::clone(self), worker: decision.worker, ticket: Some(ticket) };
         Ok((decision, booking))
+    }
+
+    /// Returns how soon the workers of `model`, or all of them, can start one more request.
+    pub fn relief(&self, model: Option<&ModelInfo>) -> Relief {
+        self.books().relief(&self.view(), model, Instant::now())
     }
 
     /// Returns why no client should be sent here yet, or `None` where the fleet can serve.

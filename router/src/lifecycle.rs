@@ -6,10 +6,11 @@
 
 mod headers;
 mod relay;
+pub mod turn;
 mod upstream;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Method};
@@ -17,8 +18,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::choose::PromptView;
-use warmpath_router_core::dispatch::{Ask, Decision};
+use warmpath_router_core::choose::{PromptView, Reason};
+use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
+use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::index::Match;
 use warmpath_router_core::retry::{Failure, Verdict};
 
@@ -28,6 +30,7 @@ use crate::http::state::{App, Place};
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
 
 use relay::Relay;
+use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
 
 /// Is a request that has arrived whole.
@@ -57,6 +60,8 @@ struct Choice {
     /// Is what was predicted; absent where the prompt is not known.
     predicted_cached_tokens: Option<u32>,
     n_prompt_tokens: Option<u32>,
+    /// Is the longest match of any worker.
+    n_matched_blocks: u32,
     has_one_prompt: bool,
     block_size_tokens: u32,
 }
@@ -91,47 +96,123 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
 }
 
 async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared) -> Result<Response, RequestError> {
-    let matches = find_matches(app, &prepared);
-    let mut tried: Vec<WorkerIdx> = Vec::new();
-    let mut last: Option<(Failure, Option<Refusal>)> = None;
+    app.deposit_retry();
+    let mut trail = Trail::default();
     loop {
-        let choice = match choose(app, &arrival, &prepared, Found { matches: &matches, tried: &tried }) {
+        let choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
             Ok(choice) => choice,
-            Err(error) => return give_up(tried.len(), last).unwrap_or(Err(error)),
+            Err(error @ RequestError::NoWorker { .. }) => return trail.give_up().unwrap_or(Err(error)),
+            Err(error) => return Err(error),
         };
-        if !tried.is_empty() {
+        if trail.n_attempts > 0 {
             app.metrics.retries.inc();
         }
         let worker = choice.decision.worker;
         let upstream = Upstream { client: &app.client, limits: &app.requests, base: app.fleet.url(worker) };
-        match upstream.attempt(&arrival, &choice).await {
+        let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
-                touch(app, prepared.prompt, &matches);
+                touch(app, prepared.prompt, choice.n_matched_blocks);
                 return Ok(respond(app, arrival, choice, answer));
             }
-            Err(AttemptError { failure, refusal }) => {
-                choice.booking.failed(failure);
-                app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
-                tracing::info!(
-                    request_id = %arrival.id, worker = %app.fleet.url(worker), failure = failure.label(), "attempt failed"
-                );
-                tried.push(worker);
-                last = Some((failure, refusal));
-            }
+            Err(error) => error,
+        };
+        choice.booking.failed(failure);
+        app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
+        tracing::info!(
+            request_id = %arrival.id, worker = %app.fleet.url(worker), failure = failure.label(), "attempt failed"
+        );
+        trail.failed(worker, failure, refusal);
+        let may_repeat = may_repeat(app, &arrival, &trail);
+        if !may_repeat && failure != Failure::Full {
+            let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
+            return trail.give_up().unwrap_or_else(none);
         }
-        let n_attempts = u32::try_from(tried.len()).unwrap_or(u32::MAX);
-        if app.requests.retry.after(n_attempts, arrival.at.elapsed()) == Verdict::GiveUp {
-            return give_up(tried.len(), last)
-                .unwrap_or_else(|| Err(RequestError::Internal { reason: "no attempt was made".to_owned() }));
-        }
+        // A full worker is no failure of the fleet: who may not go elsewhere at once waits.
+        trail.begin = if may_repeat { Begin::AtOnce } else { Begin::AfterPause };
     }
 }
 
-/// Returns what the client hears after failed attempts: the worker's own words where it had any.
-fn give_up(n_attempts: usize, last: Option<(Failure, Option<Refusal>)>) -> Option<Result<Response, RequestError>> {
-    let (last, refusal) = last?;
-    let n_attempts = u32::try_from(n_attempts).unwrap_or(u32::MAX);
-    Some(refusal.map(Refusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+fn may_repeat(app: &App, arrival: &Arrival, trail: &Trail) -> bool {
+    let elapsed = arrival.at.elapsed().saturating_sub(trail.waited);
+    if app.requests.retry.after(trail.n_attempts, elapsed) == Verdict::GiveUp {
+        return false;
+    }
+    let is_granted = app.withdraw_retry();
+    if !is_granted {
+        app.metrics.retries_withheld.inc();
+    }
+    is_granted
+}
+
+/// Is what has become of a request so far.
+#[derive(Default)]
+struct Trail {
+    n_attempts: u32,
+    /// Lists the workers that failed it; one that was only full has a pause instead, and may get it later.
+    tried: Vec<WorkerIdx>,
+    last: Option<(Failure, Option<Refusal>)>,
+    begin: Begin,
+    /// Names its place among those who wait, if it has waited.
+    place: Option<WaiterId>,
+    waited: Duration,
+}
+
+impl Trail {
+    fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
+        self.n_attempts += 1;
+        if failure != Failure::Full {
+            self.tried.push(worker);
+        }
+        self.last = Some((failure, refusal));
+    }
+
+    /// Returns what the client hears after failed attempts: the worker's own words where it had any.
+    fn give_up(self) -> Option<Result<Response, RequestError>> {
+        let n_attempts = self.n_attempts;
+        let (last, refusal) = self.last?;
+        Some(refusal.map(Refusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+    }
+}
+
+/// Waits until a worker can start the request, and books it there.
+async fn take_turn(
+    app: &App,
+    arrival: &Arrival,
+    prepared: &Prepared,
+    trail: &mut Trail,
+) -> Result<Choice, RequestError> {
+    let wish = Wish {
+        model: &prepared.model.fingerprint,
+        entrant: Entrant {
+            tenant: app.turns.tenant(&arrival.headers),
+            deadline: arrival.at + app.requests.queue_timeout,
+        },
+        begin: trail.begin,
+        place: trail.place,
+    };
+    let start = Instant::now();
+    let turn = app.turns.take(&wish, || {
+        let choice = choose(app, arrival, prepared, trail)?;
+        let service_ms = choice.decision.service_ms;
+        Ok(Started { value: choice, service_ms })
+    });
+    let turn = turn.await;
+    trail.waited += start.elapsed();
+    let retry_after = || app.fleet.relief(Some(&prepared.model)).retry_after(app.turns.n_waiting(wish.model) + 1);
+    match turn {
+        Ok((choice, place)) => {
+            trail.place = place;
+            Ok(choice)
+        }
+        Err(Refused::NoWorker(refusal)) => Err(RequestError::NoWorker { refusal, retry_after: retry_after() }),
+        Err(Refused::Full) => {
+            Err(RequestError::QueueFull { waiting_max: app.requests.queue_max, retry_after: retry_after() })
+        }
+        Err(Refused::Late) => {
+            let seconds = app.requests.queue_timeout.as_secs_f64();
+            Err(RequestError::QueueLate { seconds, retry_after: retry_after() })
+        }
+    }
 }
 
 fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
@@ -143,26 +224,22 @@ fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
 }
 
 /// Marks what was matched, so that the index sheds it late; it takes longer than the match, so nobody waits for it.
-fn touch(app: &App, prompt: Prompt, matches: &[Match]) {
-    if let (Prompt::Known { mut keys, .. }, Some(longest)) = (prompt, matches.first()) {
-        keys.truncate(longest.blocks as usize);
+fn touch(app: &App, prompt: Prompt, n_matched_blocks: u32) {
+    if let Prompt::Known { mut keys, .. } = prompt
+        && n_matched_blocks > 0
+    {
+        keys.truncate(n_matched_blocks as usize);
         let fleet = Arc::clone(&app.fleet);
         tokio::task::spawn_blocking(move || fleet.index().touch(&keys));
     }
 }
 
-/// Is what is known of a prompt's holders, and where it has failed.
-#[derive(Clone, Copy)]
-struct Found<'a> {
-    matches: &'a [Match],
-    tried: &'a [WorkerIdx],
-}
-
-fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, found: Found<'_>) -> Result<Choice, RequestError> {
+fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> Result<Choice, NoWorker> {
+    let matches = find_matches(app, prepared);
     let start = Instant::now();
     let view = app.fleet.view();
     let prompt = match &prepared.prompt {
-        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches: found.matches },
+        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches: &matches },
         Prompt::Estimated { .. } if arrival.shape == Shape::None => PromptView::Estimated { n_tokens: 0 },
         Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
     };
@@ -172,10 +249,13 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, found: Found<'_>) -
         model: &prepared.model,
         prompt,
         affinity: prepared.affinity,
-        tried: found.tried,
+        tried: &trail.tried,
         now: start,
     };
-    let (decision, booking) = app.fleet.dispatch(&view, &ask)?;
+    let (mut decision, booking) = app.fleet.dispatch(&view, &ask)?;
+    if trail.n_attempts > 0 {
+        decision.reason = Reason::Retry;
+    }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
     let known = match prompt {
@@ -196,6 +276,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, found: Found<'_>) -
         booking,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
         n_prompt_tokens: known,
+        n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
         has_one_prompt: prepared.has_one_prompt,
         block_size_tokens: prepared.model.block_size_tokens,
     })

@@ -71,6 +71,14 @@ metrics! {
     failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);
     /// Attempts at another worker after a failed one.
     retries: IntCounter = counter("retries_total");
+    /// Attempts at another worker that the budget did not allow.
+    retries_withheld: IntCounter = counter("retries_withheld_total");
+    /// Requests that wait in the router because no worker can start them soon.
+    queue_requests: IntGauge = gauge("queue_requests");
+    /// Time that requests waited in the router, those that need not left out.
+    queue_wait: Histogram = histogram("queue_seconds", REQUEST_BUCKETS);
+    /// Requests that had to wait in the router, by what became of them: started, late, displaced, refused (no place), unavailable, left (by the client).
+    queue_outcomes: IntCounterVec = counters("queue_outcomes_total", &["outcome"]);
     /// Answers that broke off after the client had seen a part.
     broken_answers: IntCounter = counter("broken_answers_total");
     /// Answers whose client left before their end.

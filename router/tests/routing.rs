@@ -151,19 +151,6 @@ async fn other_errors_of_a_worker_pass_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_every_worker_is_full_the_client_hears_a_worker_s_own_words() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
-    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(429)));
-    let response = router.chat("hello").await;
-    assert_eq!(header(&response, "retry-after"), "7");
-    assert_eq!(error_of(response, 429).await["message"], "scripted");
-    let response = router.chat("hello").await;
-    assert_eq!(header(&response, "retry-after"), "1", "both have a pause, so none was asked");
-    assert_eq!(error_of(response, 429).await["code"], "queue_full");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_bounded() {
     let workers: Vec<_> = (0..4).map(FakeWorker::start).collect();
     let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &["--attempts-max", "2"]).await;

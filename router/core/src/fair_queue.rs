@@ -112,16 +112,17 @@ impl FairQueue {
     /// Errors: [`QueueFull`] where every place is taken and no tenant has at least two more of them than this one.
     pub fn enter(&mut self, entrant: Entrant) -> Result<Entered, QueueFull> {
         let id = WaiterId(self.next_id);
-        self.next_id += 1;
         self.re_enter(id, entrant)
     }
 
-    /// Lets a request that had started in vain wait again, in the place that it had.
+    /// Lets a request that had started in vain wait again, in the place that it had; if that is taken, in a new one.
     ///
     /// Errors: [`QueueFull`], as [`FairQueue::enter`].
     pub fn re_enter(&mut self, id: WaiterId, entrant: Entrant) -> Result<Entered, QueueFull> {
+        let id = if self.contains(id) { WaiterId(self.next_id) } else { id };
         let displaced = if self.waiting.len() < self.waiting_max { None } else { Some(self.displace(entrant.tenant)?) };
         let served_us = self.served_us;
+        self.next_id = self.next_id.max(id.0 + 1);
         self.waiting.insert(id, entrant);
         self.deadlines.insert((entrant.deadline, id));
         self.change(entrant.tenant, |tenant| {

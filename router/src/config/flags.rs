@@ -44,9 +44,25 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
     pub attempts_max: u32,
 
-    /// Seconds after a request's arrival in which it may still be tried on another worker.
+    /// Seconds after a request's arrival, waiting aside, in which it may still be tried on another worker.
     #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub retry_timeout: f64,
+
+    /// Share of the requests that may be tried again; ten a second may besides.
+    #[arg(long, env = "WARMPATH_RETRY_BUDGET", value_name = "RATIO", default_value_t = 0.2)]
+    pub retry_budget: f64,
+
+    /// Predicted seconds of waiting up to which a worker without a free slot is given requests; the others wait in the router.
+    #[arg(long, env = "WARMPATH_WORKER_WAIT_MAX", value_name = "SECONDS", default_value_t = 2.0)]
+    pub worker_wait_max: f64,
+
+    /// Most requests that wait in the router for workers of one model; one more is refused with 429.
+    #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 1024)]
+    pub queue_max: usize,
+
+    /// Seconds after its arrival that a request may wait in the router; then it is refused with 429.
+    #[arg(long, env = "WARMPATH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
+    pub queue_timeout: f64,
 
     /// Seconds until a worker must have taken a connection.
     #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]

@@ -9,16 +9,6 @@ use warmpath_common::openai::{ErrorBody, ErrorObject};
 
 use crate::error::{Class, RequestError};
 
-/// Is what `Retry-After` says to a client that finds every place taken. Units: seconds.
-///
-/// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
-const RETRY_OVERLOAD_S: u32 = 1;
-
-/// Is what `Retry-After` says while no worker serves. Units: seconds.
-///
-/// Source: a worker that returns is used again within a second or two.
-const RETRY_UNAVAILABLE_S: u32 = 2;
-
 /// Returns the error's object.
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
@@ -65,14 +55,10 @@ impl IntoResponse for RequestError {
             Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
-        let class = self.class();
-        let mut response = (status(class), Json(error_body(&self))).into_response();
-        let retry_s = match class {
-            Class::Overload => Some(RETRY_OVERLOAD_S),
-            Class::Unavailable => Some(RETRY_UNAVAILABLE_S),
-            _ => None,
-        };
-        if let Some(seconds) = retry_s {
+        let mut response = (status(self.class()), Json(error_body(&self))).into_response();
+        if let Some(after) = self.retry_after() {
+            // Whole seconds, and never too early.
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response

@@ -1,14 +1,16 @@
 //! What every handler may reach, and the places of the requests that are being answered.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use warmpath_router_core::retry::RetryBudget;
 
 use crate::config::RequestConfig;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
+use crate::lifecycle::turn::Turns;
 use crate::metrics::Metrics;
 use crate::prompt::Preparing;
 
@@ -27,6 +29,10 @@ pub struct App {
     pub preparing: Arc<Preparing>,
     /// Is when the router started. Units: seconds since 1970.
     pub started_s: u64,
+    /// Is the lines of requests that no worker can start yet.
+    pub turns: Arc<Turns>,
+    /// Guards what repetitions may still cost; held for one deposit or one withdrawal, never across `.await`.
+    retries: Arc<Mutex<RetryBudget>>,
     places: Arc<Semaphore>,
     draining: Arc<AtomicBool>,
 }
@@ -56,13 +62,15 @@ impl App {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             fleet,
-            metrics,
             client,
             preparing: Arc::default(),
             started_s: started.as_secs(),
+            turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
+            retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
             draining: Arc::default(),
             requests: Arc::new(requests),
+            metrics,
         }
     }
 
@@ -70,10 +78,23 @@ impl App {
     ///
     /// Errors: `RequestsFull` where every place is taken.
     pub fn place(&self) -> Result<Place, RequestError> {
-        let full = |_| RequestError::RequestsFull { requests_max: self.requests.requests_max };
+        let full = |_| RequestError::RequestsFull {
+            requests_max: self.requests.requests_max,
+            retry_after: self.fleet.relief(None).retry_after(1),
+        };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         self.metrics.in_flight.inc();
         Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit })
+    }
+
+    /// Adds to the budget of repetitions what a new request brings.
+    pub fn deposit_retry(&self) {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner).deposit();
+    }
+
+    /// Takes one repetition out of the budget; returns whether there was one.
+    pub fn withdraw_retry(&self) -> bool {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner).withdraw(Instant::now())
     }
 
     /// Says that the router is shutting down.

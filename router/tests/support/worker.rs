@@ -40,6 +40,8 @@ pub enum Behaviour {
     BreakMidway,
     /// One event, and then nothing; notes when the client leaves.
     Hang,
+    /// Not at all: nothing comes; notes when the client leaves.
+    Silent,
 }
 
 /// Is a request as the worker saw it.
@@ -238,6 +240,11 @@ pub fn idle() -> Load {
     Load { free_cells: 8192, rates, ..Load::default() }
 }
 
+/// Returns the load of a worker whose slots are all taken, with prompts of so many tokens before the next.
+pub fn full(queued_prefill_tokens: u64) -> Load {
+    Load { queued_prefill_tokens, n_decoding: 4, busy_slots: (0..4).map(SlotId).collect(), ..idle() }
+}
+
 /// Returns bytes behind their length.
 pub fn framed(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("a short frame").to_be_bytes();
@@ -338,6 +345,10 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Byt
             });
             (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(last)))
                 .into_response()
+        }
+        Behaviour::Silent => {
+            let _guard = Left(shared);
+            std::future::pending().await
         }
         Behaviour::Hang => {
             let guard = Left(shared);

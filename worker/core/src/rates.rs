@@ -10,8 +10,9 @@ use warmpath_common::summary::Rates;
 
 /// Is the busy time after which a measurement counts half.
 ///
-/// Source: long enough for several batches of a large model on a slow machine, short enough to follow a change of load.
-const HALF_LIFE: Duration = Duration::from_secs(20);
+/// Source: docs/decisions/0016-overload.md: long enough for a few batches of a large model on a slow machine, short enough that a worker
+/// that slows down loses traffic within seconds.
+const HALF_LIFE: Duration = Duration::from_secs(3);
 
 /// Is the fewest prompt tokens of a step whose speed says something about prompts.
 ///
@@ -105,6 +106,18 @@ mod tests {
         }
         let rate = averages.rates().prefill_tokens_per_s.unwrap();
         assert!((950.0..=1000.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn a_worker_that_slows_down_says_so_within_seconds_of_work() {
+        let mut averages = Averages::default();
+        (0..60).for_each(|_| averages.step(1000, 0, SECOND));
+        let mut rate_after = |seconds| {
+            (0..seconds).for_each(|_| averages.step(100, 0, SECOND));
+            averages.rates().prefill_tokens_per_s.unwrap()
+        };
+        assert!(rate_after(3) < 600.0, "half of the difference within a half-life");
+        assert!(rate_after(6) < 250.0, "a quarter of the speed within three");
     }
 
     #[test]

@@ -245,6 +245,10 @@ fn a_request_that_started_in_vain_has_its_old_place() {
     assert!(queue.start(ids[0], 10));
     queue.re_enter(ids[0], entrant(0)).expect("a place");
     assert_eq!(queue.head(), Some(ids[0]));
+    assert_ne!(queue.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1], "that one still waits");
+    let mut other = FairQueue::new(8);
+    assert_eq!(other.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1]);
+    assert_ne!(other.enter(entrant(0)).expect("a place").id, ids[1]);
 }
 
 #[test]
