@@ -20,3 +20,7 @@ pub const EXPECTED_BLOCK: &str = "x-warmpath-expected-block";
 pub const CACHE_SALT: &str = "x-warmpath-cache-salt";
 /// Names the model file whose metadata a vocabulary download carries.
 pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
+/// Asks the router for more than it says by itself: `prefix`.
+pub const DEBUG: &str = "x-warmpath-debug";
+/// Says where a conversation broke its own prefix, if the request asked for it.
+pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";

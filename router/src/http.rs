@@ -7,6 +7,7 @@ mod completions;
 pub mod error;
 mod health;
 mod models;
+mod route;
 pub mod state;
 
 use std::time::Instant;
@@ -46,6 +47,7 @@ pub fn admin_routes(app: App) -> Router {
     Router::new()
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
+        .route("/internal/v1/route", post(route::route))
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)

@@ -4,12 +4,12 @@
 //! The idea: prepare once, then attempt: choose, send, wait for the first byte. Until that byte has reached the client a
 //! failed attempt is repeated at another worker; from then on the answer is relayed as it comes.
 
+mod diagnosis;
 mod headers;
 mod relay;
 pub mod turn;
 mod upstream;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -20,6 +20,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{PromptView, Reason};
 use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
+use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::index::Match;
 use warmpath_router_core::retry::{Failure, Verdict};
@@ -29,6 +30,7 @@ use crate::fleet::Booking;
 use crate::http::state::{App, Place};
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
 
+use diagnosis::Diagnosis;
 use relay::Relay;
 use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
@@ -59,7 +61,8 @@ struct Choice {
     booking: Booking,
     /// Is what was predicted; absent where the prompt is not known.
     predicted_cached_tokens: Option<u32>,
-    n_prompt_tokens: Option<u32>,
+    /// Is when the worker was chosen.
+    chosen_at: Instant,
     /// Is the longest match of any worker.
     n_matched_blocks: u32,
     has_one_prompt: bool,
@@ -75,9 +78,12 @@ pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestErro
         body: arrival.body.clone(),
         cache_salt: headers::text(&arrival.headers, warmpath_common::headers::CACHE_SALT).map(str::to_owned),
     };
-    let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
+    let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
     observe_phases(app, &prepared, arrival.shape);
-    attempt_until_answered(app, arrival, prepared).await
+    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
+    let mut response = attempt_until_answered(app, arrival, prepared).await?;
+    diagnosis.add_to(&mut response);
+    Ok(response)
 }
 
 fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
@@ -111,7 +117,8 @@ async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared)
         let upstream = Upstream { client: &app.client, limits: &app.requests, base: app.fleet.url(worker) };
         let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
-                touch(app, prepared.prompt, choice.n_matched_blocks);
+                observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
+                remember(app, prepared, choice.n_matched_blocks);
                 return Ok(respond(app, arrival, choice, answer));
             }
             Err(error) => error,
@@ -223,14 +230,24 @@ fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     matches
 }
 
-/// Marks what was matched, so that the index sheds it late; it takes longer than the match, so nobody waits for it.
-fn touch(app: &App, prompt: Prompt, n_matched_blocks: u32) {
-    if let Prompt::Known { mut keys, .. } = prompt
-        && n_matched_blocks > 0
-    {
-        keys.truncate(n_matched_blocks as usize);
-        let fleet = Arc::clone(&app.fleet);
-        tokio::task::spawn_blocking(move || fleet.index().touch(&keys));
+/// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
+fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
+    let Prepared { prompt: Prompt::Known { keys, .. }, marks, .. } = prepared else { return };
+    if n_matched_blocks == 0 && marks.is_empty() {
+        return;
+    }
+    let app = app.clone();
+    tokio::task::spawn_blocking(move || {
+        app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
+        diagnosis::observe(&app, marks, keys);
+    });
+}
+
+/// Returns what the choice looks at of a prompt.
+pub fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
+    match &prepared.prompt {
+        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
+        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
     }
 }
 
@@ -238,11 +255,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     let matches = find_matches(app, prepared);
     let start = Instant::now();
     let view = app.fleet.view();
-    let prompt = match &prepared.prompt {
-        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches: &matches },
-        Prompt::Estimated { .. } if arrival.shape == Shape::None => PromptView::Estimated { n_tokens: 0 },
-        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
-    };
+    let prompt = prompt_view(prepared, &matches);
     let ask = Ask {
         request_id: &arrival.id,
         model_name: prepared.model_name.as_deref(),
@@ -275,7 +288,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         decision,
         booking,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
-        n_prompt_tokens: known,
+        chosen_at: start,
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
         has_one_prompt: prepared.has_one_prompt,
         block_size_tokens: prepared.model.block_size_tokens,
@@ -286,7 +299,6 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
 fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Response {
     choice.booking.succeeded();
     let head = answer.head();
-    observe_reuse(app, &choice, &head.headers);
     if head.status.is_success() && arrival.shape != Shape::None {
         app.metrics.ttft.observe(arrival.at.elapsed().as_secs_f64());
     }
@@ -312,17 +324,32 @@ fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Respo
     response
 }
 
-/// Compares what was reused with what was predicted, where both are known.
-fn observe_reuse(app: &App, choice: &Choice, headers: &HeaderMap) {
+/// Compares what was reused with what was predicted, in whole blocks, where both are known.
+fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
-    let (Some(predicted), Some(actual), Some(n_prompt_tokens), true) =
-        (choice.predicted_cached_tokens, actual, choice.n_prompt_tokens, choice.has_one_prompt)
-    else {
+    let (Prompt::Known { n_tokens, keys }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
         return;
     };
-    app.metrics.prompt_tokens.inc_by(u64::from(n_prompt_tokens));
+    let predicted = choice.decision.cached_tokens;
+    app.metrics.prompt_tokens.inc_by(u64::from(*n_tokens));
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
     app.metrics.cached_tokens.inc_by(u64::from(actual));
-    let blocks = |tokens: u32| f64::from(tokens / choice.block_size_tokens.max(1));
-    app.metrics.prediction_error.observe(blocks(actual) - blocks(predicted));
+    let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
+    let outcome = Outcome {
+        worker: choice.decision.worker,
+        keys,
+        expected_blocks: blocks(predicted),
+        actual_blocks: blocks(actual),
+        chosen_at: choice.chosen_at,
+    };
+    app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
+    app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
+    if app.fleet.books().doubts().observe(outcome) {
+        tracing::warn!(
+            worker = %app.fleet.url(outcome.worker),
+            expected_blocks = outcome.expected_blocks,
+            actual_blocks = outcome.actual_blocks,
+            "a worker did not reuse what it said that it holds"
+        );
+    }
 }

@@ -67,6 +67,14 @@ metrics! {
     cached_tokens: IntCounter = counter("cached_tokens_total");
     /// Reuse minus predicted reuse of one request, in whole blocks.
     prediction_error: Histogram = histogram("prediction_error_blocks", ERROR_BUCKETS);
+    /// Predictions of reuse by what came of them, in whole blocks: exact, less (the worker reused less) or more.
+    predictions: IntCounterVec = counters("predictions_total", &["outcome"]);
+    /// Blocks that workers say they hold and did not reuse; not counted on until they are announced again.
+    doubted_blocks: IntGauge = gauge("doubted_blocks");
+    /// Chats by how they stand to what was said before: new, intact (continues a conversation) or broken.
+    conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
+    /// Conversations that broke their own prefix, by whose message changed: system, user, assistant, tool, other, or template.
+    prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
     /// Attempts that failed before the client saw anything, by failure.
     failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);
     /// Attempts at another worker after a failed one.

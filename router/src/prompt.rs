@@ -4,6 +4,7 @@
 //! The idea: this can cost milliseconds, so it happens as a whole where it stalls nobody. What is plainly wrong is refused;
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::openai::{ChatPrompt, CompletionPrompt, PromptField};
 use warmpath_prompt::PromptError;
+use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::FleetView;
 
 use crate::config::PROMPTS_WAITING_MAX;
@@ -64,6 +66,8 @@ pub struct Prepared {
     pub prompt: Prompt,
     /// Names the conversation.
     pub affinity: u64,
+    /// Lists what is remembered of a chat's messages.
+    pub marks: Vec<Mark>,
     /// Says whether the request has one prompt, so that reuse can be compared with what was predicted.
     pub has_one_prompt: bool,
     /// Is what the phases took.
@@ -170,6 +174,10 @@ fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Re
     let (options, parsed) = timed(&mut phases.parse, || parse_body(draft))?;
     let model = view.lookup(options.model.as_deref())?;
     let affinity = affinity(&parsed, &options, draft);
+    let marks = match &parsed {
+        Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
+        Parsed::Completion(_) | Parsed::None => Vec::new(),
+    };
     let has_one_prompt =
         options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Completion(field) if n_prompts(field) != 1);
     let tokens = match effort {
@@ -184,12 +192,13 @@ fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Re
             let keys = timed(&mut phases.hash, hash);
             Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
         }
+        Err(cause) if draft.shape == Shape::None => Prompt::Estimated { n_tokens: 0, cause },
         Err(cause) => {
             let n_tokens = u32::try_from(draft.body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
             Prompt::Estimated { n_tokens, cause }
         }
     };
-    Ok(Prepared { model_name: options.model, model, prompt, affinity, has_one_prompt, phases })
+    Ok(Prepared { model_name: options.model, model, prompt, affinity, marks, has_one_prompt, phases })
 }
 
 fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
@@ -272,6 +281,20 @@ fn longest(field: PromptField, tokenize: impl Fn(&str) -> Vec<Token>) -> Option<
 fn block_keys(model: &ModelInfo, salt: &str, tokens: &[Token]) -> Vec<BlockKey> {
     let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
     block_chain(&root, tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
+}
+
+/// Returns what is remembered of a message: what it says and whose it is.
+fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
+    let mut hasher = std::hash::DefaultHasher::new();
+    for (name, value) in message {
+        name.hash(&mut hasher);
+        match value {
+            serde_json::Value::String(text) => text.hash(&mut hasher),
+            other => other.to_string().hash(&mut hasher),
+        }
+    }
+    let role = message.get("role").and_then(|role| role.as_str()).unwrap_or_default();
+    Mark { hash: hasher.finish(), role: Role::of(role) }
 }
 
 /// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its

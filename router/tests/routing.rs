@@ -44,6 +44,28 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_holds_and_does_not_reuse_is_not_counted_on_until_it_is_announced_again() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    let n_blocks = chat_keys(&text, "").len();
+    workers[1].hold(&text, None, 2);
+    knows_blocks(&router, 1, n_blocks).await;
+    let outcomes = |outcome| format!("warmpath_router_predictions_total{{outcome=\"{outcome}\"}}");
+    // The script always reuses 32 tokens: two blocks.
+    for (predicted, n_doubted) in [(n_blocks * 16, 1.0), (32, 1.0)] {
+        let response = router.chat(&text).await;
+        assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), predicted.to_string());
+        assert_eq!(router.metric("warmpath_router_doubted_blocks").await, n_doubted);
+    }
+    assert_eq!((router.metric(&outcomes("less")).await, router.metric(&outcomes("exact")).await), (1.0, 1.0));
+    workers[1].hold(&text, None, 2);
+    eventually("the doubt is gone", || async { router.metric("warmpath_router_doubted_blocks").await == 0.0 }).await;
+    let response = router.chat(&text).await;
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (n_blocks * 16).to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_salt_keeps_prefixes_apart() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

@@ -126,7 +126,15 @@ pub enum PromptView<'a> {
     },
 }
 
-impl PromptView<'_> {
+impl<'a> PromptView<'a> {
+    /// Returns the same prompt with other matches, where there are any.
+    pub fn with_matches(self, others: Option<&'a [Match]>) -> Self {
+        match (self, others) {
+            (Self::Known { n_tokens, keys, .. }, Some(matches)) => Self::Known { n_tokens, keys, matches },
+            (same, _) => same,
+        }
+    }
+
     /// Returns the prompt's length. Units: tokens.
     pub fn n_tokens(&self) -> u32 {
         match *self {

@@ -5,12 +5,14 @@
 //! sent is added to its worker at once, and withdrawn when the worker says that it has counted it, when the answer ends,
 //! or by age, should neither be heard.
 
+mod explain;
 mod relief;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
+pub use explain::{Explanation, Weighed};
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
@@ -21,7 +23,9 @@ use crate::admission::{AdmissionOptions, Room};
 use crate::breaker::{Breaker, BreakerOptions, BreakerState};
 use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, choose, reason, standing};
 use crate::cost::{Cost, Speeds, Standing, Unreported};
+use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
+use crate::index::Match;
 use crate::retry::Failure;
 
 /// Is the weight of the newest request in the average time that requests take of a worker.
@@ -113,6 +117,10 @@ pub struct NoWorker {
 }
 
 impl NoWorker {
+    fn unserved() -> Self {
+        Self { reasons: BTreeMap::new() }
+    }
+
     /// Returns whether only the load stands against it: a worker serves and has no room.
     pub fn is_overload(&self) -> bool {
         [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
@@ -166,12 +174,15 @@ struct Sent {
 pub struct Dispatch {
     options: DispatchOptions,
     accounts: Vec<Account>,
+    /// Stands for the account of a worker that was never sent anything.
+    no_account: Account,
     /// Lists what is unreported, by ticket, that is by age.
     sent: BTreeMap<u64, Sent>,
     /// Finds a ticket by what the worker will report.
     by_request: HashMap<(WorkerIdx, RequestId), u64>,
     next_ticket: u64,
     last: Option<WorkerIdx>,
+    doubts: Doubts,
 }
 
 impl Dispatch {
@@ -180,10 +191,12 @@ impl Dispatch {
         Self {
             options,
             accounts: Vec::new(),
+            no_account: Account::default(),
             sent: BTreeMap::new(),
             by_request: HashMap::new(),
             next_ticket: 0,
             last: None,
+            doubts: Doubts::default(),
         }
     }
 
@@ -196,13 +209,13 @@ impl Dispatch {
         ask: &Ask<'_>,
         rng: &mut impl Rng,
     ) -> Result<(Decision, Ticket), NoWorker> {
+        let believed = self.believed(ask.prompt);
+        let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         self.expire(ask.now);
         self.accounts.resize_with(fleet.workers.len().max(self.accounts.len()), Account::default);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
         let turn = Turn { last: self.last, affinity: ask.affinity };
-        let Some(chosen) = choose(self.options.policy, &candidates, turn, rng) else {
-            return Err(NoWorker { reasons: BTreeMap::new() });
-        };
+        let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
@@ -222,32 +235,36 @@ impl Dispatch {
         Ok((decision, self.book(sent)))
     }
 
+    /// Returns the matches that are believed, where that is not all of them.
+    fn believed(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
+        match prompt {
+            PromptView::Known { keys, matches, .. } => self.doubts.correct(keys, matches),
+            PromptView::Estimated { .. } => None,
+        }
+    }
+
+    /// Returns what workers say and is doubted.
+    pub fn doubts(&mut self) -> &mut Doubts {
+        &mut self.doubts
+    }
+
     /// Returns the workers that can take the request.
     fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Field<'a>, NoWorker> {
-        let serves = |worker: &&'a WorkerView| match ask.model_name {
-            Some(name) => worker.serves(name),
-            None => worker.model.as_ref().is_none_or(|model| model.fingerprint == ask.model.fingerprint),
-        };
-        let serving: Vec<&WorkerView> = fleet.workers.iter().map(|worker| &**worker).filter(serves).collect();
+        let serving = serving(fleet, ask);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
         let (mut n_busy, mut has_room) = (0, false);
         let mut candidates = Vec::with_capacity(serving.len());
         for worker in serving {
-            let account = &self.accounts[worker.idx.0 as usize];
-            match self.unavailable(worker, account, ask) {
-                Some(why) => *reasons.entry(why).or_insert(0) += 1,
-                None => {
-                    let standing = standing(worker, account.unreported, assumed);
-                    let candidate = Candidate::weigh(worker, ask.prompt, standing);
-                    let room =
-                        self.options.admission.map_or(Room::Yes, |options| options.room(&standing, &candidate.cost));
-                    n_busy += usize::from(room != Room::Yes);
-                    if room != Room::Unmeasured {
-                        candidates.push(candidate);
-                    }
-                    has_room |= room == Room::Yes;
-                }
+            if let Some(why) = self.unavailable(worker, ask) {
+                *reasons.entry(why).or_insert(0) += 1;
+                continue;
+            }
+            let (candidate, room) = self.weigh(worker, ask, assumed);
+            n_busy += usize::from(room != Room::Yes);
+            has_room |= room == Room::Yes;
+            if room != Room::Unmeasured {
+                candidates.push(candidate);
             }
         }
         if has_room {
@@ -259,7 +276,19 @@ impl Dispatch {
         Err(NoWorker { reasons })
     }
 
-    fn unavailable(&self, worker: &WorkerView, account: &Account, ask: &Ask<'_>) -> Option<Unavailable> {
+    fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
+        let standing = standing(worker, self.account(worker.idx).unreported, assumed);
+        let candidate = Candidate::weigh(worker, ask.prompt, standing);
+        let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing, &candidate.cost));
+        (candidate, room)
+    }
+
+    fn account(&self, worker: WorkerIdx) -> &Account {
+        self.accounts.get(worker.0 as usize).unwrap_or(&self.no_account)
+    }
+
+    fn unavailable(&self, worker: &WorkerView, ask: &Ask<'_>) -> Option<Unavailable> {
+        let account = self.account(worker.idx);
         worker
             .unavailable(ask.now)
             .or_else(|| account.pause(ask.now).map(|(_, why)| why))
@@ -321,17 +350,17 @@ impl Dispatch {
 
     /// Returns the number of requests that are at a worker by this router.
     pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
-        self.accounts.get(worker.0 as usize).map_or(0, |account| account.n_in_flight)
+        self.account(worker).n_in_flight
     }
 
     /// Returns what a worker has been sent and has not reported.
     pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
-        self.accounts.get(worker.0 as usize).map_or_else(Unreported::default, |account| account.unreported)
+        self.account(worker).unreported
     }
 
     /// Returns the state of a worker's breaker.
     pub fn breaker(&self, worker: WorkerIdx, now: Instant) -> BreakerState {
-        self.accounts.get(worker.0 as usize).map_or(BreakerState::Closed, |account| account.breaker.state(now))
+        self.account(worker).breaker.state(now)
     }
 
     fn expire(&mut self, now: Instant) {
@@ -354,6 +383,15 @@ impl Dispatch {
             self.by_request.remove(&key);
         }
     }
+}
+
+/// Returns the workers that serve the model that is asked for.
+fn serving<'a>(fleet: &'a FleetView, ask: &Ask<'_>) -> Vec<&'a WorkerView> {
+    let serves = |worker: &&'a WorkerView| match ask.model_name {
+        Some(name) => worker.serves(name),
+        None => worker.model.as_ref().is_none_or(|model| model.fingerprint == ask.model.fingerprint),
+    };
+    fleet.workers.iter().map(|worker| &**worker).filter(serves).collect()
 }
 
 /// Returns an answer's share of a worker's time. Units: milliseconds.

@@ -72,14 +72,20 @@ impl Tracker {
         view.n_blocks = n_blocks;
         let name = view.name.clone();
         self.models_changed |= !same_model || was != Link::Live;
-        self.fleet.books().reconnected(worker);
+        let mut books = self.fleet.books();
+        books.reconnected(worker);
+        books.doubts().announced_all(worker, Instant::now());
+        drop(books);
         tracing::info!(worker = %name, uid = %new.stamp.worker_uid, n_blocks, "worker is connected");
     }
 
     fn update(&mut self, worker: WorkerIdx, changes: Vec<Change>, load: Option<Load>) {
         for change in changes {
             match change {
-                Change::Stored(run) => self.writer.insert(worker, &run),
+                Change::Stored(run) => {
+                    self.writer.insert(worker, &run);
+                    self.fleet.books().doubts().announced(worker, run.keys, Instant::now());
+                }
                 Change::Removed(keys) => self.writer.remove(worker, &keys),
                 Change::Accepted(request_id) => self.fleet.books().accepted(worker, &request_id),
             }

@@ -61,7 +61,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
 /// Returns the whole body.
 ///
 /// Errors: `BodyTooLong`, `BodyLate`, `BodyUnread`.
-async fn read_whole(app: &App, body: Body) -> Result<Bytes, RequestError> {
+pub(super) async fn read_whole(app: &App, body: Body) -> Result<Bytes, RequestError> {
     let (bytes_max, timeout) = (app.requests.body_bytes_max, app.requests.body_timeout);
     let read = tokio::time::timeout(timeout, Limited::new(body, bytes_max).collect()).await;
     match read.map_err(|_| RequestError::BodyLate { seconds: timeout.as_secs_f64() })? {

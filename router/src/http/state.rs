@@ -1,10 +1,11 @@
 //! What every handler may reach, and the places of the requests that are being answered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
 
 use crate::config::RequestConfig;
@@ -33,6 +34,8 @@ pub struct App {
     pub turns: Arc<Turns>,
     /// Guards what repetitions may still cost; held for one deposit or one withdrawal, never across `.await`.
     retries: Arc<Mutex<RetryBudget>>,
+    /// Guards the recent conversations; held for one comparison, never across `.await`.
+    conversations: Arc<Mutex<Conversations>>,
     places: Arc<Semaphore>,
     draining: Arc<AtomicBool>,
 }
@@ -67,6 +70,7 @@ impl App {
             started_s: started.as_secs(),
             turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
             retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
+            conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
             draining: Arc::default(),
             requests: Arc::new(requests),
@@ -95,6 +99,11 @@ impl App {
     /// Takes one repetition out of the budget; returns whether there was one.
     pub fn withdraw_retry(&self) -> bool {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner).withdraw(Instant::now())
+    }
+
+    /// Returns the recent conversations.
+    pub fn conversations(&self) -> MutexGuard<'_, Conversations> {
+        self.conversations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that the router is shutting down.

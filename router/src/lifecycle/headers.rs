@@ -32,6 +32,8 @@ const OURS: &[&str] = &[
     headers::ROUTE,
     headers::EXPECTED_BLOCK,
     headers::REQUEST_ID,
+    headers::DEBUG,
+    headers::PREFIX_BREAK,
 ];
 
 /// Returns a header's text, if it has one.
@@ -96,7 +98,8 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+/// Sets a header, if the text can be one.
+pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(HeaderName::from_static(name), value);
     }

@@ -91,7 +91,7 @@ impl Turns {
     }
 
     /// Returns the number of requests that wait for a model.
-    pub(super) fn n_waiting(&self, model: &Fingerprint) -> usize {
+    pub fn n_waiting(&self, model: &Fingerprint) -> usize {
         self.lock().get(model).map_or(0, |line| line.queue.len())
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Tier;
 
-use super::{Account, Dispatch, answer_share_ms};
+use super::{Dispatch, answer_share_ms};
 use crate::admission::{RETURN, Relief};
 use crate::choose::standing;
 use crate::cost::{Cost, Speeds, Work};
@@ -35,8 +35,7 @@ impl Dispatch {
         let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
-            let unknown = Account::default();
-            let account = self.accounts.get(worker.idx.0 as usize).unwrap_or(&unknown);
+            let account = self.account(worker.idx);
             let standing = standing(worker, account.unreported, assumed);
             let away = account.breaker.remaining(now).max(account.pause(now).map_or(Duration::ZERO, |(left, _)| left));
             let own_ms = Cost::of(NOTHING, standing).wait_ms.max(away.as_secs_f64() * 1e3);

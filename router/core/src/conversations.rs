@@ -1,0 +1,291 @@
+//! Recent conversations, remembered only to say where one of them broke its own prefix.
+//!
+//! Not here: who holds a prefix (`index`). Losing this memory costs a diagnosis, never a hit.
+//!
+//! The idea: of each conversation's latest prompt two things are kept: a hash of each message and the keys of its blocks.
+//! A new prompt whose chain holds the end of a remembered one continues it. One that does not, but repeats one of its
+//! questions, is the same conversation with something changed before its end: the first differing block says at which
+//! token, the first differing message says where the client changed it. Where no message differs, the template did it.
+
+use std::collections::{HashMap, VecDeque};
+
+use warmpath_common::block_hash::BlockKey;
+
+/// Is the most conversations that are remembered.
+///
+/// Source: own choice: more than a router of a small fleet has at a time.
+const CONVERSATIONS_MAX: usize = 4096;
+
+/// Is the most block keys that are remembered, 8 bytes each.
+///
+/// Source: own choice: 16 MB, 32 million tokens at the default block size.
+const KEYS_MAX: usize = 1 << 21;
+
+/// Is the most messages of which hashes are remembered; a longer conversation is known by its end alone.
+///
+/// Source: own choice: a hundred turns with two calls of tools each.
+const MESSAGES_MAX: usize = 512;
+
+/// Is how many of a prompt's last blocks need not return: they may hold the opening of the answer, which is another one
+/// in the next prompt of many templates.
+const BLOCKS_OF_OPENING: usize = 2;
+
+/// Says whose message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The operator's: `system` or `developer`.
+    System,
+    /// The user's.
+    User,
+    /// The model's.
+    Assistant,
+    /// A tool's.
+    Tool,
+    /// Anything else.
+    Other,
+}
+
+impl Role {
+    /// Returns the role that a message names.
+    pub fn of(name: &str) -> Self {
+        match name {
+            "system" | "developer" => Self::System,
+            "user" => Self::User,
+            "assistant" => Self::Assistant,
+            "tool" | "function" => Self::Tool,
+            _ => Self::Other,
+        }
+    }
+
+    /// Returns a short name for metrics and headers.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Is what is remembered of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// Is the hash of the whole message.
+    pub hash: u64,
+    /// Says whose it is.
+    pub role: Role,
+}
+
+/// Is a prompt as it is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spoken {
+    /// Lists its messages.
+    pub marks: Vec<Mark>,
+    /// Lists the keys of its full blocks, which differ between models and salts.
+    pub keys: Vec<BlockKey>,
+}
+
+/// Says how a prompt stands to what was said before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continuity {
+    /// No remembered conversation has any of its questions.
+    New,
+    /// It continues one.
+    Intact,
+    /// It repeats one, with something changed.
+    Broken(PrefixBreak),
+}
+
+/// Says where a conversation broke its own prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefixBreak {
+    /// Is the number of leading blocks that are still the same.
+    pub block: u32,
+    /// Is the first message that is not the one it was; absent where all are and the template or the tools changed.
+    pub message: Option<u32>,
+    /// Says whose that message is.
+    pub role: Option<Role>,
+}
+
+impl PrefixBreak {
+    /// Returns who changed it, for metrics.
+    pub fn label(&self) -> &'static str {
+        self.role.map_or("template", Role::label)
+    }
+}
+
+/// Keeps recent conversations.
+#[derive(Debug, Default)]
+pub struct Conversations {
+    by_id: HashMap<u64, Spoken>,
+    /// Finds a conversation by the last of its blocks that must return.
+    by_end: HashMap<BlockKey, u64>,
+    /// Finds a conversation by one of its questions.
+    by_question: HashMap<u64, u64>,
+    /// Lists the conversations from the one that was spoken in longest ago; some may have been replaced.
+    order: VecDeque<u64>,
+    next_id: u64,
+    n_keys: usize,
+}
+
+impl Conversations {
+    /// Returns how a prompt stands to what was said before, and remembers it.
+    ///
+    /// Cost: O(messages + blocks) hash lookups; O(1) for a prompt without a full block, which is not remembered.
+    pub fn observe(&mut self, mut spoken: Spoken) -> Continuity {
+        let Some(end) = end_of(&spoken.keys) else { return Continuity::New };
+        if spoken.marks.len() > MESSAGES_MAX {
+            spoken.marks.clear();
+        }
+        let (previous, continuity) = self.compare(&spoken);
+        previous.into_iter().for_each(|id| self.forget(id));
+        let id = self.next_id;
+        self.next_id += 1;
+        self.n_keys += spoken.keys.len();
+        self.by_end.insert(end, id);
+        questions(&spoken.marks).for_each(|question| drop(self.by_question.insert(question, id)));
+        self.by_id.insert(id, spoken);
+        self.order.push_back(id);
+        self.bound();
+        continuity
+    }
+
+    fn compare(&self, spoken: &Spoken) -> (Option<u64>, Continuity) {
+        if let Some(&id) = spoken.keys.iter().rev().find_map(|key| self.by_end.get(key)) {
+            return (Some(id), Continuity::Intact);
+        }
+        // The last message is new: what others have asked first as well says nothing.
+        let earlier = &spoken.marks[..spoken.marks.len().saturating_sub(1)];
+        let asked: Vec<u64> = questions(earlier).collect();
+        let same = asked.iter().rev().find_map(|question| self.by_question.get(question));
+        match same.and_then(|id| Some((*id, self.by_id.get(id)?))) {
+            Some((id, before)) => (Some(id), Continuity::Broken(first_difference(before, spoken))),
+            None => (None, Continuity::New),
+        }
+    }
+
+    fn forget(&mut self, id: u64) {
+        let Some(spoken) = self.by_id.remove(&id) else { return };
+        self.n_keys -= spoken.keys.len();
+        let end = end_of(&spoken.keys).filter(|end| self.by_end.get(end) == Some(&id));
+        end.map(|end| self.by_end.remove(&end));
+        for question in questions(&spoken.marks) {
+            if self.by_question.get(&question) == Some(&id) {
+                self.by_question.remove(&question);
+            }
+        }
+    }
+
+    fn bound(&mut self) {
+        while self.by_id.len() > CONVERSATIONS_MAX || self.n_keys > KEYS_MAX {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.forget(oldest);
+        }
+        // Conversations that went on have left their old names behind.
+        if self.order.len() > 2 * CONVERSATIONS_MAX {
+            self.order.retain(|id| self.by_id.contains_key(id));
+        }
+    }
+}
+
+/// Returns the last block that the next prompt of a conversation must begin with.
+fn end_of(keys: &[BlockKey]) -> Option<BlockKey> {
+    keys.get(keys.len().saturating_sub(1 + BLOCKS_OF_OPENING)).copied()
+}
+
+fn questions(marks: &[Mark]) -> impl Iterator<Item = u64> + '_ {
+    marks.iter().filter(|mark| mark.role == Role::User).map(|mark| mark.hash)
+}
+
+fn first_difference(before: &Spoken, now: &Spoken) -> PrefixBreak {
+    let block = before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count();
+    let message = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
+    let index = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    PrefixBreak { block: index(block), message: message.map(index), role: message.map(|idx| now.marks[idx].role) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a prompt in which each message has two blocks of its own; a block's key hangs on all before it.
+    fn spoken(messages: &[(Role, u64)]) -> Spoken {
+        let mut chain = 0u64;
+        let mut keys = Vec::new();
+        for &(_, hash) in messages {
+            for block in 0..2 {
+                chain = chain.wrapping_mul(31).wrapping_add(hash * 2 + block + 1);
+                keys.push(BlockKey(chain));
+            }
+        }
+        // The opening of the answer.
+        keys.push(BlockKey(chain ^ u64::MAX));
+        Spoken { marks: messages.iter().map(|&(role, hash)| Mark { hash, role }).collect(), keys }
+    }
+
+    const FIRST: [(Role, u64); 2] = [(Role::System, 1), (Role::User, 2)];
+    const SECOND: [(Role, u64); 4] = [FIRST[0], FIRST[1], (Role::Assistant, 3), (Role::User, 4)];
+
+    fn check(second: &[(Role, u64)], expected: Continuity) {
+        let mut conversations = Conversations::default();
+        assert_eq!(conversations.observe(spoken(&FIRST)), Continuity::New);
+        assert_eq!(conversations.observe(spoken(&SECOND)), Continuity::Intact);
+        assert_eq!(conversations.observe(spoken(second)), expected);
+    }
+
+    fn broken(block: u32, message: u32, role: Role) -> Continuity {
+        Continuity::Broken(PrefixBreak { block, message: Some(message), role: Some(role) })
+    }
+
+    #[test]
+    fn says_at_which_block_and_message_a_conversation_broke() {
+        let third = |change: &dyn Fn(&mut Vec<(Role, u64)>)| {
+            let mut messages = SECOND.to_vec();
+            messages.extend([(Role::Assistant, 5), (Role::User, 6)]);
+            change(&mut messages);
+            messages
+        };
+        check(&third(&|_| {}), Continuity::Intact);
+        check(&third(&|messages| messages[0].1 = 9), broken(0, 0, Role::System));
+        check(&third(&|messages| messages[2].1 = 9), broken(4, 2, Role::Assistant));
+        check(&third(&|messages| drop(messages.drain(1..3))), broken(2, 1, Role::User));
+        check(&[(Role::System, 1), (Role::User, 8)], Continuity::New);
+        check(&[(Role::System, 7), (Role::User, 2)], Continuity::New);
+        check(&[(Role::System, 7), (Role::User, 2), (Role::Tool, 3)], broken(0, 0, Role::System));
+    }
+
+    #[test]
+    fn a_prompt_that_changed_without_its_messages_was_changed_by_the_template() {
+        let mut conversations = Conversations::default();
+        conversations.observe(spoken(&SECOND));
+        let mut other = spoken(&[SECOND[0], SECOND[1], SECOND[2], SECOND[3], (Role::Assistant, 5), (Role::User, 6)]);
+        other.keys[1..].iter_mut().for_each(|key| key.0 += 1);
+        let expected = PrefixBreak { block: 1, message: None, role: None };
+        assert_eq!(expected.label(), "template");
+        assert_eq!(conversations.observe(other), Continuity::Broken(expected));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut conversations = Conversations::default();
+        for n in 0..3 * CONVERSATIONS_MAX as u64 {
+            let hash = 1000 + 2 * n;
+            conversations.observe(spoken(&[(Role::System, 1), (Role::User, hash)]));
+            // Each goes on once, so that names are left behind.
+            conversations.observe(spoken(&[(Role::System, 1), (Role::User, hash), (Role::User, hash + 1)]));
+        }
+        assert_eq!(conversations.by_id.len(), CONVERSATIONS_MAX);
+        assert!(conversations.order.len() <= 2 * CONVERSATIONS_MAX);
+        assert!(conversations.by_question.len() <= 2 * CONVERSATIONS_MAX);
+        assert!(conversations.by_end.len() <= CONVERSATIONS_MAX);
+        let long = |seed: u64| Spoken {
+            marks: vec![Mark { hash: seed, role: Role::User }; MESSAGES_MAX + 1],
+            keys: (0..KEYS_MAX as u64 / 2).map(|n| BlockKey(seed + n)).collect(),
+        };
+        (1..5).for_each(|seed| drop(conversations.observe(long(seed << 40))));
+        assert!(conversations.n_keys <= KEYS_MAX);
+        assert!(conversations.by_question.is_empty(), "too many messages are not kept");
+    }
+}

@@ -1,0 +1,54 @@
+//! A choice without consequences: who would get a request, what it would cost everywhere, and why some are out of it.
+//!
+//! Not here: how it is shown (the router's `http`). The idea: the same books, the same candidates, the same choice as for
+//! a request; nothing is booked, nobody's turn passes.
+
+use rand::Rng;
+
+use super::{Ask, Dispatch, Field, NoWorker, serving};
+use crate::WorkerIdx;
+use crate::admission::Room;
+use crate::choose::{Candidate, Reason, Turn, choose, reason};
+use crate::cost::Speeds;
+use crate::fleet::{FleetView, Unavailable};
+
+/// Is a worker that serves the model, weighed whether or not it can be chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct Weighed<'a> {
+    /// Is what the request would cost there; of matches that are doubted, what is believed.
+    pub candidate: Candidate<'a>,
+    /// Says why it cannot be chosen; absent where it can.
+    pub unavailable: Option<Unavailable>,
+    /// Says whether it can start the request soon; if nobody has room, requests wait.
+    pub has_room: bool,
+}
+
+/// Is a choice and what it rests on.
+#[derive(Debug)]
+pub struct Explanation<'a> {
+    /// Lists the workers that serve the model, in the order of configuration.
+    pub workers: Vec<Weighed<'a>>,
+    /// Names the worker that would be chosen and says why, or why none would.
+    pub choice: Result<(WorkerIdx, Reason), NoWorker>,
+}
+
+impl Dispatch {
+    /// Returns the choice that a request would get now.
+    pub fn explain<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>, rng: &mut impl Rng) -> Explanation<'a> {
+        let believed = self.believed(ask.prompt);
+        let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
+        let serving = serving(fleet, ask);
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let weigh = |worker| {
+            let (candidate, room) = self.weigh(worker, ask, assumed);
+            Weighed { candidate, unavailable: self.unavailable(worker, ask), has_room: room == Room::Yes }
+        };
+        let workers = serving.into_iter().map(weigh).collect();
+        let choice = self.candidates(fleet, ask).and_then(|Field { candidates, .. }| {
+            let turn = Turn { last: self.last, affinity: ask.affinity };
+            let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
+            Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
+        });
+        Explanation { workers, choice }
+    }
+}

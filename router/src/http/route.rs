@@ -1,0 +1,106 @@
+//! The dry run: where a request would go now, and what it would cost everywhere. Nothing is sent, booked or remembered.
+//!
+//! Not here: the choice (the core's `dispatch::explain`), real requests (`completions`).
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use warmpath_router_core::cost::Cost;
+use warmpath_router_core::dispatch::{Ask, Weighed};
+use warmpath_router_core::fleet::Link;
+use warmpath_router_core::index::Match;
+
+use super::completions::read_whole;
+use super::state::App;
+use crate::error::RequestError;
+use crate::fleet::fresh_request_id;
+use crate::lifecycle::prompt_view;
+use crate::prompt::{Draft, Prompt, Shape};
+
+/// Is what tells a chat from a completion.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Peek {
+    messages: Option<IgnoredAny>,
+}
+
+/// Answers where a chat or a completion would go now, and why.
+pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
+    let (parts, body) = request.into_parts();
+    let body = read_whole(&app, body).await?;
+    let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
+    let draft = Draft { shape: shape_of(&body), body, cache_salt: salt.map(str::to_owned) };
+    let view = app.fleet.view();
+    let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
+    let matches = match &prepared.prompt {
+        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
+        Prompt::Estimated { .. } => Vec::new(),
+    };
+    let ask = Ask {
+        request_id: &fresh_request_id(),
+        model_name: prepared.model_name.as_deref(),
+        model: &prepared.model,
+        prompt: prompt_view(&prepared, &matches),
+        affinity: prepared.affinity,
+        tried: &[],
+        now: std::time::Instant::now(),
+    };
+    let explanation = app.fleet.books().explain(&view, &ask, &mut rand::rng());
+    let workers: Vec<Value> = explanation.workers.iter().map(|weighed| describe(&app, weighed, &matches)).collect();
+    let choice = explanation.choice.as_ref().ok().map(|(worker, reason)| {
+        json!({"worker": app.fleet.view().workers[worker.0 as usize].name, "reason": reason.to_string()})
+    });
+    let prompt = match &prepared.prompt {
+        Prompt::Known { n_tokens, keys } => json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null}),
+        Prompt::Estimated { n_tokens, cause } => json!({"tokens": n_tokens, "blocks": null, "estimated": cause}),
+    };
+    Ok(Json(json!({
+        "model": prepared.model.names.first(),
+        "block_size_tokens": prepared.model.block_size_tokens,
+        "prompt": prompt,
+        "choice": choice,
+        "refusal": explanation.choice.as_ref().err().map(ToString::to_string),
+        "waiting": app.turns.n_waiting(&prepared.model.fingerprint),
+        "workers": workers,
+    })))
+}
+
+fn shape_of(body: &Bytes) -> Shape {
+    let peek: Peek = serde_json::from_slice(body).unwrap_or_default();
+    if peek.messages.is_some() { Shape::Chat } else { Shape::Completion }
+}
+
+fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
+    let candidate = &weighed.candidate;
+    let worker = candidate.worker;
+    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms } = candidate.cost;
+    let stale = match worker.link {
+        Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
+        Link::Connecting | Link::Live | Link::Down { .. } => None,
+    };
+    let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
+    json!({
+        "url": worker.name,
+        "unavailable": weighed.unavailable.map(|why| why.label()),
+        "has_room": weighed.has_room,
+        "claimed_blocks": claimed,
+        "matched_blocks": candidate.found.map_or(0, |found| found.blocks),
+        "cached_tokens": candidate.work.cached_tokens,
+        "tier": candidate.found.map(|found| found.tier),
+        "state": candidate.found.map(|found| found.state),
+        "slot": candidate.found.and_then(|found| found.slot),
+        "stale_seconds": stale,
+        "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
+        "cost_ms": {
+            "wait": wait_ms,
+            "restore": restore_ms,
+            "prefill": prefill_ms,
+            "pressure": pressure_ms,
+            "slowdown": slowdown_ms,
+            "total": candidate.cost.total_ms(),
+        },
+    })
+}

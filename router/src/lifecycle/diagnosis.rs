@@ -1,0 +1,63 @@
+//! Where a conversation broke its own prefix: asked for by a header, counted for every chat.
+//!
+//! Not here: how that is found out (the core's `conversations`). The idea: it never decides anything, so where nobody asks
+//! for it, it is done after the answer has begun.
+
+use axum::http::HeaderMap;
+use axum::response::Response;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_router_core::conversations::{Continuity, Mark, Spoken};
+
+use super::headers;
+use crate::http::state::App;
+use crate::prompt::{Prepared, Prompt};
+
+/// Is the diagnosis that a request asks for.
+pub(super) struct Diagnosis(Option<String>);
+
+impl Diagnosis {
+    /// Makes the diagnosis of a prompt if the request's headers ask for it.
+    pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
+        let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
+        if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
+            return Self(None);
+        }
+        let Prompt::Known { keys, .. } = &prepared.prompt else { return Self(Some("unknown".to_owned())) };
+        let marks = std::mem::take(&mut prepared.marks);
+        let text = match observe(app, marks, keys.clone()) {
+            Continuity::New => "new".to_owned(),
+            Continuity::Intact => "none".to_owned(),
+            Continuity::Broken(found) => {
+                let token = found.block.saturating_mul(prepared.model.block_size_tokens);
+                let message = found.message.map(|message| format!("; message={message}")).unwrap_or_default();
+                format!("token={token}{message}; role={}", found.label())
+            }
+        };
+        Self(Some(text))
+    }
+
+    /// Adds the diagnosis to the response.
+    pub(super) fn add_to(&self, response: &mut Response) {
+        if let Some(text) = &self.0 {
+            headers::set(response.headers_mut(), warmpath_common::headers::PREFIX_BREAK, text);
+        }
+    }
+}
+
+/// Compares a prompt with what was said before, counts the result, and remembers the prompt.
+pub(super) fn observe(app: &App, marks: Vec<Mark>, keys: Vec<BlockKey>) -> Continuity {
+    if marks.is_empty() {
+        return Continuity::New;
+    }
+    let continuity = app.conversations().observe(Spoken { marks, keys });
+    let (label, found) = match continuity {
+        Continuity::New => ("new", None),
+        Continuity::Intact => ("intact", None),
+        Continuity::Broken(found) => ("broken", Some(found)),
+    };
+    app.metrics.conversations.with_label_values(&[label]).inc();
+    if let Some(found) = found {
+        app.metrics.prefix_breaks.with_label_values(&[found.label()]).inc();
+    }
+    continuity
+}

@@ -1,0 +1,138 @@
+//! What the router says of its own decisions: the dry run, and where a conversation broke its prefix.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::worker::{FakeWorker, chat_keys, full};
+use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+
+async fn dry_run(router: &TestRouter, body: &str) -> reqwest::Response {
+    let url = format!("http://{}/internal/v1/route", router.server.admin_address);
+    router.client.post(url).body(body.to_owned()).send().await.expect("the admin listener answers")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_shows_every_worker_s_cost_and_changes_nothing() {
+    let mut workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    let n_blocks = chat_keys(&text, "").len();
+    workers[1].hold(&text, None, 2);
+    workers[2].kill();
+    eventually("the router knows", || async {
+        let fleet = router.fleet().await;
+        fleet["workers"][1]["blocks"] == json!(n_blocks) && fleet["workers"][2]["state"] == "down"
+    })
+    .await;
+    let before = router.fleet().await;
+    let answer: Value = dry_run(&router, &chat_body(&text, false)).await.json().await.expect("JSON");
+    assert_eq!(answer["choice"], json!({"worker": workers[1].url(), "reason": "prefix"}), "{answer}");
+    assert_eq!(answer["prompt"]["blocks"], json!(n_blocks));
+    assert!(answer["prompt"]["tokens"].as_u64().is_some_and(|n| n >= n_blocks as u64 * 16), "{answer}");
+    let [cold, warm, down] = [0, 1, 2].map(|idx| &answer["workers"][idx]);
+    assert_eq!(
+        (&cold["matched_blocks"], &cold["unavailable"], &cold["has_room"]),
+        (&json!(0), &json!(null), &json!(true))
+    );
+    assert_eq!((&warm["matched_blocks"], &warm["claimed_blocks"]), (&json!(n_blocks), &json!(n_blocks)));
+    assert_eq!((&warm["tier"], &warm["state"], &warm["slot"]), (&json!("resident"), &json!("ready"), &json!(2)));
+    assert_eq!(warm["cached_tokens"], json!(n_blocks * 16));
+    assert_eq!(down["unavailable"], "down");
+    for worker in [cold, warm, down] {
+        let costs = worker["cost_ms"].as_object().expect("an object");
+        let total = costs["total"].as_f64().expect("a number");
+        let sum: f64 = costs.values().filter_map(Value::as_f64).sum::<f64>() - total;
+        assert!((total - sum).abs() < 1e-6, "the terms add up: {worker}");
+    }
+    assert!(cold["cost_ms"]["total"].as_f64() > warm["cost_ms"]["total"].as_f64());
+    let after = router.fleet().await;
+    for idx in 0..2 {
+        assert_eq!(before["workers"][idx]["in_flight"], after["workers"][idx]["in_flight"]);
+        assert_eq!(after["workers"][idx]["unreported"]["requests"], 0, "nothing is booked");
+    }
+    assert!(workers[..2].iter().all(|worker| worker.seen().is_empty()), "nothing is sent");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_passes_nobody_s_turn() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &["--policy", "round-robin"]).await;
+    let first = header(&router.chat("hello").await, "x-warmpath-worker");
+    let mut choices = Vec::new();
+    for _ in 0..3 {
+        let answer: Value = dry_run(&router, "{\"prompt\": \"hello\"}").await.json().await.expect("JSON");
+        choices.push(answer["choice"]["worker"].clone());
+    }
+    assert!(choices.iter().all(|choice| *choice == choices[0]), "{choices:?}");
+    assert_ne!(header(&router.chat("hello").await, "x-warmpath-worker"), first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    worker.update(Vec::new(), Some(full(10_000)));
+    eventually("nobody has room", || async {
+        let answer: Value = dry_run(&router, &chat_body("hello", false)).await.json().await.expect("JSON");
+        answer["refusal"] == "no worker can take the request: 1 busy" && answer["choice"].is_null()
+    })
+    .await;
+    assert_eq!(error_of(dry_run(&router, "{").await, 400).await["code"], "invalid_json");
+    let unknown = json!({"model": "other", "prompt": "a"}).to_string();
+    assert_eq!(error_of(dry_run(&router, &unknown).await, 404).await["code"], "model_not_found");
+}
+
+/// Sends a chat of these messages and asks where its prefix broke.
+async fn prefix_break(router: &TestRouter, messages: &[(&str, &str)]) -> String {
+    let messages: Vec<Value> =
+        messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+    let request = router.client.post(router.url("/v1/chat/completions")).header("x-warmpath-debug", "prefix");
+    let response = request.body(json!({"messages": messages}).to_string()).send().await.expect("an answer");
+    assert_eq!(response.status(), 200);
+    header(&response, "x-warmpath-prefix-break")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_that_changes_its_past_is_told_where() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (system, question, answer) = (long_text("rules"), long_text("bread"), long_text("flour"));
+    let mut turns: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
+    assert_eq!(prefix_break(&router, &turns).await, "new");
+    turns.extend([("assistant", answer.as_str()), ("user", "And salt?")]);
+    assert_eq!(prefix_break(&router, &turns).await, "none");
+    assert!(worker.seen().iter().all(|seen| !seen.headers.contains_key("x-warmpath-debug")));
+
+    let other = long_text("butter");
+    turns[2].1 = &other;
+    turns.extend([("assistant", "Some."), ("user", "And yeast?")]);
+    let told = prefix_break(&router, &turns).await;
+    assert!(told.ends_with("; message=2; role=assistant"), "{told}");
+    let token: usize =
+        told.strip_prefix("token=").and_then(|rest| rest.split(';').next()?.parse().ok()).expect("a token");
+    assert!(token > 0 && token.is_multiple_of(16), "{told}");
+
+    let stamped = format!("It is 12:01. {system}");
+    turns[0].1 = &stamped;
+    turns.extend([("assistant", "Some."), ("user", "And sugar?")]);
+    let told = prefix_break(&router, &turns).await;
+    assert!(told.ends_with("; message=0; role=system"), "{told}");
+    for (line, expected) in [
+        ("warmpath_router_prefix_breaks_total{role=\"assistant\"}", 1.0),
+        ("warmpath_router_prefix_breaks_total{role=\"system\"}", 1.0),
+        ("warmpath_router_conversations_total{continuity=\"new\"}", 1.0),
+        ("warmpath_router_conversations_total{continuity=\"intact\"}", 1.0),
+        ("warmpath_router_conversations_total{continuity=\"broken\"}", 2.0),
+    ] {
+        assert_eq!(router.metric(line).await, expected, "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_are_counted_where_nobody_asks() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let response = router.chat(&long_text("bread")).await;
+    assert_eq!(header(&response, "x-warmpath-prefix-break"), "");
+    router.wait_for_metric("warmpath_router_conversations_total{continuity=\"new\"}", 1.0).await;
+}

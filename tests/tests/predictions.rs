@@ -1,0 +1,113 @@
+//! The closed loop: what the router counts on is what workers reuse, in whole blocks, on a fleet where nothing fails.
+//!
+//! Not here: what follows where they differ (`warmpath_router_core::doubts`), answers (`conversations`).
+//! The idea: sessions of several tenants, one request after the other and then many at once; every request is compared,
+//! and one that differs is shown with all that is known of it.
+
+use anyhow::Context as _;
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+use warmpath_bench::prompts::words;
+use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
+
+const N_WORKERS: usize = 3;
+const N_TENANTS: u64 = 3;
+const N_TURNS: u64 = 5;
+/// Is the share of requests of which the prediction must be right.
+const RIGHT_MIN: f64 = 0.999;
+
+/// Is a conversation, and what was predicted of its requests.
+struct Session {
+    id: u64,
+    messages: Vec<Value>,
+}
+
+/// Is a request whose reuse was not what was predicted.
+#[derive(Debug)]
+#[allow(dead_code, reason = "read by people, in the message of a failure")]
+struct Miss {
+    session: u64,
+    turn: u64,
+    worker: String,
+    route: String,
+    predicted_blocks: u64,
+    actual_blocks: u64,
+    prompt_tokens: u64,
+}
+
+impl Session {
+    fn new(id: u64) -> Self {
+        let tenant = id % N_TENANTS;
+        let system = json!({"role": "system", "content": words(1000 + tenant, 150)});
+        Self { id, messages: vec![system] }
+    }
+
+    /// Asks once more; returns the miss, if it was one.
+    async fn ask(&mut self, rig: &Rig, turn: u64) -> anyhow::Result<Option<Miss>> {
+        let question = words(self.id * 100 + turn, 10 + (self.id * 7 + turn * 13) as usize % 50);
+        self.messages.push(json!({"role": "user", "content": question}));
+        let max_tokens = 1 + (self.id * 3 + turn * 5) % 24;
+        let reply = rig.chat(&json!({"messages": self.messages, "temperature": 0, "max_tokens": max_tokens})).await?;
+        anyhow::ensure!(reply.status == 200, "{}", reply.text);
+        let body = reply.json();
+        self.messages.push(json!({"role": "assistant", "content": body["choices"][0]["message"]["content"]}));
+        let blocks = |name: &str| -> anyhow::Result<u64> {
+            Ok(reply.header(name).parse::<u64>().with_context(|| format!("header {name}"))? / BLOCK_SIZE_TOKENS)
+        };
+        let (predicted_blocks, actual_blocks) =
+            (blocks("x-warmpath-predicted-cached-tokens")?, blocks("x-warmpath-cached-tokens")?);
+        Ok((predicted_blocks != actual_blocks).then(|| Miss {
+            session: self.id,
+            turn,
+            worker: reply.header("x-warmpath-worker").to_owned(),
+            route: reply.header("x-warmpath-route").to_owned(),
+            predicted_blocks,
+            actual_blocks,
+            prompt_tokens: body["usage"]["prompt_tokens"].as_u64().unwrap_or_default(),
+        }))
+    }
+}
+
+/// Checks the misses against the limit, and the router's own count against them.
+async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()> {
+    let n_right = n_requests - misses.len() as u64;
+    println!("{n_right} of {n_requests} predictions are right; {misses:#?}");
+    assert!(n_right as f64 >= RIGHT_MIN * n_requests as f64, "{} of {n_requests}: {misses:#?}", misses.len());
+    let counted = rig.router_metric("warmpath_router_predictions_total{outcome=\"exact\"}").await?;
+    assert_eq!(counted, n_right as f64);
+    assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");
+    Ok(())
+}
+
+#[tokio::test]
+async fn predictions_are_right_one_request_after_the_other() -> anyhow::Result<()> {
+    let rig = Rig::start(N_WORKERS, &[]).await?;
+    let mut sessions: Vec<_> = (0..60).map(Session::new).collect();
+    let mut misses = Vec::new();
+    for turn in 0..N_TURNS {
+        for session in &mut sessions {
+            misses.extend(session.ask(&rig, turn).await?);
+        }
+    }
+    check(&rig, 60 * N_TURNS, &misses).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()> {
+    let rig = Rig::start(N_WORKERS, &[]).await?;
+    let n_at_once = 6;
+    let mut sessions: Vec<Vec<_>> =
+        (0..n_at_once).map(|lane| (0..10).map(|id| Session::new(id * n_at_once + lane)).collect()).collect();
+    let rig_ref = &rig;
+    let lanes = sessions.iter_mut().map(|lane| async move {
+        let mut misses = Vec::new();
+        for turn in 0..N_TURNS {
+            for session in &mut *lane {
+                misses.extend(session.ask(rig_ref, turn).await?);
+            }
+        }
+        anyhow::Ok(misses)
+    });
+    let misses: Vec<Miss> = try_join_all(lanes).await?.into_iter().flatten().collect();
+    check(&rig, n_at_once * 10 * N_TURNS, &misses).await
+}
