@@ -13,8 +13,11 @@ use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
 const N_WORKERS: usize = 3;
 const N_TENANTS: u64 = 3;
 const N_TURNS: u64 = 5;
-/// Is the share of requests of which the prediction must be right.
-const RIGHT_MIN: f64 = 0.999;
+const N_SESSIONS: u64 = 60;
+const N_AT_ONCE: u64 = 6;
+/// Is the most requests of a test whose worker may have reused something else: a worker that finds computing a block cheaper
+/// than bringing it from where it lies computes it (docs/decisions/0018-closed-loop.md: one request in a thousand here).
+const MISSES_MAX: usize = 1;
 
 /// Is a conversation, and what was predicted of its requests.
 struct Session {
@@ -33,6 +36,8 @@ struct Miss {
     predicted_blocks: u64,
     actual_blocks: u64,
     prompt_tokens: u64,
+    /// Says from which tiers the reused tokens came.
+    tiers: Value,
 }
 
 impl Session {
@@ -64,15 +69,19 @@ impl Session {
             predicted_blocks,
             actual_blocks,
             prompt_tokens: body["usage"]["prompt_tokens"].as_u64().unwrap_or_default(),
+            tiers: body["timings"]["prefix_cache_tokens"].clone(),
         }))
     }
 }
 
-/// Checks the misses against the limit, and the router's own count against them.
+/// Checks the misses against the limits, and the router's own count against them.
 async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()> {
     let n_right = n_requests - misses.len() as u64;
     println!("{n_right} of {n_requests} predictions are right; {misses:#?}");
-    assert!(n_right as f64 >= RIGHT_MIN * n_requests as f64, "{} of {n_requests}: {misses:#?}", misses.len());
+    assert!(misses.len() <= MISSES_MAX, "{} of {n_requests}: {misses:#?}", misses.len());
+    for miss in misses {
+        assert!(miss.predicted_blocks.abs_diff(miss.actual_blocks) <= 1, "more than a block: {miss:#?}");
+    }
     let counted = rig.router_metric("warmpath_router_predictions_total{outcome=\"exact\"}").await?;
     assert_eq!(counted, n_right as f64);
     assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");
@@ -82,22 +91,21 @@ async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()
 #[tokio::test]
 async fn predictions_are_right_one_request_after_the_other() -> anyhow::Result<()> {
     let rig = Rig::start(N_WORKERS, &[]).await?;
-    let mut sessions: Vec<_> = (0..60).map(Session::new).collect();
+    let mut sessions: Vec<_> = (0..N_SESSIONS).map(Session::new).collect();
     let mut misses = Vec::new();
     for turn in 0..N_TURNS {
         for session in &mut sessions {
             misses.extend(session.ask(&rig, turn).await?);
         }
     }
-    check(&rig, 60 * N_TURNS, &misses).await
+    check(&rig, N_SESSIONS * N_TURNS, &misses).await
 }
 
 #[tokio::test]
 async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()> {
     let rig = Rig::start(N_WORKERS, &[]).await?;
-    let n_at_once = 6;
-    let mut sessions: Vec<Vec<_>> =
-        (0..n_at_once).map(|lane| (0..10).map(|id| Session::new(id * n_at_once + lane)).collect()).collect();
+    let lane = |lane| (0..N_SESSIONS / N_AT_ONCE).map(|id| Session::new(id * N_AT_ONCE + lane)).collect();
+    let mut sessions: Vec<Vec<Session>> = (0..N_AT_ONCE).map(lane).collect();
     let rig_ref = &rig;
     let lanes = sessions.iter_mut().map(|lane| async move {
         let mut misses = Vec::new();
@@ -109,5 +117,5 @@ async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()
         anyhow::Ok(misses)
     });
     let misses: Vec<Miss> = try_join_all(lanes).await?.into_iter().flatten().collect();
-    check(&rig, n_at_once * 10 * N_TURNS, &misses).await
+    check(&rig, N_SESSIONS * N_TURNS, &misses).await
 }

@@ -145,7 +145,9 @@ impl Conversations {
         self.next_id += 1;
         self.n_keys += spoken.keys.len();
         self.by_end.insert(end, id);
-        questions(&spoken.marks).for_each(|question| drop(self.by_question.insert(question, id)));
+        for question in questions(&spoken.marks) {
+            self.by_question.insert(question, id);
+        }
         self.by_id.insert(id, spoken);
         self.order.push_back(id);
         self.bound();
@@ -241,16 +243,16 @@ mod tests {
 
     #[test]
     fn says_at_which_block_and_message_a_conversation_broke() {
-        let third = |change: &dyn Fn(&mut Vec<(Role, u64)>)| {
+        let third = |change: fn(&mut Vec<(Role, u64)>)| {
             let mut messages = SECOND.to_vec();
             messages.extend([(Role::Assistant, 5), (Role::User, 6)]);
             change(&mut messages);
             messages
         };
-        check(&third(&|_| {}), Continuity::Intact);
-        check(&third(&|messages| messages[0].1 = 9), broken(0, 0, Role::System));
-        check(&third(&|messages| messages[2].1 = 9), broken(4, 2, Role::Assistant));
-        check(&third(&|messages| drop(messages.drain(1..3))), broken(2, 1, Role::User));
+        check(&third(|_| {}), Continuity::Intact);
+        check(&third(|messages| messages[0].1 = 9), broken(0, 0, Role::System));
+        check(&third(|messages| messages[2].1 = 9), broken(4, 2, Role::Assistant));
+        check(&third(|messages| drop(messages.drain(1..3))), broken(2, 1, Role::User));
         check(&[(Role::System, 1), (Role::User, 8)], Continuity::New);
         check(&[(Role::System, 7), (Role::User, 2)], Continuity::New);
         check(&[(Role::System, 7), (Role::User, 2), (Role::Tool, 3)], broken(0, 0, Role::System));
@@ -284,7 +286,9 @@ mod tests {
             marks: vec![Mark { hash: seed, role: Role::User }; MESSAGES_MAX + 1],
             keys: (0..KEYS_MAX as u64 / 2).map(|n| BlockKey(seed + n)).collect(),
         };
-        (1..5).for_each(|seed| drop(conversations.observe(long(seed << 40))));
+        for seed in 1..5 {
+            conversations.observe(long(seed << 40));
+        }
         assert!(conversations.n_keys <= KEYS_MAX);
         assert!(conversations.by_question.is_empty(), "too many messages are not kept");
     }
