@@ -67,7 +67,7 @@ async fn wrong_requests_get_typed_errors() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn limits_are_named_in_the_refusal() -> anyhow::Result<()> {
-    let rig = Rig::start_with(1, &["--queue-max", "1"], &["--body-max", "100000"]).await?;
+    let rig = Rig::start_with(1, &["--queue-max", "1"], &["--body-max", "100000", "--queue-max", "0"]).await?;
     let reply = rig.chat(&json!({"messages": user(&words(1, 5_000))})).await?;
     let message = check(&reply, 400, "context_length_exceeded");
     assert!(message.contains(&SLOT_CONTEXT_TOKENS.to_string()), "{message}");
@@ -77,7 +77,7 @@ async fn limits_are_named_in_the_refusal() -> anyhow::Result<()> {
     let reply = rig.chat(&json!({"messages": user(&"x".repeat(100_001))})).await?;
     check(&reply, 413, "request_too_large");
 
-    // Three slots and one place in the queue: of eight endless requests at least four are refused.
+    // Three slots, one place in the worker's queue and none in the router's: of eight endless requests at least four are refused.
     let endless = json!({"messages": user("go on"), "ignore_eos": true, "max_tokens": 300, "temperature": 0});
     let replies = futures::future::join_all((0..8).map(|_| rig.chat(&endless))).await;
     let refused: Vec<Reply> = replies.into_iter().collect::<anyhow::Result<Vec<_>>>()?;

@@ -16,8 +16,8 @@ const N_TURNS: u64 = 5;
 const N_SESSIONS: u64 = 60;
 const N_AT_ONCE: u64 = 6;
 /// Is the most requests of a test whose worker may have reused something else: a worker that finds computing a block cheaper
-/// than bringing it from where it lies computes it (docs/decisions/0018-closed-loop.md: one request in a thousand here).
-const MISSES_MAX: usize = 1;
+/// than bringing it from where it lies computes it (docs/decisions/0018-closed-loop.md: up to two of 300 here).
+const MISSES_MAX: usize = 3;
 
 /// Is a conversation, and what was predicted of its requests.
 struct Session {
