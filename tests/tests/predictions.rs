@@ -15,8 +15,9 @@ const N_TENANTS: u64 = 3;
 const N_TURNS: u64 = 5;
 const N_SESSIONS: u64 = 60;
 const N_AT_ONCE: u64 = 6;
-/// Is the most requests of a test whose worker may have reused something else: a worker that finds computing a block cheaper
-/// than bringing it from where it lies computes it (docs/decisions/0018-closed-loop.md: up to two of 300 here).
+/// Is the most requests of a test whose worker may have reused something else: a block less, where it found computing it cheaper
+/// than bringing it from where it lies; or more, where a prefix came that was not yet announced when the worker was chosen
+/// (docs/decisions/0018-closed-loop.md: up to two of 300 here).
 const MISSES_MAX: usize = 3;
 
 /// Is a conversation, and what was predicted of its requests.
@@ -80,7 +81,7 @@ async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()
     println!("{n_right} of {n_requests} predictions are right; {misses:#?}");
     assert!(misses.len() <= MISSES_MAX, "{} of {n_requests}: {misses:#?}", misses.len());
     for miss in misses {
-        assert!(miss.predicted_blocks.abs_diff(miss.actual_blocks) <= 1, "more than a block: {miss:#?}");
+        assert!(miss.actual_blocks + 1 >= miss.predicted_blocks, "more than a block less: {miss:#?}");
     }
     let counted = rig.router_metric("warmpath_router_predictions_total{outcome=\"exact\"}").await?;
     assert_eq!(counted, n_right as f64);
