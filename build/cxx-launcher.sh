@@ -1,9 +1,9 @@
 #!/bin/sh
 # Compiler launcher for llama.cpp's C++: mends ggml's AMX kernels while they are compiled, everything else as asked.
 # Why (docs/decisions/0001-build.md):
-# - GCC 12 at -O3 miscompiles their tile set-up (SIGILL), so the kernels are compiled at -O2.
-# - They add offsets in bytes to pointers to floats, and read a weight beyond its end, where a product has a third dimension:
-#   a recurrent or hybrid model with two sequences in one batch. Memory behind the result is overwritten.
+# - GCC 12's intrinsics do not say what memory they read: amx-tiles.h has others.
+# - The kernels add offsets in bytes to pointers to floats, and read a weight beyond its end, where a product has a third
+#   dimension: a recurrent or hybrid model with two sequences in one batch. Memory behind the result is overwritten.
 # - They repack only the first matrix of a weight that has three dimensions.
 set -eu
 
@@ -50,4 +50,4 @@ for arg; do
     [ "$arg" = "$source" ] && arg=$mended
     set -- "$@" "$arg"
 done
-exec "$@" -iquote "$(dirname "$source")" -O2
+exec "$@" -iquote "$(dirname "$source")" -include "$(dirname "$0")/amx-tiles.h" -O2

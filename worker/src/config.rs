@@ -9,7 +9,6 @@ mod store;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use warmpath_common::block_hash::block_hash;
 use warmpath_common::ids::WorkerUid;
 
 use crate::engine::{AtContextEnd, CacheType, EngineConfig, PrefixCache, SelfTest, ShiftConfig, Switch};
@@ -149,7 +148,7 @@ fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
         prefix_tokens_max: flags.prefix_cache_max_tokens,
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
-        block_hasher: block_hash,
+        ..EngineConfig::default()
     })
 }
 

@@ -117,7 +117,12 @@ type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
 pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, arrival: Arrival) -> Result<Answer, RequestError> {
     serving.check_room()?;
     let clock = Clock::start(&arrival, metrics);
-    let prepared = serving.prepare(move |serving| prepare(serving, arrival)).await;
+    let on_the_way = serving.engine.announce();
+    let work = move |serving: &Serving| {
+        let _on_the_way = on_the_way;
+        prepare(serving, arrival)
+    };
+    let prepared = serving.prepare(work).await;
     metrics.prompt.observe(clock.elapsed_s());
     let (delivery, submitted) = prepared?;
     Answer::begin(delivery, submitted, clock).await

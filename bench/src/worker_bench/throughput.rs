@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use futures::future::try_join_all;
 
 use super::contender::{Contender, Programs, Running, Setup};
@@ -79,9 +80,9 @@ const N_SLOTS: u16 = 8;
 /// Is the context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 5120;
 /// Is the tokens of each answer while decode is measured.
-const DECODE_TOKENS: u32 = 48;
+const DECODE_TOKENS: u32 = 64;
 /// Is the rounds of decode.
-const DECODE_ROUNDS: u32 = 3;
+const DECODE_ROUNDS: u32 = 5;
 /// Is about how many prompt tokens each server computes for one load; more rounds where prompts are short.
 const PREFILL_TOKENS: u32 = 16_000;
 /// Is the most rounds of prefill.
@@ -183,7 +184,7 @@ impl Under {
     }
 
     async fn decode(&self, server: &Running) -> anyhow::Result<f64> {
-        Ok(decode_rate(&self.ask(server, 0, DECODE_TOKENS).await?))
+        decode_rate(&self.ask(server, 0, DECODE_TOKENS).await?).context("the answers did not run together")
     }
 }
 
@@ -194,20 +195,30 @@ struct Streamed {
     answer: Answer,
 }
 
-/// Returns the tokens behind each answer's first one, by the time from the earliest first token to the latest last one.
+/// Is the least part of the time between the earliest and the latest token in which all answers must run.
 ///
-/// Units: tokens a second; 0 without such tokens.
-fn decode_rate(answers: &[Streamed]) -> f64 {
-    let spans = answers.iter().filter_map(|Streamed { sent, answer }| {
-        let n_behind = answer.completion_tokens.saturating_sub(1);
-        let first = *sent + Duration::from_secs_f64(answer.ttft_ms / 1e3);
-        let last = first + Duration::from_secs_f64(answer.tpot_ms? * n_behind as f64 / 1e3);
-        Some((first, last, n_behind))
-    });
-    let whole = spans.reduce(|(first, last, n), (other_first, other_last, other_n)| {
-        (first.min(other_first), last.max(other_last), n + other_n)
-    });
-    whole.map_or(0.0, |(first, last, n_tokens)| n_tokens as f64 / last.duration_since(first).as_secs_f64())
+/// Source: own choice: they start within a few steps of each other, and have as many tokens each.
+const TOGETHER_MIN: f64 = 0.75;
+
+/// Returns the sum of the answers' own rates while they run together: what the steps cost, not how the answers begin.
+///
+/// Units: tokens a second. `None` where they did not run together, or have no tokens behind their first ones.
+fn decode_rate(answers: &[Streamed]) -> Option<f64> {
+    let spans: Vec<(Instant, Instant)> = answers.iter().map(Streamed::span).collect::<Option<_>>()?;
+    let (first, all_began) = (spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.0).max()?);
+    let (one_ended, last) = (spans.iter().map(|span| span.1).min()?, spans.iter().map(|span| span.1).max()?);
+    let together = one_ended.saturating_duration_since(all_began).as_secs_f64();
+    let own_rates = answers.iter().filter_map(|Streamed { answer, .. }| answer.tpot_ms).map(|tpot_ms| 1e3 / tpot_ms);
+    (together >= TOGETHER_MIN * last.duration_since(first).as_secs_f64()).then(|| own_rates.sum())
+}
+
+impl Streamed {
+    /// Returns when the first and the last token came; `None` where they are the same.
+    fn span(&self) -> Option<(Instant, Instant)> {
+        let n_behind = self.answer.completion_tokens.saturating_sub(1);
+        let first = self.sent + Duration::from_secs_f64(self.answer.ttft_ms / 1e3);
+        Some((first, first + Duration::from_secs_f64(self.answer.tpot_ms? * n_behind as f64 / 1e3)))
+    }
 }
 
 /// Returns an empty table for [`rows`].
@@ -284,15 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_follow_each_other_are_no_faster_together() {
+    fn answers_that_follow_each_other_are_not_counted_together() {
         let sent = Instant::now();
         // Eight tokens each, 5 ms apart.
         let streamed = |ttft_ms| Streamed { sent, answer: measured::tests::answer(100, 99, ttft_ms) };
-        let at_once = decode_rate(&[streamed(10.0), streamed(10.0)]);
-        assert!((at_once - 14.0 / 0.035).abs() < 1.0, "{at_once}");
-        let in_turn = decode_rate(&[streamed(10.0), streamed(45.0)]);
-        assert!((in_turn - 14.0 / 0.070).abs() < 1.0, "{in_turn}");
-        assert_eq!(decode_rate(&[]), 0.0);
+        let at_once = decode_rate(&[streamed(10.0), streamed(15.0)]).expect("they run together");
+        assert!((at_once - 400.0).abs() < 1.0, "{at_once}");
+        assert_eq!(decode_rate(&[streamed(10.0), streamed(45.0)]), None);
+        assert_eq!(decode_rate(&[]), None);
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct EngineConfig {
     pub self_test: SelfTest,
     /// Is the most requests that wait for a slot.
     pub queue_max: usize,
+    /// Is the longest that an idle engine waits for requests on their way when the first of several comes.
+    pub gather_max: Duration,
     /// Is the tokens of a block in summaries.
     pub block_size_tokens: u32,
     /// Says whether KV state is kept for later requests at all.
@@ -144,6 +146,11 @@ impl Default for StoreConfig {
     }
 }
 
+/// Is about what preparing a few prompts takes on a machine that has nothing else to do.
+///
+/// Source: docs/decisions/0009-slots-and-batches.md.
+const GATHER_MAX_DEFAULT: Duration = Duration::from_millis(5);
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -161,6 +168,7 @@ impl Default for EngineConfig {
             kv_unified: Switch::Auto,
             self_test: SelfTest::default(),
             queue_max: 256,
+            gather_max: GATHER_MAX_DEFAULT,
             block_size_tokens: warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT,
             prefix_cache: PrefixCache::Enabled,
             store: StoreConfig::default(),

@@ -52,6 +52,8 @@ pub(super) struct View {
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
+    /// Counts the requests whose submissions are being prepared.
+    pub n_coming: AtomicUsize,
 }
 
 /// Asks the engine thread for something.
@@ -97,9 +99,25 @@ impl Drop for Place {
     }
 }
 
+/// Says that a request is on its way to the engine, until it is dropped.
+pub struct OnTheWay(Arc<View>);
+
+impl Drop for OnTheWay {
+    fn drop(&mut self) {
+        self.0.n_coming.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl EngineHandle {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Says that a request has arrived whose submission follows, so that an idle engine that gets another one just before waits
+    /// a moment and computes both in one step.
+    pub fn announce(&self) -> OnTheWay {
+        self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
+        OnTheWay(Arc::clone(&self.shared.view))
     }
 
     /// Hands a submission to the engine; its events tell the rest.

@@ -29,7 +29,7 @@ pub use config::{
     SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use counters::CounterValues;
-pub use handle::EngineHandle;
+pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, Sampling, ShiftWish, SlotView,

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::model::LlamaModel;
@@ -48,6 +48,8 @@ pub(super) struct Stepper<'m> {
     pub(super) running: Vec<Option<Sequence>>,
     pub(super) averages: Averages,
     pub(super) n_started: u64,
+    /// Is the longest that an idle engine waits for requests on their way.
+    pub(super) gather_max: Duration,
     pub(super) cache: Cache,
     pub(super) checkpoints: CheckpointRule,
     /// Lists the idle slots whose state may not all be stored.
@@ -81,6 +83,12 @@ impl Stepper<'_> {
     pub(super) fn only_waits_for_disk(&self) -> bool {
         let is_reading = |waiting: &Waiting| self.cache.is_reading(&waiting.fetching);
         self.running.iter().all(Option::is_none) && self.waiting.iter().any(is_reading)
+    }
+
+    /// Returns how long to wait for requests on their way: no longer than the step that it saves them.
+    pub(super) fn gather_max(&self) -> Duration {
+        let step_ms = self.averages.rates().decode_step_ms.map(f64::from);
+        step_ms.map_or(self.gather_max, |step_ms| self.gather_max.min(Duration::from_secs_f64(step_ms.max(0.0) / 1e3)))
     }
 
     /// Does everything that can be done at once: frees, admits, computes one batch, tells.

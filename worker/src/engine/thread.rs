@@ -36,6 +36,9 @@ const CONTROL_COMMANDS_MAX: usize = 2;
 /// Is how long the thread waits for the disk before it looks at its commands again, while nothing else can be done.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
+/// Is how long the thread waits for a request on its way before it looks whether that was given up.
+const COMING_LOOK: Duration = Duration::from_micros(250);
+
 /// Is how long a leaving worker may take to write what it holds to disk, beyond the time its running answers had.
 ///
 /// Source: a default pod has 30 s from the first signal to the kill, of which draining may take 25.
@@ -143,6 +146,7 @@ fn prepare<'m>(
         running: (0..config.n_slots).map(|_| None).collect(),
         averages: Averages::default(),
         n_started: 0,
+        gather_max: config.gather_max,
         cache,
         checkpoints,
         unsaved: BTreeSet::new(),
@@ -194,7 +198,10 @@ impl Loop<'_, '_> {
                 return false;
             }
             match self.wait() {
-                Ok(Some(command)) => self.obey(command),
+                Ok(Some(command)) => {
+                    self.obey(command);
+                    self.gather();
+                }
                 Ok(None) => {}
                 Err(NoHandles) => return false,
             }
@@ -223,6 +230,24 @@ impl Loop<'_, '_> {
                     self.stepper.work_unasked();
                 }
                 Ok(None)
+            }
+        }
+    }
+
+    /// Waits a moment for the requests that are on their way when the first one comes.
+    ///
+    /// Without it the first of several that come together runs a step alone, and the others wait for that step.
+    fn gather(&mut self) {
+        let deadline = Instant::now() + self.stepper.gather_max();
+        while self.stepper.view.n_coming.load(Ordering::Acquire) > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            match self.commands.recv_timeout(left.min(COMING_LOOK)) {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }

@@ -4,7 +4,7 @@ use warmpath_bench::model::Preset;
 use warmpath_common::ids::SlotId;
 use warmpath_worker::engine::{EngineConfig, FinishReason};
 
-use super::support::{ask, config, start, stop, tokens, until};
+use super::support::{PATIENCE, ask, config, start, stop, tokens, until};
 
 fn slots(n_slots: u16, context_tokens: u32) -> EngineConfig {
     EngineConfig { n_slots, context_tokens_total: u32::from(n_slots) * context_tokens, ..config(Preset::Tiny) }
@@ -144,5 +144,30 @@ async fn a_wanted_slot_is_taken_when_it_is_as_good_as_any() {
     request.wanted_slot = Some(SlotId(1));
     let again = request.answer(&engine).await;
     assert_eq!((again.started.unwrap().slot, again.cached_tokens()), (SlotId(2), 99));
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn requests_that_come_together_start_in_one_step() {
+    let patient = EngineConfig { gather_max: PATIENCE, ..config(Preset::Tiny) };
+    let (engine, _updates) = start(patient);
+    let mut on_the_way: Vec<_> = (0..3).map(|_| engine.announce()).collect();
+    let mut answering = Vec::new();
+    for n in 0..3 {
+        answering.push(ask(&tokens(n, 40), 1).submit(&engine).unwrap());
+        drop(on_the_way.pop());
+    }
+    for answer in answering {
+        assert_eq!(answer.answer().await.tokens.len(), 1);
+    }
+    assert_eq!(engine.counters().steps, 1);
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn nobody_waits_for_long_for_requests_that_do_not_come() {
+    let (engine, _updates) = start(config(Preset::Tiny));
+    let _never = engine.announce();
+    assert_eq!(ask(&tokens(1, 40), 4).answer(&engine).await.tokens.len(), 4);
     stop(engine).await;
 }
