@@ -75,10 +75,9 @@ impl Session {
     }
 }
 
-/// Checks the misses against the limits, and the router's own count against them.
-async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()> {
+/// Checks the misses against the limits, and the router's own count against them; returns what was found.
+async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<String> {
     let n_right = n_requests - misses.len() as u64;
-    println!("{n_right} of {n_requests} predictions are right; {misses:#?}");
     assert!(misses.len() <= MISSES_MAX, "{} of {n_requests}: {misses:#?}", misses.len());
     for miss in misses {
         assert!(miss.actual_blocks + 1 >= miss.predicted_blocks, "more than a block less: {miss:#?}");
@@ -86,7 +85,7 @@ async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()
     let counted = rig.router_metric("warmpath_router_predictions_total{outcome=\"exact\"}").await?;
     assert_eq!(counted, n_right as f64);
     assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");
-    Ok(())
+    Ok(format!("{n_right} of {n_requests} predictions are right; {misses:#?}"))
 }
 
 #[tokio::test]
@@ -99,7 +98,8 @@ async fn predictions_are_right_one_request_after_the_other() -> anyhow::Result<(
             misses.extend(session.ask(&rig, turn).await?);
         }
     }
-    check(&rig, N_SESSIONS * N_TURNS, &misses).await
+    println!("{}", check(&rig, N_SESSIONS * N_TURNS, &misses).await?);
+    Ok(())
 }
 
 #[tokio::test]
@@ -118,5 +118,6 @@ async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()
         anyhow::Ok(misses)
     });
     let misses: Vec<Miss> = try_join_all(lanes).await?.into_iter().flatten().collect();
-    check(&rig, N_SESSIONS * N_TURNS, &misses).await
+    println!("{}", check(&rig, N_SESSIONS * N_TURNS, &misses).await?);
+    Ok(())
 }
