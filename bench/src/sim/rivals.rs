@@ -9,9 +9,11 @@ use std::time::Instant;
 use rand_chacha::ChaCha8Rng;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, choose};
+use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, charge, choose};
 use warmpath_router_core::cost::{Speeds, Standing, Unreported};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
+use warmpath_router_core::pending::{Filling, Pending};
+use warmpath_router_core::reuse::Reuse;
 
 use super::router::FleetShape;
 use super::trace::{Request, mix};
@@ -117,6 +119,8 @@ pub struct Rival {
     accounts: Vec<Account>,
     /// Says where the block was sent last, for [`Kind::Sticky`].
     homes: HashMap<u32, WorkerIdx>,
+    pending: Pending,
+    reuse: Reuse,
 }
 
 /// Is what a router has at a worker.
@@ -128,8 +132,9 @@ struct Account {
     prompt_tokens: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Booked {
+    filling: Filling,
     prefill_tokens: u64,
     prompt_tokens: u64,
     is_unreported: bool,
@@ -140,7 +145,7 @@ impl Rival {
     /// Returns a rule with empty books.
     pub fn new(kind: Kind, shape: FleetShape) -> Self {
         let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
-        Self { kind, shape, accounts, homes: HashMap::new() }
+        Self { kind, shape, accounts, homes: HashMap::new(), pending: Pending::default(), reuse: Reuse::default() }
     }
 
     /// Chooses a worker; returns it with the tokens that are expected to be reused.
@@ -148,16 +153,18 @@ impl Rival {
         let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
         let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
         let assumed = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
-        let candidates: Vec<Candidate<'_>> = workers
-            .iter()
-            .map(|worker| Candidate::weigh(worker, seen.prompt, self.standing(worker, assumed)))
-            .collect();
-        let (worker, cached_tokens) = {
-            let chosen = self.pick(seen, &candidates, rng)?;
-            (chosen.worker.idx, chosen.work.cached_tokens)
+        let extended = match seen.prompt {
+            PromptView::Known { keys, matches, .. } => self.pending.extend(keys, matches),
+            PromptView::Estimated { .. } => None,
         };
-        self.book(worker, seen, cached_tokens);
-        Some((worker, cached_tokens))
+        let prompt = seen.prompt.with_matches(extended.as_deref());
+        let weighed = workers.iter().map(|worker| Candidate::weigh(worker, prompt, self.standing(worker, assumed)));
+        let mut candidates: Vec<Candidate<'_>> = weighed.collect();
+        charge(&mut candidates, self.reuse.worth());
+        let chosen = *self.pick(seen, &candidates, rng)?;
+        let filling = self.pending.add(chosen.worker.idx, prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks)));
+        self.book(&chosen, seen, filling);
+        Some((chosen.worker.idx, chosen.work.cached_tokens))
     }
 
     /// Takes note that a worker has counted a request in its load.
@@ -184,6 +191,7 @@ impl Rival {
         let account = &mut self.accounts[worker.0 as usize];
         if let Some(booked) = account.sent.remove(id) {
             account.prompt_tokens -= booked.prompt_tokens;
+            self.pending.remove(booked.filling);
         }
     }
 
@@ -196,10 +204,12 @@ impl Rival {
         }
     }
 
-    fn book(&mut self, worker: WorkerIdx, seen: &Seen<'_>, cached_tokens: u32) {
+    fn book(&mut self, chosen: &Candidate<'_>, seen: &Seen<'_>, filling: Filling) {
+        let worker = chosen.worker.idx;
         let prompt_tokens = u64::from(seen.request.prompt_tokens);
-        let prefill_tokens = prompt_tokens - u64::from(cached_tokens);
-        let booked = Booked { prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
+        let prefill_tokens = prompt_tokens - u64::from(chosen.work.cached_tokens);
+        self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+        let booked = Booked { filling, prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
         let account = &mut self.accounts[worker.0 as usize];
         account.sent.insert(seen.id.clone(), booked);
         account.unreported.n_requests += 1;
@@ -238,7 +248,10 @@ impl Rival {
                 let at_home = candidates.iter().find(|c| Some(&c.worker.idx) == home);
                 at_home.or_else(|| least(candidates, |c| self.tokens_ahead(c)))
             }
-            Kind::EarliestFinish => least(candidates, |c| c.cost.wait_ms + c.cost.restore_ms + c.cost.prefill_ms),
+            Kind::EarliestFinish => {
+                let rate = |c: &Candidate<'_>| f64::from(c.worker.load.rates.prefill_tokens_per_s.unwrap_or(f32::MAX));
+                least(candidates, |c| (uncached(c) + self.tokens_ahead(c)) / rate(c))
+            }
             Kind::TenthQueue => least(candidates, |c| uncached(c) + QUEUE_WEIGHT * self.tokens_ahead(c)),
             Kind::SglangSwitch => self.sglang(candidates),
             Kind::DynamoCost => least(candidates, |c| {

@@ -1,8 +1,8 @@
 //! The choice: candidates in, one of them out, with the reason.
 //!
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
-//! The idea: the smallest cost wins. Costs rest on measured rates, which are noisy, so costs that are nearly equal are
-//! equal; of equals the worker with the most free cells wins, because new state displaces least there, then the one with
+//! The idea: the smallest cost wins. Costs rest on measured rates, which are noisy, so costs that differ by no more than
+//! a small part of what the request feels are equal; of equals the worker with the most free cells wins, because new state displaces least there, then the one with
 //! the fewest requests, then the first in the order of configuration. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
@@ -13,15 +13,16 @@ use rand::{Rng, RngExt};
 use warmpath_common::block_hash::BlockKey;
 
 use crate::WorkerIdx;
-use crate::cost::{Cost, Speeds, Standing, Work};
+use crate::cost::{Charge, Cost, Speeds, Standing, Work};
 use crate::fleet::WorkerView;
 use crate::index::Match;
 use warmpath_common::summary::Tier;
 
-/// Is how much dearer than the cheapest a worker may be and still count as equal.
+/// Is how much dearer than the cheapest a worker may be and still count as equal, as a part of the cheapest's time to first
+/// token. Not of its cost: the charge is many times that, and would make seconds of waiting equal.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
-const NEARLY_EQUAL: f64 = 1.05;
+const NEARLY_EQUAL: f64 = 0.05;
 
 /// Says by what a worker is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -141,6 +142,14 @@ impl<'a> PromptView<'a> {
             Self::Known { n_tokens, .. } | Self::Estimated { n_tokens } => n_tokens,
         }
     }
+
+    /// Returns the keys of its full blocks behind the first `n_blocks`; none where it is not known.
+    pub fn keys_behind(&self, n_blocks: u32) -> &[BlockKey] {
+        match *self {
+            Self::Known { keys, .. } => keys.get(n_blocks as usize..).unwrap_or_default(),
+            Self::Estimated { .. } => &[],
+        }
+    }
 }
 
 /// Is a worker that could take the request, with what it would cost there.
@@ -159,6 +168,7 @@ pub struct Candidate<'a> {
     /// Is the prompt tokens before it. Units: tokens.
     tokens_ahead: f64,
     n_requests: u64,
+    n_prefilling: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -185,12 +195,24 @@ impl<'a> Candidate<'a> {
             cost: Cost::of(work, standing),
             tokens_ahead: standing.prefill_tokens_ahead(),
             n_requests: standing.n_requests(),
+            n_prefilling: standing.n_prefilling(),
         }
     }
 
     /// Orders by how little new state displaces there, then by requests, then by configuration.
     fn tie_break(&self) -> (Reverse<u64>, u64, WorkerIdx) {
         (Reverse(self.worker.load.free_cells), self.n_requests, self.worker.idx)
+    }
+}
+
+/// Adds to the cost of every candidate what the request takes from others there.
+///
+/// `worth` is what a stored token has been worth in this fleet: see [`Charge`].
+pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
+    let n_prefilling: f64 = candidates.iter().map(|candidate| candidate.n_prefilling).sum();
+    let charge = Charge { crowd: n_prefilling / candidates.len().max(1) as f64, worth };
+    for candidate in candidates {
+        candidate.cost.charge(charge, candidate.work, candidate.worker.load.free_cells);
     }
 }
 
@@ -214,8 +236,8 @@ pub fn choose<'c, 'a>(
 ) -> Option<&'c Candidate<'a>> {
     match policy {
         Policy::PredictedTtft => {
-            let best_ms = candidates.iter().map(|candidate| candidate.cost.total_ms()).reduce(f64::min)?;
-            let limit_ms = best_ms * NEARLY_EQUAL;
+            let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
+            let limit_ms = best.cost.total_ms() + NEARLY_EQUAL * best.cost.felt_ms();
             candidates.iter().filter(|c| c.cost.total_ms() <= limit_ms).min_by_key(|c| c.tie_break())
         }
         Policy::Prefix => {

@@ -4,25 +4,29 @@
 //!
 //! The cost is a sum of five times. The first three are what the request itself feels until its first token:
 //!
-//! - **wait**: the prompt tokens that stand before it at the worker, at the worker's prefill rate; and, where every slot
-//!   is taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead.
+//! - **wait**: the prompt tokens that are computed before its own, at the worker's prefill rate; and, where every slot is
+//!   taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead. A worker
+//!   computes several prompts side by side, short remainders first (`worker/core/src/batch_plan.rs`), so no request ahead
+//!   costs more time than the request's own prefill takes.
 //! - **restore**: bringing the reused blocks from where they lie.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
 //! The other two are what others feel:
 //!
-//! - **pressure**: a multiple of prefill. Uncached work delays everyone who comes behind it and takes the cache of someone
-//!   who would have come back. Without this charge prefixes are spread thin (docs/decisions/0000-measured-before.md: 27 % of blocks hit instead
-//!   of 34 %).
+//! - **pressure**: a multiple of prefill, the [`Charge`]. Uncached work delays those who are computed beside and behind it,
+//!   and takes the cache of someone who would have come back. Without it prefixes are spread thin.
 //! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
+//!
+//! The charge is what the fleet measures, no number to be set. It has two parts (docs/decisions/0014-placement-charge.md):
+//!
+//! - **crowd**: how many requests have their prompts computed at a worker at a time, on average over the fleet. Where prompts
+//!   share a worker's time, what one takes from the others is its own length times their number, and by Little's law
+//!   that number is also what each of those to come will find. It is near 0 in an idle fleet, about u / (1 - u) at a
+//!   utilisation u, and grows without bound in overload, where only reuse helps.
+//! - **worth**: the tokens that the fleet has reused for each that it computed. That is what a stored token has been worth
+//!   before it left the cache, so what is lost with each token that the new ones displace. Nothing where there is room.
 
 use warmpath_common::summary::{Load, Rates, Tier};
-
-/// Is the charge for uncached work beyond its own delay, as a multiple of it.
-///
-/// Source: docs/decisions/0000-measured-before.md, the Mooncake conversation trace: with the queue weighted 0.1 against prefill,
-/// which is a pressure of 9, 33.6 % of blocks hit at p99 8.1 s; with 0, 27.4 %.
-pub const PRESSURE: f64 = 9.0;
 
 /// Is the time to bring one token's KV state from RAM. Units: milliseconds.
 ///
@@ -110,6 +114,15 @@ pub struct Work {
     pub tier: Tier,
 }
 
+/// Is what uncached work costs others, as multiples of the time that it takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Charge {
+    /// Is the number of requests that it delays.
+    pub crowd: f64,
+    /// Is the tokens of reuse that are lost with each token that is displaced.
+    pub worth: f64,
+}
+
 /// Is what a request would cost at a worker, in its parts. Units: milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
@@ -126,7 +139,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the cost of `work` at a worker that stands so.
+    /// Returns the cost of `work` at a worker that stands so, without the pressure, which depends on the whole fleet.
     pub fn of(work: Work, standing: Standing<'_>) -> Self {
         let Standing { load, speeds, .. } = standing;
         let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
@@ -137,17 +150,29 @@ impl Cost {
             Tier::Disk => RESTORE_DISK_MS_PER_TOKEN,
         };
         Self {
-            wait_ms: standing.prefill_wait_ms() + standing.slot_wait_ms(),
+            wait_ms: standing.prefill_wait_ms(prefill_ms) + standing.slot_wait_ms(),
             restore_ms: f64::from(work.cached_tokens) * restore_ms_per_token,
             prefill_ms,
-            pressure_ms: PRESSURE * prefill_ms,
+            pressure_ms: 0.0,
             slowdown_ms: f64::from(load.n_decoding) * speeds.decode_step_ms,
         }
     }
 
+    /// Adds what `work` takes from others at a worker with `free_cells` to store it in.
+    pub fn charge(&mut self, charge: Charge, work: Work, free_cells: u64) {
+        let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
+        let displaced = if uncached > 0.0 { (1.0 - free_cells as f64 / uncached).max(0.0) } else { 0.0 };
+        self.pressure_ms = (charge.crowd + charge.worth * displaced) * self.prefill_ms;
+    }
+
+    /// Returns what the request itself feels until its first token.
+    pub fn felt_ms(&self) -> f64 {
+        self.wait_ms + self.restore_ms + self.prefill_ms
+    }
+
     /// Returns the sum.
     pub fn total_ms(&self) -> f64 {
-        self.wait_ms + self.restore_ms + self.prefill_ms + self.pressure_ms + self.slowdown_ms
+        self.felt_ms() + self.pressure_ms + self.slowdown_ms
     }
 }
 
@@ -164,8 +189,15 @@ impl Standing<'_> {
         self.load.busy_slots.len() as u64 + u64::from(self.load.n_queued) + u64::from(self.unreported.n_requests)
     }
 
-    fn prefill_wait_ms(&self) -> f64 {
-        self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms
+    /// Returns the requests whose prompts are being computed or are to be.
+    pub fn n_prefilling(&self) -> f64 {
+        self.n_requests().saturating_sub(u64::from(self.load.n_decoding)) as f64
+    }
+
+    /// What is ahead is computed at the worker's rate, but of each request no more than takes as long as `prefill_ms`.
+    fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
+        let all_ms = self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms;
+        all_ms.min(self.n_prefilling() * prefill_ms)
     }
 
     /// Slots become free one by one, `n_slots` of them in the time of an answer.
@@ -191,10 +223,35 @@ mod tests {
     const COLD: Work = Work { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
 
     #[test]
-    fn an_idle_worker_costs_its_prefill_and_the_pressure() {
-        let expected = Cost { prefill_ms: 1000.0, pressure_ms: 9000.0, ..Cost::default() };
+    fn an_idle_worker_in_an_idle_fleet_costs_its_prefill() {
+        let expected = Cost { prefill_ms: 1000.0, ..Cost::default() };
         assert_eq!(cost(COLD, &idle(), Unreported::default()), expected);
-        assert_eq!(expected.total_ms(), 10_000.0);
+        assert_eq!(expected.total_ms(), 1000.0);
+    }
+
+    #[test]
+    fn uncached_work_is_charged_for_whom_it_delays_and_for_what_it_displaces() {
+        let charged = |free_cells| {
+            let mut cost = cost(COLD, &idle(), Unreported::default());
+            cost.charge(Charge { crowd: 2.0, worth: 0.5 }, COLD, free_cells);
+            cost.pressure_ms
+        };
+        assert_eq!(charged(0), 2500.0);
+        assert_eq!(charged(500), 2250.0, "half of it has room");
+        assert_eq!(charged(5000), 2000.0);
+        let mut nothing = Cost::default();
+        nothing.charge(Charge { crowd: 2.0, worth: 0.5 }, Work { cached_tokens: 1000, ..COLD }, 0);
+        assert_eq!(nothing.pressure_ms, 0.0);
+    }
+
+    #[test]
+    fn what_is_ahead_costs_no_more_than_the_requests_own_prefill_for_each() {
+        let busy = Load { running_prefill_tokens: 60_000, busy_slots: vec![SlotId(0), SlotId(1)], ..idle() };
+        assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 2000.0);
+        let hit = Work { cached_tokens: 900, ..COLD };
+        assert_eq!(cost(hit, &busy, Unreported::default()).wait_ms, 200.0);
+        let little = Load { running_prefill_tokens: 150, ..busy };
+        assert_eq!(cost(COLD, &little, Unreported::default()).wait_ms, 150.0);
     }
 
     #[test]

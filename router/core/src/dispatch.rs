@@ -21,12 +21,14 @@ use warmpath_common::model::ModelInfo;
 use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
 use crate::breaker::{Breaker, BreakerOptions, BreakerState};
-use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, choose, reason, standing};
+use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, charge, choose, reason, standing};
 use crate::cost::{Cost, Speeds, Standing, Unreported};
 use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
+use crate::pending::{Filling, Pending};
 use crate::retry::Failure;
+use crate::reuse::Reuse;
 
 /// Is the weight of the newest request in the average time that requests take of a worker.
 ///
@@ -107,6 +109,7 @@ pub struct Decision {
 pub struct Ticket {
     number: u64,
     worker: WorkerIdx,
+    filling: Filling,
 }
 
 /// Says why nobody gets the request: how many workers are unavailable for which reason.
@@ -183,6 +186,8 @@ pub struct Dispatch {
     next_ticket: u64,
     last: Option<WorkerIdx>,
     doubts: Doubts,
+    pending: Pending,
+    reuse: Reuse,
 }
 
 impl Dispatch {
@@ -197,6 +202,8 @@ impl Dispatch {
             next_ticket: 0,
             last: None,
             doubts: Doubts::default(),
+            pending: Pending::default(),
+            reuse: Reuse::default(),
         }
     }
 
@@ -231,16 +238,17 @@ impl Dispatch {
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
+        self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+        let filling = self.pending.add(decision.worker, ask.prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks)));
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
-        Ok((decision, self.book(sent)))
+        Ok((decision, self.book(sent, filling)))
     }
 
-    /// Returns the matches that are believed, where that is not all of them.
+    /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
     fn believed(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
-        match prompt {
-            PromptView::Known { keys, matches, .. } => self.doubts.correct(keys, matches),
-            PromptView::Estimated { .. } => None,
-        }
+        let PromptView::Known { keys, matches, .. } = prompt else { return None };
+        let corrected = self.doubts.correct(keys, matches);
+        self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
     }
 
     /// Returns what workers say and is doubted.
@@ -267,6 +275,7 @@ impl Dispatch {
                 candidates.push(candidate);
             }
         }
+        charge(&mut candidates, self.reuse.worth());
         if has_room {
             return Ok(Field { candidates, assumed });
         }
@@ -296,7 +305,7 @@ impl Dispatch {
             .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
-    fn book(&mut self, sent: Sent) -> Ticket {
+    fn book(&mut self, sent: Sent, filling: Filling) -> Ticket {
         let worker = sent.worker;
         let number = self.next_ticket;
         self.next_ticket += 1;
@@ -308,7 +317,7 @@ impl Dispatch {
         account.unreported.prefill_tokens += sent.prefill_tokens;
         self.by_request.insert((worker, sent.request_id.clone()), number);
         self.sent.insert(number, sent);
-        Ticket { number, worker }
+        Ticket { number, worker, filling }
     }
 
     /// Records that a worker has counted a request in the load that it reports.
@@ -321,6 +330,7 @@ impl Dispatch {
     /// Records that a request has left its worker, however it ended.
     pub fn ended(&mut self, ticket: Ticket) {
         self.withdraw(ticket.number);
+        self.pending.remove(ticket.filling);
         self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
     }
 

@@ -16,7 +16,9 @@ pub mod fair_queue;
 pub mod fleet;
 pub mod follower;
 pub mod index;
+pub mod pending;
 pub mod retry;
+pub mod reuse;
 
 #[cfg(test)]
 mod testing;

@@ -42,10 +42,11 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
         })
         .collect();
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
-    let candidates: Vec<_> = workers
+    let mut candidates: Vec<_> = workers
         .iter()
         .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
         .collect();
+    charge(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
     (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
 }
@@ -60,7 +61,10 @@ fn check(held: &[Held], expected: (u32, Reason)) {
 fn the_predicted_ttft_weighs_prefix_against_queue() {
     check(&[Held(0, idle()), Held(30, idle())], (1, Reason::Prefix));
     check(&[Held(0, idle()), Held(30, queued(5_000))], (1, Reason::Prefix));
-    check(&[Held(0, idle()), Held(30, queued(20_000))], (0, Reason::Load));
+    // What is left of a known prompt is computed beside a long one.
+    check(&[Held(0, idle()), Held(30, queued(20_000))], (1, Reason::Prefix));
+    let crowded = Load { n_queued: 60, ..queued(6_000) };
+    check(&[Held(0, idle()), Held(0, idle()), Held(0, idle()), Held(30, crowded)], (0, Reason::Load));
     check(&[Held(10, queued(20_000)), Held(9, idle())], (1, Reason::Load));
     check(&[Held(0, queued(5_000)), Held(0, idle())], (1, Reason::Cold));
     check(&[Held(30, queued(50_000))], (0, Reason::Only));
@@ -149,12 +153,14 @@ proptest! {
         let held = || -> Vec<Held> {
             held.iter().map(|&(n, ahead, cells)| Held(n, Load { free_cells: cells, ..queued(ahead) })).collect()
         };
+        let crowd = held().iter().map(|held| f64::from(held.1.n_queued)).sum::<f64>() / held().len() as f64;
         let cost = |Held(blocks, load): &Held| {
-            10.0 * f64::from(N_TOKENS - blocks * 32) + load.queued_prefill_tokens as f64
+            let own = f64::from(N_TOKENS - blocks * 32);
+            (1.0 + crowd) * own + own.min(load.queued_prefill_tokens as f64)
         };
         let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
         let best = held().iter().map(cost).fold(f64::INFINITY, f64::min);
-        prop_assert!(cost(&held()[idx as usize]) <= best * NEARLY_EQUAL + 1e-6);
+        prop_assert!(cost(&held()[idx as usize]) <= best * (1.0 + NEARLY_EQUAL) + 1e-6);
         prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TURN).0, idx);
     }
 }

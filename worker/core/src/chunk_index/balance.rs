@@ -3,7 +3,7 @@
 //! Not here: who leaves (`tier_queue`).
 //! The idea: of chunks that were evicted the names are kept for a while. If one comes back that was never used, those that
 //! wait for their first use had too little room; if one comes back that was used, the used ones had. Each return moves the
-//! border by its own size, more where such returns are the rarer kind. With no room for the used ones alone the tier is a
+//! border by a multiple of its own size, more where such returns are the rarer kind. With no room for the used ones alone the tier is a
 //! plain LRU, which is best for conversations; with the most room it keeps what is used through any flood.
 
 use std::collections::VecDeque;
@@ -16,6 +16,15 @@ use warmpath_common::block_hash::BlockHash;
 /// Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance" (1994), section on SLRU, which
 /// found 60 to 80 % best; the higher end, because a lost prefix costs far more than a lost disk block.
 const PROTECTED_PERCENT_MAX: u64 = 80;
+/// Is the share of a tier that protected chunks take at most before anything came back, in percent.
+///
+/// Source: docs/decisions/0014-placement-charge.md: where a fleet's router sends what comes back elsewhere, little is learnt, and
+/// conversations lose a tenth of their hits at 80 %, a fiftieth at 40 %.
+const PROTECTED_PERCENT_FIRST: u64 = 40;
+/// Is how much further than its own size a return moves the border.
+///
+/// Source: docs/decisions/0014-placement-charge.md: an eighth of a tier's size in returns must suffice to learn.
+const STRIDE: u64 = 8;
 /// Is the most names that are kept of each kind.
 ///
 /// Source: a choice: with chunks of a megabyte, those of 64 GB; a name takes about 100 bytes.
@@ -53,7 +62,7 @@ struct Names {
 
 impl Balance {
     pub(super) fn new(limit_bytes: u64) -> Self {
-        let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_MAX);
+        let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_FIRST);
         Self { limit_bytes, protected_bytes_max, unused: Names::default(), used: Names::default() }
     }
 
@@ -74,7 +83,8 @@ impl Balance {
     /// Takes note that a chunk is stored, and returns whether it was evicted a while ago.
     pub(super) fn comes(&mut self, name: &BlockHash, n_bytes: u64) -> bool {
         let (n_unused, n_used) = (self.unused.n_bytes, self.used.n_bytes);
-        let step = |rarer: u64, other: u64| n_bytes.saturating_mul((other / rarer.max(1)).max(1));
+        let step =
+            |rarer: u64, other: u64| n_bytes.saturating_mul(STRIDE).saturating_mul((other / rarer.max(1)).max(1));
         if self.unused.take(name) {
             self.protected_bytes_max = self.protected_bytes_max.saturating_sub(step(n_unused, n_used));
             return true;
@@ -128,26 +138,26 @@ mod tests {
     #[test]
     fn what_comes_back_moves_the_border_towards_its_kind() {
         let mut balance = Balance::new(1000);
-        assert_eq!(balance.protected_bytes_max(), 800);
-        balance.left(name(1), 100, Use::Never);
-        assert!(balance.comes(&name(1), 100));
-        assert_eq!(balance.protected_bytes_max(), 700);
-        balance.left(name(2), 50, Use::Once);
-        assert!(balance.comes(&name(2), 50));
-        assert_eq!(balance.protected_bytes_max(), 750);
-        assert!(!balance.comes(&name(2), 50), "a name is taken once");
-        assert!(!balance.comes(&name(3), 50), "this one never left");
-        assert_eq!(balance.protected_bytes_max(), 750);
+        assert_eq!(balance.protected_bytes_max(), 400);
+        balance.left(name(1), 10, Use::Never);
+        assert!(balance.comes(&name(1), 10));
+        assert_eq!(balance.protected_bytes_max(), 320);
+        balance.left(name(2), 5, Use::Once);
+        assert!(balance.comes(&name(2), 5));
+        assert_eq!(balance.protected_bytes_max(), 360);
+        assert!(!balance.comes(&name(2), 5), "a name is taken once");
+        assert!(!balance.comes(&name(3), 5), "this one never left");
+        assert_eq!(balance.protected_bytes_max(), 360);
     }
 
     #[test]
     fn a_return_of_the_rarer_kind_counts_more_and_the_border_stays_within_the_tier() {
         let mut balance = Balance::new(1000);
-        (0..10).for_each(|n| balance.left(name(n), 100, Use::Once));
-        balance.left(name(20), 100, Use::Never);
-        assert!(balance.comes(&name(20), 100));
+        (0..10).for_each(|n| balance.left(name(n), 10, Use::Once));
+        balance.left(name(20), 10, Use::Never);
+        assert!(balance.comes(&name(20), 10));
         assert_eq!(balance.protected_bytes_max(), 0);
-        (0..10).for_each(|n| assert!(balance.comes(&name(n), 100)));
+        (0..10).for_each(|n| assert!(balance.comes(&name(n), 10)));
         assert_eq!(balance.protected_bytes_max(), 800);
     }
 
