@@ -194,10 +194,12 @@ impl Standing<'_> {
         self.n_requests().saturating_sub(u64::from(self.load.n_decoding)) as f64
     }
 
-    /// What is ahead is computed at the worker's rate, but of each request no more than takes as long as `prefill_ms`.
+    /// What is ahead is computed at the worker's rate; beside it, if a slot is free, so that of each request no more counts
+    /// than takes as long as `prefill_ms`.
     fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
         let all_ms = self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms;
-        all_ms.min(self.n_prefilling() * prefill_ms)
+        let has_slot = self.n_requests() < u64::from(self.n_slots);
+        if has_slot { all_ms.min(self.n_prefilling() * prefill_ms) } else { all_ms }
     }
 
     /// Slots become free one by one, `n_slots` of them in the time of an answer.

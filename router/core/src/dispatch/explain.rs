@@ -43,8 +43,13 @@ impl Dispatch {
             let (candidate, room) = self.weigh(worker, ask, assumed);
             Weighed { candidate, unavailable: self.unavailable(worker, ask), has_room: room == Room::Yes }
         };
-        let workers = serving.into_iter().map(weigh).collect();
+        let mut workers: Vec<Weighed<'_>> = serving.into_iter().map(weigh).collect();
         let choice = self.candidates(fleet, ask).and_then(|Field { candidates, .. }| {
+            // What a request takes from others depends on all candidates.
+            for candidate in &candidates {
+                let same = workers.iter_mut().find(|weighed| weighed.candidate.worker.idx == candidate.worker.idx);
+                same.expect("a candidate serves the model").candidate = *candidate;
+            }
             let turn = Turn { last: self.last, affinity: ask.affinity };
             let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
