@@ -3,16 +3,26 @@
 //! Not here: sending and receiving (the shells), keeping the view (`warmpath-router-core`).
 //! The idea: a stream is one snapshot (`Begin`, `Runs`..., `End`) and then `Update`s, each stamped with
 //! `(worker_uid, boot_epoch, seq)`. Every frame of a snapshot carries the `seq` that the snapshot shows; the first update
-//! behind it carries `seq + 1`. A receiver that sees anything else drops the stream and asks for a new snapshot.
+//! behind it carries `seq + 1`. A receiver that sees anything else drops the stream and opens another, asking for what
+//! comes after the last stamp that it has: the worker then sends `Resumed` and the updates that were missed, or a snapshot.
+
+mod digest;
+mod ring;
+
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+pub use self::digest::Digest;
+pub use self::ring::{Ring, RingLimits};
 
 use crate::block_hash::BlockKey;
 use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
 /// Is the version of the frames' encoding: the first byte of each.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 
 /// Is the media type of the binary stream: frames, each behind its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
@@ -27,6 +37,8 @@ pub const KEYS_PER_FRAME_MAX: usize = 1 << 16;
 pub const SNAPSHOT_PATH: &str = "/internal/v1/summary";
 /// Is the path of the binary stream.
 pub const STREAM_PATH: &str = "/internal/v1/summary/stream";
+/// Is the query parameter of the stream that names the last [`Stamp`] which the receiver has.
+pub const AFTER_PARAMETER: &str = "after";
 /// Is the path of the model's metadata as a GGUF file without tensors.
 pub const VOCABULARY_PATH: &str = "/internal/v1/vocabulary";
 
@@ -39,6 +51,38 @@ pub struct Stamp {
     pub boot_epoch: u64,
     /// Counts the updates of this life.
     pub seq: u64,
+}
+
+impl Stamp {
+    /// Returns whether both are of one life of one worker.
+    pub fn is_same_life(self, other: Self) -> bool {
+        (self.worker_uid, self.boot_epoch) == (other.worker_uid, other.boot_epoch)
+    }
+}
+
+/// Spells the stamp as [`AFTER_PARAMETER`] carries it: `<uid>.<boot epoch>.<seq>`.
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.worker_uid, self.boot_epoch, self.seq)
+    }
+}
+
+/// Says that a text does not spell a stamp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a stamp is `<uid>.<boot epoch>.<seq>`")]
+pub struct NoStamp;
+
+impl FromStr for Stamp {
+    type Err = NoStamp;
+
+    fn from_str(text: &str) -> Result<Self, NoStamp> {
+        let mut parts = text.split('.');
+        let mut part = || parts.next().ok_or(NoStamp);
+        let uid = crate::block_hash::from_hex(part()?).ok_or(NoStamp)?;
+        let (boot_epoch, seq) = (part()?.parse(), part()?.parse());
+        let (Ok(boot_epoch), Ok(seq), None) = (boot_epoch, seq, parts.next()) else { return Err(NoStamp) };
+        Ok(Self { worker_uid: WorkerUid(u64::from_be_bytes(uid)), boot_epoch, seq })
+    }
 }
 
 /// Is one message of the stream.
@@ -54,18 +98,31 @@ pub struct Frame {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Body {
     /// Opens a snapshot.
-    Begin(Box<ModelInfo>),
+    Begin(Box<Opening>),
     /// Is a part of a snapshot: runs to be applied to an empty view.
     Runs(Vec<Run>),
-    /// Closes a snapshot.
-    End(Load),
+    /// Closes a snapshot: the digest of all its runs.
+    End(Digest),
     /// Is what has changed since the stamp before.
     Update {
         /// Lists the changes in the order in which they happened.
         changes: Vec<Change>,
         /// Is the load after the changes; absent where it did not change.
         load: Option<Load>,
+        /// Is the digest of all that is held after the changes; absent in updates that carry nothing but the load.
+        digest: Option<Digest>,
     },
+    /// Opens a stream without a snapshot: updates go on behind this stamp, for which the receiver has asked.
+    Resumed,
+}
+
+/// Is what a router needs to use a worker, ahead of what the worker holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Opening {
+    /// Declares the model.
+    pub model: ModelInfo,
+    /// Says how busy the worker is.
+    pub load: Load,
 }
 
 /// Is a stretch of consecutive blocks of one chain.
@@ -113,6 +170,19 @@ pub enum Resume {
     EveryBlock,
     /// Only behind the last, a checkpoint.
     LastBlock,
+    /// Behind none of them: what leads to a checkpoint further on.
+    Nowhere,
+}
+
+impl Resume {
+    /// Returns whether a request may start behind block `idx` of a run of `n_blocks`.
+    pub fn is_behind(self, idx: usize, n_blocks: usize) -> bool {
+        match self {
+            Self::EveryBlock => true,
+            Self::LastBlock => idx + 1 == n_blocks,
+            Self::Nowhere => false,
+        }
+    }
 }
 
 /// Is one change of what a worker holds.
@@ -176,10 +246,11 @@ impl Snapshot {
     /// Returns the frames that carry this snapshot, each below [`FRAME_BYTES_MAX`].
     pub fn into_frames(self) -> Vec<Frame> {
         let stamp = self.stamp;
-        let mut bodies = vec![Body::Begin(Box::new(self.model))];
+        let digest = Digest::of(self.runs.iter().flat_map(|run| &run.keys));
+        let mut bodies = vec![Body::Begin(Box::new(Opening { model: self.model, load: self.load }))];
         let mut batch = Vec::new();
         let mut n_keys = 0;
-        for run in self.runs.into_iter().flat_map(split_run) {
+        for run in self.runs.into_iter().flat_map(Run::split) {
             if n_keys + run.keys.len() > KEYS_PER_FRAME_MAX && !batch.is_empty() {
                 bodies.push(Body::Runs(std::mem::take(&mut batch)));
                 n_keys = 0;
@@ -191,18 +262,30 @@ impl Snapshot {
         if !batch.is_empty() {
             bodies.push(Body::Runs(batch));
         }
-        bodies.push(Body::End(self.load));
+        bodies.push(Body::End(digest));
         bodies.into_iter().map(|body| Frame { stamp, body }).collect()
     }
 }
 
-/// Cuts a run into runs that fit into a frame each. Each part of a checkpoint's run then ends with a resume point, of which
-/// only the last is one: a run that long has millions of tokens, and what it costs is one wrong hint.
-fn split_run(run: Run) -> Vec<Run> {
-    if run.keys.len() <= KEYS_PER_FRAME_MAX {
-        return vec![run];
+impl Run {
+    /// Cuts the run into runs that fit into a frame each and say the same together.
+    pub fn split(self) -> Vec<Self> {
+        if self.keys.len() <= KEYS_PER_FRAME_MAX {
+            return vec![self];
+        }
+        let before_last = match self.resume {
+            Resume::EveryBlock => Resume::EveryBlock,
+            Resume::LastBlock | Resume::Nowhere => Resume::Nowhere,
+        };
+        let form = Self { keys: Vec::new(), ..self };
+        let parts = self.keys.chunks(KEYS_PER_FRAME_MAX);
+        let mut parts: Vec<Self> =
+            parts.map(|keys| Self { keys: keys.to_vec(), resume: before_last, ..form.clone() }).collect();
+        if let Some(last) = parts.last_mut() {
+            last.resume = form.resume;
+        }
+        parts
     }
-    run.keys.chunks(KEYS_PER_FRAME_MAX).map(|keys| Run { keys: keys.to_vec(), ..run.clone() }).collect()
 }
 
 /// Says why bytes are not a frame.

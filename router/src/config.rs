@@ -22,6 +22,12 @@ pub const WORKERS_MAX: usize = 10_000;
 /// Is the most reports of workers that wait for the tracker; one more makes its subscriber wait, and then the worker.
 pub const REPORTS_QUEUED_MAX: usize = 1024;
 
+/// Is the most reports of workers' blocks that wait for the indexer; one more makes its subscriber wait.
+///
+/// Source: own choice: 100 updates a second of 500 workers while a snapshot of a million blocks is taken in. The bytes in
+/// them are bounded by what a stream may send in a second.
+pub const BLOCK_REPORTS_QUEUED_MAX: usize = 16_384;
+
 /// Is how long a summary stream may be silent before it counts as lost.
 ///
 /// Source: the protocol has a worker send at least every second; three may be late.

@@ -1,9 +1,11 @@
-//! The fleet: what requests read at once, and the three kinds of task that keep it.
+//! The fleet: what requests read at once, and the four kinds of task that keep it.
 //!
 //! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
-//! The idea: `subscriber` tasks listen to one worker each, the one `tracker` task owns view and index and publishes
-//! them, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any of them.
+//! The idea: `subscriber` tasks listen to one worker each, the one `tracker` task owns the view and publishes it, the one
+//! `indexer` thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never
+//! wait for any of them.
 
+pub mod indexer;
 pub mod subscriber;
 pub mod tracker;
 pub mod vocabulary;
@@ -25,8 +27,10 @@ use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
 
+use self::indexer::BlockView;
+use self::subscriber::Outbox;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
-use crate::config::{FleetConfig, REPORTS_QUEUED_MAX};
+use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX};
 use crate::metrics::Metrics;
 
 /// Is the fleet, shared by everything that asks for it.
@@ -35,6 +39,8 @@ pub struct Fleet {
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
+    /// Is what is published of each worker's blocks.
+    blocks: Vec<BlockView>,
     /// Guards the books of what was sent; held for one choice or one entry, never across `.await`.
     books: Mutex<Dispatch>,
     /// Says when each worker was last heard, in milliseconds after `started`; 0 means never.
@@ -55,6 +61,7 @@ impl Fleet {
             view: ArcSwap::from_pointee(FleetView { workers }),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
+            blocks: config.workers.iter().map(|_| BlockView::default()).collect(),
             books: Mutex::new(Dispatch::new(config.dispatch)),
             heard_ms: config.workers.iter().map(|_| AtomicU64::new(0)).collect(),
             n_shed: AtomicU64::new(0),
@@ -63,11 +70,15 @@ impl Fleet {
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
+        let (blocks, blocks_inbox) = mpsc::channel(BLOCK_REPORTS_QUEUED_MAX);
         for idx in (0..fleet.urls.len()).map(worker_idx) {
-            tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, reports.clone()));
+            let outbox = Outbox { reports: reports.clone(), blocks: blocks.clone() };
+            tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
         }
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), config.connect_timeout, reports));
-        tasks.spawn(tracker::track(Arc::clone(&fleet), writer, inbox));
+        tasks.spawn(tracker::track(Arc::clone(&fleet), inbox));
+        let indexed = Arc::clone(&fleet);
+        tasks.spawn_blocking(move || indexer::index(&indexed, writer, blocks_inbox, WORKER_BLOCKS_MAX));
         fleet
     }
 
@@ -79,6 +90,11 @@ impl Fleet {
     /// Returns the readers' side of the prefix index.
     pub fn index(&self) -> &PrefixIndex {
         &self.index
+    }
+
+    /// Returns what is known of a worker's blocks as a whole.
+    pub fn blocks(&self, worker: WorkerIdx) -> &BlockView {
+        &self.blocks[worker.0 as usize]
     }
 
     /// Returns the URL of a worker.
@@ -202,19 +218,24 @@ fn unheard(idx: usize, url: &Url) -> Arc<WorkerView> {
 
 /// Is what the subscribers and the vocabulary task tell the tracker.
 pub enum Report {
-    /// A worker's whole view.
-    Snapshot {
+    /// A worker shows a snapshot, of which model and load have come.
+    Opened {
         /// Names the worker.
         worker: WorkerIdx,
-        /// Is the view.
-        view: Box<warmpath_router_core::follower::NewView>,
+        /// Is what has come.
+        new: Box<warmpath_router_core::follower::NewWorker>,
     },
-    /// A change of a worker's view.
+    /// A worker's stream goes on where it was lost.
+    Resumed {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A change of a worker's load.
     Update {
         /// Names the worker.
         worker: WorkerIdx,
-        /// Lists the changes in order.
-        changes: Vec<warmpath_common::summary::Change>,
+        /// Lists the requests that it has counted in its load.
+        accepted: Vec<RequestId>,
         /// Is the new load, where it changed.
         load: Option<warmpath_common::summary::Load>,
     },

@@ -93,6 +93,8 @@ metrics! {
     abandoned_answers: IntCounter = counter("abandoned_answers_total");
     /// Summary streams that ended, by reason.
     resyncs: IntCounterVec = counters("resyncs_total", &["reason"]);
+    /// Summary streams that were opened, by how they started: with a snapshot, or resumed where they were lost.
+    summary_streams: IntCounterVec = counters("summary_streams_total", &["start"]);
     /// Frames of summary streams.
     summary_frames: IntCounter = counter("summary_frames_total");
     /// Downloads of vocabularies, by outcome.
@@ -101,6 +103,8 @@ metrics! {
     workers: IntGaugeVec = gauges("workers", &["state"]);
     /// Workers that are kept out of the fleet, by what they disagree in.
     excluded: IntGaugeVec = gauges("workers_excluded", &["disagreement"]);
+    /// Workers that have another worker's uid but are another process.
+    forks: IntGauge = gauge("workers_sharing_uid");
     /// Time since the last word of a worker.
     summary_age: GaugeVec = float_gauges("summary_age_seconds", &["worker"]);
     /// Requests of this router at a worker.

@@ -3,12 +3,14 @@
 mod support;
 
 use serde_json::json;
-use support::worker::{FakeWorker, chat_keys, framed, idle, model};
+use support::worker::{FakeWorker, RING, chat_keys, framed, idle, model};
 use support::{TestRouter, error_of, eventually, header, long_text};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::ModelInfo;
-use warmpath_common::summary::{Body, Change, FRAME_BYTES_MAX, Frame, Load, Resume, Run, RunState, Stamp, Tier};
+use warmpath_common::summary::{
+    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, Resume, Ring, Run, RunState, Stamp, Tier,
+};
 
 fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
     Run { keys, tier: Tier::Resident, state: RunState::Ready, resume: Resume::EveryBlock, slot: Some(SlotId(slot)) }
@@ -44,7 +46,7 @@ async fn a_repeated_update_is_cut_off_and_resynced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_no_frame_are_cut_off_and_resynced() {
-    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x01nonsense"))).await;
+    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x02nonsense"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +58,7 @@ async fn a_frame_over_the_limit_is_cut_off_and_resynced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_worker_s_frame_is_cut_off_and_resynced() {
     let stamp = Stamp { worker_uid: warmpath_common::ids::WorkerUid(99), boot_epoch: 2, seq: 1 };
-    let frame = Frame { stamp, body: Body::Update { changes: Vec::new(), load: None } };
+    let frame = Frame { stamp, body: Body::Update { changes: Vec::new(), load: None, digest: None } };
     check_cut_off("identity", |worker| worker.send_raw(&framed(&frame.encode()))).await;
 }
 
@@ -92,6 +94,69 @@ async fn a_stream_that_stops_in_the_middle_of_a_frame_is_cut_off() {
     worker.kill();
     eventually("the worker is down", || async { router.state_of(0).await == "down" }).await;
     assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"broken\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_was_lost_goes_on_where_it_was_lost() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let keys = |n: u64| (0..n).map(BlockKey).collect::<Vec<_>>();
+    // The snapshot never says what only updates said, so nobody knows it who has missed one.
+    worker.update(vec![Change::Stored(run(keys(20), 0))], None);
+    eventually("the blocks are known", || async { router.fleet().await["workers"][0]["blocks"] == 20 }).await;
+    worker.cut();
+    worker.update(vec![Change::Stored(run(keys(30), 0))], None);
+    router.wait_for_metric("warmpath_router_summary_streams_total{start=\"resumed\"}", 1.0).await;
+    eventually("what was missed is known", || async {
+        let worker = &router.fleet().await["workers"][0];
+        worker["blocks"] == 30 && worker["blocks_current"] == json!(true) && worker["state"] == "ready"
+    })
+    .await;
+    assert_eq!(router.metric("warmpath_router_summary_streams_total{start=\"snapshot\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_differ_from_the_worker_s_are_found_and_resynced() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let keys: Vec<BlockKey> = (0..20).map(BlockKey).collect();
+    worker.update_with_digest(vec![Change::Stored(run(keys.clone(), 0))], Digest::of(&keys));
+    eventually("the blocks are known", || async { router.fleet().await["workers"][0]["blocks"] == 20 }).await;
+    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"digest\"}").await, 0.0, "both agree");
+    worker.with(|script| script.snapshot.runs.push(run(keys[..5].to_vec(), 0)));
+    worker.update_with_digest(Vec::new(), Digest::of(&keys[..5]));
+    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"digest\"}", 1.0).await;
+    eventually("the view is the worker's", || async { router.fleet().await["workers"][0]["blocks"] == 5 }).await;
+    worker.update_with_digest(Vec::new(), Digest::of(&keys[..5]));
+    eventually("it is used again", || async { router.state_of(0).await == "ready" }).await;
+    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"digest\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_summary_streams_total{start=\"snapshot\"}").await, 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_used_before_its_snapshot_has_come() {
+    let worker = FakeWorker::start(1);
+    let opening = worker.opening();
+    worker.with(|script| script.raw_stream = Some(opening));
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    assert_eq!(router.chat("hello").await.status(), 200);
+    assert_eq!(router.fleet().await["workers"][0]["blocks_current"], json!(false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_both() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(1), FakeWorker::start(1)];
+    workers[2].with(|script| {
+        let stamp = Stamp { boot_epoch: 9, ..script.snapshot.stamp };
+        (script.snapshot.stamp, script.ring) = (stamp, Ring::new(RING, stamp));
+    });
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    eventually("the second is kept out", || async { router.state_of(1).await == "excluded" }).await;
+    let reason = router.fleet().await["workers"][1]["excluded"].clone();
+    assert_eq!(reason, format!("the worker is the process that is in the fleet as {}", workers[0].url()));
+    assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"twin\"}").await, 1.0);
+    assert_eq!(router.state_of(2).await, "ready");
+    assert_eq!(router.metric("warmpath_router_workers_sharing_uid").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

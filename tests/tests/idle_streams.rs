@@ -70,7 +70,7 @@ async fn summary_stream(State(worker): State<Scripted>) -> Response {
     let beats = stream::unfold(stamp, async |mut stamp| {
         tokio::time::sleep(HEARTBEAT).await;
         stamp.seq += 1;
-        Some((Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None } }, stamp))
+        Some((Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } }, stamp))
     });
     let frames = stream::iter(first).chain(beats).map(|frame| Ok::<_, Infallible>(framed(&frame)));
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()

@@ -132,6 +132,8 @@ metrics! {
     load: Gauge = seconds("model_load_seconds");
     /// Subscribers of the summary.
     summary_subscribers: IntGauge = gauge("summary_subscribers");
+    /// Streams of the summary that were opened, by how they started: with a snapshot, or resumed.
+    summary_streams: IntCounterVec = counters("summary_streams_total", &["start"]);
     /// Updates of the summary.
     summary_updates: IntCounter = counter("summary_updates_total");
     /// Frames of the summary that were handed to subscribers.

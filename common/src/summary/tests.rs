@@ -51,7 +51,35 @@ fn splits_a_large_snapshot_into_frames_within_the_limit() {
     }
     assert_eq!(n_keys, 220_010);
     assert!(matches!(frames[0].body, Body::Begin(_)));
-    assert!(matches!(frames[frames.len() - 1].body, Body::End(_)));
+    assert!(matches!(frames[frames.len() - 1].body, Body::End(Digest { n_blocks: 220_010, .. })));
+}
+
+#[test]
+fn a_split_run_resumes_where_the_whole_one_does() {
+    for resume in [Resume::EveryBlock, Resume::LastBlock, Resume::Nowhere] {
+        for n_keys in [1, KEYS_PER_FRAME_MAX, 2 * KEYS_PER_FRAME_MAX + 5] {
+            let whole = Run { resume, ..run(n_keys) };
+            let behind = |run: &Run| -> Vec<bool> {
+                (0..run.keys.len()).map(|idx| run.resume.is_behind(idx, run.keys.len())).collect()
+            };
+            let parts = whole.clone().split();
+            assert!(parts.iter().all(|part| (1..=KEYS_PER_FRAME_MAX).contains(&part.keys.len())));
+            assert_eq!(parts.iter().flat_map(&behind).collect::<Vec<_>>(), behind(&whole), "{resume:?}, {n_keys} keys");
+            assert_eq!(parts.into_iter().flat_map(|part| part.keys).collect::<Vec<_>>(), whole.keys);
+        }
+    }
+}
+
+#[test]
+fn a_stamp_is_read_as_it_is_written() {
+    let stamp = Stamp { worker_uid: WorkerUid(9), boot_epoch: u64::MAX, seq: 0 };
+    assert_eq!(stamp.to_string(), "0000000000000009.18446744073709551615.0");
+    assert_eq!(stamp.to_string().parse(), Ok(stamp));
+    for text in
+        ["", "9.1.2", "0000000000000009.1", "0000000000000009.1.2.3", "0000000000000009.-1.2", "000000000000000g.1.2"]
+    {
+        assert_eq!(text.parse::<Stamp>(), Err(NoStamp), "{text}");
+    }
 }
 
 #[test]
@@ -68,9 +96,9 @@ fn refuses_other_versions_empty_long_and_trailing_bytes() {
     assert!(matches!(Frame::decode(&bytes[..bytes.len() - 1]), Err(DecodeError::Malformed(_))));
     bytes.push(0);
     assert!(matches!(Frame::decode(&bytes), Err(DecodeError::Trailing { n_bytes: 1 })));
-    bytes[0] = 2;
-    assert!(matches!(Frame::decode(&bytes), Err(DecodeError::Version { version: 2 })));
-    assert!(matches!(Frame::decode(&vec![1; FRAME_BYTES_MAX + 1]), Err(DecodeError::TooLong { .. })));
+    bytes[0] = 1;
+    assert!(matches!(Frame::decode(&bytes), Err(DecodeError::Version { version: 1 })));
+    assert!(matches!(Frame::decode(&vec![PROTOCOL_VERSION; FRAME_BYTES_MAX + 1]), Err(DecodeError::TooLong { .. })));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::model::ModelInfo;
+use warmpath_common::summary::Stamp;
 
 /// Is the largest block that a worker may declare. Units: tokens.
 pub const BLOCK_SIZE_TOKENS_MAX: u32 = 4096;
@@ -55,6 +56,12 @@ pub enum Disagreement {
         /// Is the vocabulary's value.
         vocabulary: String,
     },
+    /// The same process is in the fleet under another URL, and would be counted twice.
+    #[error("the worker is the process that is in the fleet as {first}")]
+    Twin {
+        /// Is the URL that was configured first.
+        first: String,
+    },
 }
 
 impl Disagreement {
@@ -65,6 +72,7 @@ impl Disagreement {
             Self::Nonsense { .. } => "nonsense",
             Self::Model { .. } => "model",
             Self::Vocabulary { .. } => "vocabulary",
+            Self::Twin { .. } => "twin",
         }
     }
 }
@@ -123,6 +131,34 @@ pub fn settle(models: &[Option<&ModelInfo>]) -> Vec<Option<Disagreement>> {
     verdicts
 }
 
+/// Says what two workers of a fleet have in common that they should not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Twin {
+    /// They are one process, known under two URLs; the place of the first is told.
+    Process(usize),
+    /// They are two processes with one uid; the place of the first is told. Their views are kept apart, by URL.
+    Identity(usize),
+}
+
+/// Returns, for each worker, the earlier one that it cannot be told from.
+///
+/// Shape: `lives` `[n]` -> `[n]`; `None` stands for a worker that is not connected.
+pub fn twins(lives: &[Option<Stamp>]) -> Vec<Option<Twin>> {
+    let mut first_of_process = HashMap::new();
+    let mut first_of_uid = HashMap::new();
+    let find = |(idx, life): (usize, &Option<Stamp>)| {
+        let life = (*life)?;
+        let process = *first_of_process.entry((life.worker_uid, life.boot_epoch)).or_insert(idx);
+        let uid = *first_of_uid.entry(life.worker_uid).or_insert(idx);
+        match (process < idx, uid < idx) {
+            (true, _) => Some(Twin::Process(process)),
+            (false, true) => Some(Twin::Identity(uid)),
+            (false, false) => None,
+        }
+    };
+    lives.iter().enumerate().map(find).collect()
+}
+
 /// Returns the declaration that most agree with; of equals, the first.
 fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
     let mut groups: Vec<(&ModelInfo, usize)> = Vec::new();
@@ -154,6 +190,8 @@ fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, Str
 
 #[cfg(test)]
 mod tests {
+    use warmpath_common::ids::WorkerUid;
+
     use super::*;
     use crate::testing::model;
 
@@ -164,6 +202,7 @@ mod tests {
             Disagreement::Nonsense { field, .. }
             | Disagreement::Model { field, .. }
             | Disagreement::Vocabulary { field, .. } => field,
+            Disagreement::Twin { .. } => "twin",
         };
         settle(&models).into_iter().map(|verdict| verdict.map(field)).collect()
     }
@@ -207,6 +246,22 @@ mod tests {
             None,
         ];
         assert_eq!(verdicts(&[versioned.clone(), versioned, blockless, nameless, slotless, model()]), expected);
+    }
+
+    #[test]
+    fn one_process_under_two_urls_and_two_processes_with_one_uid_are_found() {
+        let life = |uid, boot_epoch, seq| Some(Stamp { worker_uid: WorkerUid(uid), boot_epoch, seq });
+        let lives = [life(1, 5, 0), None, life(2, 5, 0), life(1, 5, 9), life(1, 6, 0), life(1, 6, 1), life(2, 5, 0)];
+        let expected = [
+            None,
+            None,
+            None,
+            Some(Twin::Process(0)),
+            Some(Twin::Identity(0)),
+            Some(Twin::Process(4)),
+            Some(Twin::Process(2)),
+        ];
+        assert_eq!(twins(&lives), expected);
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub struct WorkerView {
     pub link: Link,
     /// Says why it is kept out of the fleet; absent where it is not.
     pub excluded: Option<Disagreement>,
-    /// Is the number of blocks that it holds, as far as the index knows.
+    /// Is the number of blocks that it holds, as far as the index knows; may be an update behind the index.
     pub n_blocks: usize,
 }
 

@@ -1,12 +1,12 @@
-//! Follows one summary stream of one worker: decoded frames in, changes of the view out.
+//! Follows the summary of one worker from stream to stream: decoded frames in, changes of the view out.
 //!
 //! Not here: bytes and sockets (the router's subscriber), the view itself (`index`, `fleet`).
 //! The idea: a stream is one snapshot and then updates without a gap. A snapshot is collected until its end and then
 //! replaces the view as a whole; until then the old view stays. Anything else than the next expected frame, and anything
-//! that cannot be true, ends the stream: the caller drops it and asks for a new snapshot.
+//! that cannot be true, ends the stream. The next one is asked for what comes behind the view, as long as the view can be
+//! trusted; the worker's ring has it, or a snapshot comes.
 
-use warmpath_common::model::ModelInfo;
-use warmpath_common::summary::{Body, Change, Frame, Load, Run, Stamp};
+use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Opening, Run, Stamp};
 
 /// Bounds what a worker may say.
 #[derive(Debug, Clone, Copy)]
@@ -15,32 +15,43 @@ pub struct FollowerLimits {
     pub blocks_max: usize,
 }
 
-/// Is a complete snapshot.
+/// Is a worker that has begun to show a snapshot: it can be used, whatever it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewWorker {
+    /// Orders the snapshot.
+    pub stamp: Stamp,
+    /// Declares the model and the load.
+    pub opening: Opening,
+}
+
+/// Is a complete snapshot of what a worker holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewView {
     /// Orders the snapshot.
     pub stamp: Stamp,
-    /// Declares the model.
-    pub model: ModelInfo,
     /// Lists what is held.
     pub runs: Vec<Run>,
-    /// Says how busy the worker is.
-    pub load: Load,
 }
 
 /// Says what a frame changes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
+    /// A snapshot has begun: model and load are known, the blocks are as before.
+    Opened(Box<NewWorker>),
     /// Nothing yet: the frame is part of a snapshot that is not complete.
     Partial,
-    /// The whole view is replaced.
+    /// All blocks are replaced.
     Replace(Box<NewView>),
+    /// The view is right and updates follow.
+    Resumed,
     /// The view changes.
     Update {
         /// Lists the changes in order.
         changes: Vec<Change>,
         /// Is the new load, where it changed.
         load: Option<Load>,
+        /// Is the digest of the blocks after the changes, where the worker says it.
+        digest: Option<Digest>,
     },
 }
 
@@ -72,7 +83,15 @@ pub enum Violation {
     /// The stream goes on as another worker, or as another life of the worker.
     #[error("the stream changed its worker or its life")]
     Identity,
-    /// The frames of one snapshot show different states.
+    /// The worker shows an older state than it has shown before.
+    #[error("the snapshot is of {got}, an older life or state than {newest}")]
+    OldLife {
+        /// Is the snapshot's stamp.
+        got: Stamp,
+        /// Is the newest stamp that was seen.
+        newest: Stamp,
+    },
+    /// The frames of one snapshot show different states, or some are missing.
     #[error("the frames of a snapshot do not belong together")]
     TornSnapshot,
     /// The worker claims more blocks than are believed.
@@ -103,6 +122,11 @@ pub enum Violation {
 }
 
 impl Violation {
+    /// Returns whether only the order is wrong, so that the view is right up to here.
+    fn is_of_order(&self) -> bool {
+        matches!(self, Self::Gap { .. } | Self::Duplicate { .. })
+    }
+
     /// Returns a short name for metrics.
     pub fn label(&self) -> &'static str {
         match self {
@@ -110,6 +134,7 @@ impl Violation {
             Self::Gap { .. } => "gap",
             Self::Duplicate { .. } => "duplicate",
             Self::Identity => "identity",
+            Self::OldLife { .. } => "old_life",
             Self::TornSnapshot => "torn_snapshot",
             Self::TooManyBlocks { .. } => "too_many_blocks",
             Self::EmptyRun => "empty_run",
@@ -119,61 +144,139 @@ impl Violation {
     }
 }
 
+/// Is where in a stream the next frame stands.
 enum State {
-    Fresh,
-    Snapshot { stamp: Stamp, model: Box<ModelInfo>, runs: Vec<Run>, n_blocks: usize },
-    Live { stamp: Stamp, n_slots: u16 },
+    Closed,
+    Opened,
+    Snapshot { stamp: Stamp, n_slots: u16, runs: Vec<Run>, digest: Digest },
+    Live(Progress),
 }
 
-/// Follows one stream from its first byte to its end.
+/// Says whether a stream has brought the view any further.
+#[derive(PartialEq, Eq)]
+enum Progress {
+    None,
+    Some,
+}
+
+/// Is the view that the caller keeps.
+#[derive(Clone, Copy)]
+struct Known {
+    stamp: Stamp,
+    n_slots: u16,
+}
+
+/// Follows one worker through all its streams.
 pub struct Follower {
-    state: State,
     limits: FollowerLimits,
+    state: State,
+    /// Is absent where there is no view, or none to go on from.
+    view: Option<Known>,
+    /// Is the newest stamp that was believed, also of a view that is gone.
+    newest: Option<Stamp>,
+    /// Is the stamp of the last snapshot that was refused because it was old.
+    refused: Option<Stamp>,
 }
 
 impl Follower {
-    /// Returns a follower of a stream of which nothing has been read.
+    /// Returns a follower of a worker of which nothing has been read.
     pub fn new(limits: FollowerLimits) -> Self {
-        Self { state: State::Fresh, limits }
+        Self { limits, state: State::Closed, view: None, newest: None, refused: None }
+    }
+
+    /// Begins a new stream; returns the stamp behind which it should go on, or `None` where a snapshot is needed.
+    pub fn open(&mut self) -> Option<Stamp> {
+        self.state = State::Opened;
+        self.view.map(|view| view.stamp)
+    }
+
+    /// Takes note that the view is gone or cannot be trusted, so that the next stream starts with a snapshot.
+    pub fn forget(&mut self) {
+        self.view = None;
     }
 
     /// Takes the next frame.
     ///
-    /// Errors: any [`Violation`]; the stream must then be dropped, whatever the follower would say to later frames.
+    /// Errors: any [`Violation`]; the stream must then be dropped, and the next one be opened by [`Self::open`].
     pub fn apply(&mut self, frame: Frame) -> Result<Step, Violation> {
-        let Frame { stamp, body } = frame;
-        match (std::mem::replace(&mut self.state, State::Fresh), body) {
-            (State::Fresh, Body::Begin(model)) => {
-                self.state = State::Snapshot { stamp, model, runs: Vec::new(), n_blocks: 0 };
-                Ok(Step::Partial)
+        let state = std::mem::replace(&mut self.state, State::Closed);
+        // A stream whose first frame is out of order again would go on so for ever.
+        let is_in_vain = matches!(state, State::Live(Progress::None));
+        self.advance(state, frame).inspect_err(|violation| {
+            if !violation.is_of_order() || is_in_vain {
+                self.view = None;
             }
-            (State::Fresh, body) => Err(out_of_place(&body, "begin")),
+        })
+    }
+
+    fn advance(&mut self, state: State, Frame { stamp, body }: Frame) -> Result<Step, Violation> {
+        match (state, body) {
+            (State::Opened, Body::Begin(opening)) => self.begin(stamp, opening),
+            (State::Opened, Body::Resumed) => {
+                let view = self.view.filter(|view| view.stamp == stamp).ok_or(Violation::Identity)?;
+                (self.state, self.newest) = (State::Live(Progress::None), Some(view.stamp));
+                Ok(Step::Resumed)
+            }
             (State::Snapshot { stamp: opened, .. }, _) if opened != stamp => Err(Violation::TornSnapshot),
-            (State::Snapshot { model, mut runs, n_blocks, .. }, Body::Runs(more)) => {
-                let n_blocks = n_blocks + self.check_runs(more.iter(), model.n_slots)?;
-                self.check_n_blocks(n_blocks)?;
+            (State::Snapshot { n_slots, mut runs, mut digest, .. }, Body::Runs(more)) => {
+                self.check_runs(more.iter(), n_slots)?;
+                more.iter().flat_map(|run| &run.keys).for_each(|key| digest.add(*key));
+                self.check_n_blocks(usize::try_from(digest.n_blocks).unwrap_or(usize::MAX))?;
                 runs.extend(more);
-                self.state = State::Snapshot { stamp, model, runs, n_blocks };
+                self.state = State::Snapshot { stamp, n_slots, runs, digest };
                 Ok(Step::Partial)
             }
-            (State::Snapshot { model, runs, .. }, Body::End(load)) => {
-                check_load(&load, model.n_slots)?;
-                self.state = State::Live { stamp, n_slots: model.n_slots };
-                Ok(Step::Replace(Box::new(NewView { stamp, model: *model, runs, load })))
+            (State::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => Err(Violation::TornSnapshot),
+            (State::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
+                self.view = Some(Known { stamp, n_slots });
+                self.state = State::Live(Progress::Some);
+                Ok(Step::Replace(Box::new(NewView { stamp, runs })))
             }
-            (State::Snapshot { .. }, body) => Err(out_of_place(&body, "runs or end")),
-            (State::Live { stamp: last, n_slots }, Body::Update { changes, load }) => {
-                check_order(last, stamp)?;
+            (State::Live(_), Body::Update { changes, load, digest }) => {
+                let view = self.view.ok_or(Violation::Identity)?;
+                check_order(view.stamp, stamp)?;
                 let stored = changes.iter().filter_map(|change| match change {
                     Change::Stored(run) => Some(run),
                     Change::Removed(_) | Change::Accepted(_) => None,
                 });
-                self.check_runs(stored, n_slots)?;
-                load.iter().try_for_each(|load| check_load(load, n_slots))?;
-                self.state = State::Live { stamp, n_slots };
-                Ok(Step::Update { changes, load })
+                self.check_runs(stored, view.n_slots)?;
+                load.iter().try_for_each(|load| check_load(load, view.n_slots))?;
+                (self.view, self.newest) = (Some(Known { stamp, ..view }), Some(stamp));
+                self.state = State::Live(Progress::Some);
+                Ok(Step::Update { changes, load, digest })
             }
-            (State::Live { .. }, body) => Err(out_of_place(&body, "update")),
+            (State::Closed | State::Opened, body) => Err(out_of_place(&body, "begin or resumed")),
+            (State::Snapshot { .. }, body) => Err(out_of_place(&body, "runs or end")),
+            (State::Live(_), body) => Err(out_of_place(&body, "update")),
+        }
+    }
+
+    fn begin(&mut self, stamp: Stamp, opening: Box<Opening>) -> Result<Step, Violation> {
+        self.check_life(stamp)?;
+        let n_slots = opening.model.n_slots;
+        check_load(&opening.load, n_slots)?;
+        self.state = State::Snapshot { stamp, n_slots, runs: Vec::new(), digest: Digest::default() };
+        Ok(Step::Opened(Box::new(NewWorker { stamp, opening: *opening })))
+    }
+
+    /// Checks that the worker does not go back in time.
+    ///
+    /// What is older is most likely a replay, or another process that has the same address and identity. A machine whose
+    /// clock was put back is what remains: it shows the same life again, and is believed then.
+    fn check_life(&mut self, stamp: Stamp) -> Result<(), Violation> {
+        let is_older = |than: Stamp| {
+            stamp.worker_uid == than.worker_uid && (stamp.boot_epoch, stamp.seq) < (than.boot_epoch, than.seq)
+        };
+        let is_shown_again = |refused: Stamp| stamp.is_same_life(refused) && !is_older(refused);
+        match self.newest.filter(|newest| is_older(*newest)) {
+            Some(newest) if !self.refused.is_some_and(is_shown_again) => {
+                self.refused = Some(stamp);
+                Err(Violation::OldLife { got: stamp, newest })
+            }
+            _ => {
+                (self.newest, self.refused) = (Some(stamp), None);
+                Ok(())
+            }
         }
     }
 
@@ -185,17 +288,14 @@ impl Follower {
         if n_blocks > blocks_max { Err(Violation::TooManyBlocks { blocks_max }) } else { Ok(()) }
     }
 
-    /// Checks runs by themselves; returns the number of their blocks.
-    fn check_runs<'a>(&self, runs: impl Iterator<Item = &'a Run>, n_slots: u16) -> Result<usize, Violation> {
-        let mut n_blocks = 0;
-        for run in runs {
+    /// Checks runs by themselves.
+    fn check_runs<'a>(&self, mut runs: impl Iterator<Item = &'a Run>, n_slots: u16) -> Result<(), Violation> {
+        runs.try_for_each(|run| {
             if run.keys.is_empty() {
                 return Err(Violation::EmptyRun);
             }
-            n_blocks += run.keys.len();
-            run.slot.map_or(Ok(()), |slot| check_slot(slot.0, n_slots))?;
-        }
-        Ok(n_blocks)
+            run.slot.map_or(Ok(()), |slot| check_slot(slot.0, n_slots))
+        })
     }
 }
 
@@ -205,6 +305,7 @@ fn out_of_place(body: &Body, expected: &'static str) -> Violation {
         Body::Runs(_) => "runs",
         Body::End(_) => "end",
         Body::Update { .. } => "update",
+        Body::Resumed => "resumed",
     };
     Violation::OutOfPlace { got, expected }
 }
@@ -250,5 +351,7 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
     Ok(())
 }
 
+#[cfg(test)]
+mod consistency;
 #[cfg(test)]
 mod tests;

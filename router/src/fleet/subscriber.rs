@@ -2,22 +2,25 @@
 //!
 //! Not here: whether frames make sense (the core's `follower`), what they change (`tracker`).
 //! The idea: nothing a worker sends is trusted. Frames are bounded in size and rate, silence is bounded, and anything
-//! out of order ends the stream; the next one starts with a fresh snapshot.
+//! out of order ends the stream; the next one goes on where this one was right, or starts with a fresh snapshot.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use reqwest::header::CONTENT_TYPE;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
 use url::Url;
-use warmpath_common::summary::{self, Body, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH};
+use warmpath_common::summary::{
+    self, AFTER_PARAMETER, Body, Change, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH, Stamp,
+};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
 
+use super::indexer::{BlockReport, Distrust};
 use super::{Fleet, Report};
 use crate::config::{
     RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX,
@@ -47,6 +50,8 @@ enum StreamError {
     Frame(#[from] DecodeError),
     #[error(transparent)]
     Violation(#[from] Violation),
+    #[error(transparent)]
+    Distrust(#[from] Distrust),
 }
 
 impl StreamError {
@@ -64,6 +69,17 @@ impl StreamError {
             Self::Flood { .. } => "flood",
             Self::Frame(_) => "malformed",
             Self::Violation(violation) => violation.label(),
+            Self::Distrust(distrust) => distrust.label(),
+        }
+    }
+
+    /// Returns whether the view was right up to the end of the stream, as far as the bytes say; what is wrong with frames
+    /// the follower knows itself.
+    fn keeps_view(&self) -> bool {
+        match self {
+            Self::Ended | Self::SlowSnapshot | Self::Violation(_) => true,
+            Self::Broken(error) => error.kind() != std::io::ErrorKind::InvalidData,
+            _ => false,
         }
     }
 
@@ -73,26 +89,49 @@ impl StreamError {
     }
 }
 
+/// Is where a subscriber tells what it has heard.
+#[derive(Clone)]
+pub struct Outbox {
+    /// Takes what concerns the worker and its load.
+    pub reports: mpsc::Sender<Report>,
+    /// Takes what concerns its blocks.
+    pub blocks: mpsc::Sender<BlockReport>,
+}
+
+/// Says that the router ends.
+struct Closed;
+
+impl Outbox {
+    async fn tell(&self, report: Report) -> Result<(), Closed> {
+        self.reports.send(report).await.map_err(|_| Closed)
+    }
+
+    async fn tell_blocks(&self, report: BlockReport) -> Result<(), Closed> {
+        self.blocks.send(report).await.map_err(|_| Closed)
+    }
+}
+
 /// Follows one worker for as long as the router runs.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Duration, reports: mpsc::Sender<Report>) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Duration, outbox: Outbox) {
     let url = endpoint(fleet.url(worker), STREAM_PATH);
+    let distrusts = fleet.blocks(worker).distrusts();
+    let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
+    let mut subscriber = Subscriber { fleet, worker, outbox, distrusts, follower };
     let client = client(connect_timeout);
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
     loop {
         let opened = Instant::now();
-        let error = match read(&fleet, worker, client.get(url.clone()), &reports).await {
-            Ok(()) => return,
-            Err(error) => error,
-        };
+        let after = subscriber.follower.open();
+        let Err(error) = subscriber.read(client.get(behind(&url, after))).await else { return };
+        let fleet = &subscriber.fleet;
         fleet.metrics.resyncs.with_label_values(&[error.label()]).inc();
         // A worker that is down is tried every second; it is said once.
         if error.label() != last_label {
             tracing::warn!(worker = %fleet.url(worker), reason = %chain(&error), "summary stream ended");
         }
         last_label = error.label();
-        let report = if error.is_unreachable() { Report::Unreachable { worker } } else { Report::Lost { worker } };
-        if reports.send(report).await.is_err() {
+        if subscriber.lost(&error).await.is_err() {
             return;
         }
         if opened.elapsed() >= STEADY_AFTER {
@@ -101,6 +140,15 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Durat
         tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
         pause = (pause * 2).min(RECONNECT_MAX);
     }
+}
+
+/// Returns the URL of a stream that goes on behind a stamp.
+fn behind(url: &Url, after: Option<Stamp>) -> Url {
+    let mut url = url.clone();
+    if let Some(after) = after {
+        url.query_pairs_mut().append_pair(AFTER_PARAMETER, &after.to_string());
+    }
+    url
 }
 
 /// Returns a client for the workers' internal endpoints: no proxy, no redirects.
@@ -132,52 +180,112 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Reads one stream to its end; `Ok` means that the router ends.
-async fn read(
-    fleet: &Fleet,
+struct Subscriber {
+    fleet: Arc<Fleet>,
     worker: WorkerIdx,
-    request: reqwest::RequestBuilder,
-    reports: &mpsc::Sender<Report>,
-) -> Result<(), StreamError> {
-    let response = tokio::time::timeout(SUMMARY_IDLE_MAX, request.send()).await;
-    let response = response.map_err(|_| StreamError::Idle)?.map_err(StreamError::Connect)?;
-    if response.status() != reqwest::StatusCode::OK {
-        return Err(StreamError::Status { status: response.status().as_u16() });
-    }
-    if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
-        return Err(StreamError::ContentType);
-    }
-    let bytes = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
-    let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
-    let mut frames = FramedRead::new(bytes, codec);
-    let mut follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
-    let mut gate = FloodGate::new();
-    let snapshot_deadline = Instant::now() + SNAPSHOT_TIMEOUT;
-    let mut has_view = false;
-    loop {
-        let next = tokio::time::timeout(SUMMARY_IDLE_MAX, frames.next()).await.map_err(|_| StreamError::Idle)?;
-        let bytes = next.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?;
-        let frame = Frame::decode(&bytes)?;
-        fleet.heard(worker);
-        fleet.metrics.summary_frames.inc();
-        // The bytes of a snapshot are bounded by its blocks.
-        let is_update = matches!(frame.body, Body::Update { .. });
-        gate.pass(if is_update { bytes.len() } else { 0 })?;
-        let report = match follower.apply(frame)? {
-            Step::Partial if Instant::now() > snapshot_deadline => return Err(StreamError::SlowSnapshot),
-            Step::Partial => continue,
-            Step::Replace(view) => {
-                has_view = true;
-                Report::Snapshot { worker, view }
-            }
-            Step::Update { changes, load } => Report::Update { worker, changes, load },
-        };
-        // The tracker's count is some frames behind; the limit is against lies, not a budget.
-        if has_view {
-            follower.check_n_blocks(fleet.view().workers[worker.0 as usize].n_blocks)?;
+    outbox: Outbox,
+    distrusts: watch::Receiver<Option<Distrust>>,
+    follower: Follower,
+}
+
+impl Subscriber {
+    /// Tells that a stream has ended, and how far the view can still be used.
+    async fn lost(&mut self, error: &StreamError) -> Result<(), Closed> {
+        let worker = self.worker;
+        if !error.keeps_view() {
+            self.follower.forget();
         }
-        if reports.send(report).await.is_err() {
-            return Ok(());
+        if error.is_unreachable() {
+            self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
+            self.outbox.tell(Report::Unreachable { worker }).await
+        } else {
+            self.outbox.tell_blocks(BlockReport::Lost { worker }).await?;
+            self.outbox.tell(Report::Lost { worker }).await
+        }
+    }
+
+    /// Reads one stream to its end; `Ok` means that the router ends.
+    async fn read(&mut self, request: reqwest::RequestBuilder) -> Result<(), StreamError> {
+        let response = tokio::time::timeout(SUMMARY_IDLE_MAX, request.send()).await;
+        let response = response.map_err(|_| StreamError::Idle)?.map_err(StreamError::Connect)?;
+        if response.status() != reqwest::StatusCode::OK {
+            return Err(StreamError::Status { status: response.status().as_u16() });
+        }
+        if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
+            return Err(StreamError::ContentType);
+        }
+        let bytes = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
+        let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
+        let mut frames = FramedRead::new(bytes, codec);
+        let mut gate = FloodGate::new();
+        let snapshot_deadline = Instant::now() + SNAPSHOT_TIMEOUT;
+        loop {
+            let bytes = tokio::select! {
+                next = tokio::time::timeout(SUMMARY_IDLE_MAX, frames.next()) => {
+                    next.map_err(|_| StreamError::Idle)?.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?
+                }
+                distrust = distrust(&mut self.distrusts) => return Err(distrust.into()),
+            };
+            let frame = Frame::decode(&bytes)?;
+            self.fleet.heard(self.worker);
+            self.fleet.metrics.summary_frames.inc();
+            // The bytes of a snapshot are bounded by its blocks.
+            let is_update = matches!(frame.body, Body::Update { .. });
+            gate.pass(if is_update { bytes.len() } else { 0 })?;
+            let step = self.follower.apply(frame)?;
+            if step == Step::Partial && Instant::now() > snapshot_deadline {
+                return Err(StreamError::SlowSnapshot);
+            }
+            if self.pass_on(step).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tells what a frame changes: the blocks first, so that a load never stands there without what it was announced with.
+    async fn pass_on(&self, step: Step) -> Result<(), Closed> {
+        let (worker, outbox) = (self.worker, &self.outbox);
+        let started = |start| self.fleet.metrics.summary_streams.with_label_values(&[start]).inc();
+        match step {
+            Step::Partial => Ok(()),
+            Step::Opened(new) => {
+                started("snapshot");
+                outbox.tell(Report::Opened { worker, new }).await
+            }
+            Step::Replace(view) => outbox.tell_blocks(BlockReport::Replace { worker, runs: view.runs }).await,
+            Step::Resumed => {
+                started("resumed");
+                outbox.tell_blocks(BlockReport::Resumed { worker }).await?;
+                outbox.tell(Report::Resumed { worker }).await
+            }
+            Step::Update { changes, load, digest } => {
+                let mut accepted = Vec::new();
+                let of_blocks = |change| match change {
+                    Change::Accepted(request_id) => {
+                        accepted.push(request_id);
+                        None
+                    }
+                    Change::Stored(_) | Change::Removed(_) => Some(change),
+                };
+                let changes: Vec<_> = changes.into_iter().filter_map(of_blocks).collect();
+                if !changes.is_empty() || digest.is_some() {
+                    outbox.tell_blocks(BlockReport::Update { worker, changes, digest }).await?;
+                }
+                outbox.tell(Report::Update { worker, accepted, load }).await
+            }
+        }
+    }
+}
+
+/// Waits until the indexer distrusts the view.
+async fn distrust(distrusts: &mut watch::Receiver<Option<Distrust>>) -> Distrust {
+    loop {
+        // The fleet holds the other end for as long as this task runs.
+        if distrusts.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        if let Some(distrust) = *distrusts.borrow_and_update() {
+            return distrust;
         }
     }
 }

@@ -1,21 +1,20 @@
-//! The tracker: the one task that owns the fleet's view and the prefix index, and publishes both.
+//! The tracker: the one task that owns the fleet's view, all but the blocks, and publishes it.
 //!
-//! Not here: reading streams (`subscriber`), what a view means (`warmpath-router-core`).
+//! Not here: reading streams (`subscriber`), the prefix index (`indexer`), what a view means (`warmpath-router-core`).
 //! The idea: reports come in by one bounded channel, so their order is the order of events. A burst is applied as a
 //! whole and published once; only the workers that changed get a new value.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use warmpath_common::summary::{Change, Load};
+use warmpath_common::ids::RequestId;
+use warmpath_common::summary::{Load, Stamp};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::agreement::{self, Disagreement};
+use warmpath_router_core::agreement::{self, Disagreement, Twin};
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
-use warmpath_router_core::follower::NewView;
-use warmpath_router_core::index::IndexWriter;
+use warmpath_router_core::follower::NewWorker;
 
 use super::vocabulary::VocabularyKey;
 use super::{Fleet, Report};
@@ -24,9 +23,10 @@ use super::{Fleet, Report};
 const BATCH_MAX: usize = 256;
 
 /// Applies reports until every sender has gone.
-pub async fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<Report>) {
+pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
     let workers = fleet.view().workers.clone();
-    let mut tracker = Tracker { fleet, writer, workers, models_changed: false };
+    let lives = vec![None; workers.len()];
+    let mut tracker = Tracker { fleet, workers, lives, models_changed: false };
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
         batch.drain(..).for_each(|report| tracker.apply(report));
@@ -36,8 +36,9 @@ pub async fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Rece
 
 struct Tracker {
     fleet: Arc<Fleet>,
-    writer: IndexWriter,
     workers: Vec<Arc<WorkerView>>,
+    /// Says for each worker which life of which process it was when it was last heard.
+    lives: Vec<Option<Stamp>>,
     /// Says that the workers that are there, or their models, may have changed since the last agreement.
     models_changed: bool,
 }
@@ -45,8 +46,9 @@ struct Tracker {
 impl Tracker {
     fn apply(&mut self, report: Report) {
         match report {
-            Report::Snapshot { worker, view } => self.replace(worker, *view),
-            Report::Update { worker, changes, load } => self.update(worker, changes, load),
+            Report::Opened { worker, new } => self.opened(worker, *new),
+            Report::Resumed { worker } => self.view_mut(worker).link = Link::Live,
+            Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
             Report::Lost { worker } => self.lost(worker),
             Report::Unreachable { worker } => self.unreachable(worker),
             Report::Vocabulary => self.models_changed = true,
@@ -57,48 +59,36 @@ impl Tracker {
         Arc::make_mut(&mut self.workers[worker.0 as usize])
     }
 
-    fn replace(&mut self, worker: WorkerIdx, new: NewView) {
-        self.writer.replace_worker(worker, &new.runs);
-        let n_blocks = self.writer.n_blocks_of(worker);
+    fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker) {
+        let was_life = self.lives[worker.0 as usize].replace(stamp);
         let view = self.view_mut(worker);
         let was = view.link;
-        let same_model = view.model.as_deref() == Some(&new.model);
+        let same_model = view.model.as_deref() == Some(&opening.model);
         if !same_model {
-            view.model = Some(Arc::new(new.model));
+            view.model = Some(Arc::new(opening.model));
         }
-        view.uid = Some(new.stamp.worker_uid);
-        view.load = new.load;
+        view.uid = Some(stamp.worker_uid);
+        view.load = opening.load;
         view.link = Link::Live;
-        view.n_blocks = n_blocks;
         let name = view.name.clone();
-        self.models_changed |= !same_model || was != Link::Live;
-        let mut books = self.fleet.books();
-        books.reconnected(worker);
-        books.doubts().announced_all(worker, Instant::now());
-        drop(books);
-        tracing::info!(worker = %name, uid = %new.stamp.worker_uid, n_blocks, "worker is connected");
+        let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
+        self.models_changed |= !same_model || !same_life || was != Link::Live;
+        self.fleet.books().reconnected(worker);
+        tracing::info!(worker = %name, uid = %stamp.worker_uid, boot_epoch = stamp.boot_epoch, "worker is connected");
     }
 
-    fn update(&mut self, worker: WorkerIdx, changes: Vec<Change>, load: Option<Load>) {
-        for change in changes {
-            match change {
-                Change::Stored(run) => {
-                    self.writer.insert(worker, &run);
-                    self.fleet.books().doubts().announced(worker, run.keys, Instant::now());
-                }
-                Change::Removed(keys) => self.writer.remove(worker, &keys),
-                Change::Accepted(request_id) => self.fleet.books().accepted(worker, &request_id),
-            }
+    fn update(&mut self, worker: WorkerIdx, accepted: &[RequestId], load: Option<Load>) {
+        for request_id in accepted {
+            self.fleet.books().accepted(worker, request_id);
         }
-        let n_blocks = self.writer.n_blocks_of(worker);
+        let n_blocks = self.fleet.blocks(worker).n_blocks();
         let view = self.view_mut(worker);
         view.n_blocks = n_blocks;
-        if let Some(load) = load {
-            if load.draining && !view.load.draining {
-                tracing::info!(worker = %view.name, "worker is draining");
-            }
-            view.load = load;
+        let Some(load) = load else { return };
+        if load.draining && !view.load.draining {
+            tracing::info!(worker = %view.name, "worker is draining");
         }
+        view.load = load;
     }
 
     fn lost(&mut self, worker: WorkerIdx) {
@@ -122,7 +112,6 @@ impl Tracker {
         view.load = Load::default();
         view.n_blocks = 0;
         tracing::warn!(worker = %view.name, "worker cannot be reached");
-        self.writer.remove_worker(worker);
         self.models_changed = true;
     }
 
@@ -131,7 +120,6 @@ impl Tracker {
             self.settle();
             self.fleet.models_changed.notify_one();
         }
-        self.fleet.n_shed.store(self.writer.n_shed(), Ordering::Relaxed);
         self.fleet.view.store(Arc::new(FleetView { workers: self.workers.clone() }));
     }
 
@@ -149,6 +137,7 @@ impl Tracker {
             let state = key.and_then(|key| vocabularies.get(&key));
             *verdict = verdict.take().or_else(|| state.and_then(|state| state.disagreement()).cloned());
         }
+        self.find_twins(&mut verdicts);
         let mut n_by_label: HashMap<&str, i64> = HashMap::new();
         for (worker, verdict) in self.workers.iter_mut().zip(verdicts) {
             if let Some(verdict) = &verdict {
@@ -164,6 +153,29 @@ impl Tracker {
         for (label, n) in n_by_label {
             self.fleet.metrics.excluded.with_label_values(&[label]).set(n);
         }
+    }
+}
+
+impl Tracker {
+    /// Keeps out a process that is in the fleet under another URL already, and says which processes share an identity.
+    fn find_twins(&self, verdicts: &mut [Option<Disagreement>]) {
+        let is_there = |idx: &usize| matches!(self.workers[*idx].link, Link::Live | Link::Stale { .. });
+        let lives: Vec<_> = self.lives.iter().enumerate().map(|(idx, life)| life.filter(|_| is_there(&idx))).collect();
+        let mut n_forks = 0;
+        for (idx, twin) in agreement::twins(&lives).into_iter().enumerate() {
+            let name = |idx: usize| self.workers[idx].name.clone();
+            match twin {
+                Some(Twin::Process(first)) => {
+                    verdicts[idx].get_or_insert(Disagreement::Twin { first: name(first) });
+                }
+                Some(Twin::Identity(first)) => {
+                    n_forks += 1;
+                    tracing::error!(worker = %name(idx), first = %name(first), "two processes have one uid");
+                }
+                None => {}
+            }
+        }
+        self.fleet.metrics.forks.set(n_forks);
     }
 }
 

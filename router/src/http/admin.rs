@@ -63,7 +63,8 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
         "model": worker.model.as_deref(),
         "load": worker.load,
-        "blocks": worker.n_blocks,
+        "blocks": app.fleet.blocks(worker.idx).n_blocks(),
+        "blocks_current": app.fleet.blocks(worker.idx).is_current(),
         "breaker": breaker,
         "in_flight": n_in_flight,
         "unreported": {"requests": unreported.n_requests, "prefill_tokens": unreported.prefill_tokens},
@@ -103,7 +104,7 @@ fn copy_fleet(app: &App) {
         if let Some(age) = fleet.age(worker.idx) {
             metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
         }
-        metrics.worker_blocks.with_label_values(label).set(gauge(worker.n_blocks));
+        metrics.worker_blocks.with_label_values(label).set(gauge(fleet.blocks(worker.idx).n_blocks()));
         metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
         let breaker = match fleet.books().breaker(worker.idx, now) {
             BreakerState::Closed => 0,

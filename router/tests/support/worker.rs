@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,7 +21,8 @@ use warmpath_common::ids::{SlotId, WorkerUid};
 use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Frame, Load, Rates, Resume, Run, RunState, Snapshot, Stamp, Tier,
+    self, Body as FrameBody, Change, Digest, Frame, Load, Rates, Resume, Ring, RingLimits, Run, RunState, Snapshot,
+    Stamp, Tier,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -61,12 +62,17 @@ pub struct Script {
     pub has_heartbeat: bool,
     /// Is sent in place of the snapshot's frames.
     pub raw_stream: Option<Vec<u8>>,
+    /// Holds the updates that a router that comes back can still get.
+    pub ring: Ring<Bytes>,
 }
+
+/// Bounds the updates that are kept for routers that come back.
+pub const RING: RingLimits = RingLimits { updates_max: 1000, bytes_max: 1 << 20 };
 
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
-    /// Carries the bytes of updates to every stream.
+    /// Carries the bytes of updates to every stream; no bytes end it.
     updates: broadcast::Sender<Bytes>,
     n_streams: AtomicUsize,
     n_left: AtomicUsize,
@@ -90,6 +96,7 @@ impl FakeWorker {
             has_vocabulary: true,
             has_heartbeat: true,
             raw_stream: None,
+            ring: Ring::new(RING, stamp),
         };
         let shared = Arc::new(Shared {
             script: Mutex::new(script),
@@ -129,6 +136,7 @@ impl FakeWorker {
             script.snapshot.stamp.boot_epoch += 1;
             script.snapshot.stamp.seq = 0;
             script.snapshot.runs.clear();
+            script.ring = Ring::new(RING, script.snapshot.stamp);
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -162,15 +170,33 @@ impl FakeWorker {
 
     /// Sends an update.
     pub fn update(&self, changes: Vec<Change>, load: Option<Load>) {
-        send_update(&self.shared, changes, load);
+        send_update(&self.shared, FrameBody::Update { changes, load, digest: None });
+    }
+
+    /// Sends an update that says what is held.
+    pub fn update_with_digest(&self, changes: Vec<Change>, digest: Digest) {
+        send_update(&self.shared, FrameBody::Update { changes, load: None, digest: Some(digest) });
+    }
+
+    /// Returns the bytes of a snapshot's first frame.
+    pub fn opening(&self) -> Vec<u8> {
+        let frames = self.script().snapshot.clone().into_frames();
+        framed(&frames[0].encode())
+    }
+
+    /// Ends every stream.
+    pub fn cut(&self) {
+        self.send_raw(&[]);
     }
 
     /// Sends an update under a number of its own.
     pub fn send_seq(&self, skip: i64) {
         let mut script = self.script();
-        let stamp = &mut script.snapshot.stamp;
+        let mut stamp = script.snapshot.stamp;
         stamp.seq = stamp.seq.checked_add_signed(skip).expect("a number");
-        let frame = Frame { stamp: *stamp, body: FrameBody::Update { changes: Vec::new(), load: None } };
+        script.snapshot.stamp = stamp;
+        script.ring = Ring::new(RING, stamp);
+        let frame = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } };
         self.send_raw(&framed(&frame.encode()));
     }
 
@@ -251,15 +277,19 @@ pub fn framed(bytes: &[u8]) -> Vec<u8> {
     [&length[..], bytes].concat()
 }
 
-fn send_update(shared: &Shared, changes: Vec<Change>, load: Option<Load>) {
+fn send_update(shared: &Shared, body: FrameBody) {
     let mut script = shared.script.lock().expect("no test panics here");
-    script.snapshot.stamp.seq += 1;
-    if let Some(load) = &load {
+    if let FrameBody::Update { load: Some(load), .. } = &body {
         script.snapshot.load = load.clone();
     }
-    let frame = Frame { stamp: script.snapshot.stamp, body: FrameBody::Update { changes, load } };
+    let bytes = script.ring.push(|stamp| {
+        let bytes = Bytes::from(framed(&Frame { stamp, body }.encode()));
+        let n_bytes = bytes.len();
+        (bytes, n_bytes)
+    });
+    script.snapshot.stamp = script.ring.last();
     // Without a stream there is nobody to hear.
-    let _ = shared.updates.send(Bytes::from(framed(&frame.encode())));
+    let _ = shared.updates.send(bytes);
 }
 
 async fn heartbeat(shared: Arc<Shared>) {
@@ -271,7 +301,7 @@ async fn heartbeat(shared: Arc<Shared>) {
             (script.has_heartbeat, script.snapshot.load.clone())
         };
         if beats {
-            send_update(&shared, Vec::new(), Some(load));
+            send_update(&shared, FrameBody::Update { changes: Vec::new(), load: Some(load), digest: None });
         }
     }
 }
@@ -286,16 +316,33 @@ fn routes(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-async fn stream(State(shared): State<Arc<Shared>>) -> Response {
+/// Is what a router asks a stream for.
+#[derive(Debug, serde::Deserialize)]
+struct Asked {
+    after: Option<String>,
+}
+
+async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> Response {
     shared.n_streams.fetch_add(1, Ordering::SeqCst);
     let (updates, head) = {
         let script = shared.script.lock().expect("no test panics here");
-        let frames = script.snapshot.clone().into_frames();
-        let head = frames.iter().flat_map(|frame| framed(&frame.encode())).collect();
+        let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
+        let missed = after.and_then(|after| Some((after, script.ring.since(after)?)));
+        let head = match missed {
+            Some((stamp, missed)) => {
+                let first = framed(&Frame { stamp, body: FrameBody::Resumed }.encode());
+                first.into_iter().chain(missed.concat()).collect()
+            }
+            None => {
+                let frames = script.snapshot.clone().into_frames();
+                frames.iter().flat_map(|frame| framed(&frame.encode())).collect()
+            }
+        };
         (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head))
     };
     let updates = futures::stream::unfold(updates, |mut updates| async {
-        updates.recv().await.ok().map(|bytes| (Ok::<_, std::io::Error>(bytes), updates))
+        let bytes = updates.recv().await.ok().filter(|bytes| !bytes.is_empty())?;
+        Some((Ok::<_, std::io::Error>(bytes), updates))
     });
     let head = futures::stream::once(async move { Ok(Bytes::from(head)) });
     ([("content-type", summary::CONTENT_TYPE)], Body::from_stream(head.chain(updates))).into_response()

@@ -162,7 +162,7 @@ impl PrefixTree {
     pub fn apply(&mut self, news: News) {
         let is_of_use = match self.resume {
             Resume::EveryBlock => self.stored_state_rewinds,
-            Resume::LastBlock => news.kind == Kind::Checkpoint,
+            Resume::LastBlock | Resume::Nowhere => news.kind == Kind::Checkpoint,
         };
         if !is_of_use {
             return;
@@ -279,7 +279,7 @@ impl PrefixTree {
             let Some(view) = self.news(&place) else { continue };
             let run = match self.resume {
                 Resume::EveryBlock => self.stretch((place.0, &chain[idx..]), view),
-                Resume::LastBlock => self.segment(&place),
+                Resume::LastBlock | Resume::Nowhere => self.segment(&place),
             };
             self.changes.push(Change::Stored(run));
         }

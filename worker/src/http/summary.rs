@@ -2,10 +2,11 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
+use serde::Deserialize;
 use warmpath_common::headers::MODEL_FINGERPRINT;
 use warmpath_common::summary::{CONTENT_TYPE, Snapshot};
 
@@ -17,9 +18,19 @@ pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestE
     app.serving()?.publisher.snapshot().await.map(Json)
 }
 
-/// Answers with the whole view and every change behind it as frames, until the subscriber leaves or lags.
-pub async fn stream(State(app): State<App>) -> Result<Response, RequestError> {
-    let subscription = app.serving()?.publisher.subscribe().await?;
+/// Is what a subscriber says of itself.
+#[derive(Debug, Deserialize)]
+pub struct Subscriber {
+    /// Is the last stamp that it has; it goes on from there if it can.
+    after: Option<String>,
+}
+
+/// Answers with the whole view, or what the subscriber has missed of it, and every change behind it as frames, until the
+/// subscriber leaves or lags.
+pub async fn stream(State(app): State<App>, Query(subscriber): Query<Subscriber>) -> Result<Response, RequestError> {
+    // What is no stamp of this worker's is answered as any other: by a snapshot.
+    let after = subscriber.after.and_then(|after| after.parse().ok());
+    let subscription = app.serving()?.publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::summary::{Change, Resume, Run};
+use warmpath_common::summary::{Change, Digest, Resume, Run};
 
 /// Is every block that the worker has announced and not removed.
 #[derive(Debug, Default)]
@@ -16,6 +16,7 @@ pub struct Published {
     /// Says which run holds a block, and where in the run.
     places: HashMap<BlockKey, (u64, usize)>,
     n_announced: u64,
+    digest: Digest,
 }
 
 /// Is a run as it was announced, less the blocks that it has lost since.
@@ -37,11 +38,14 @@ impl Published {
         }
     }
 
+    /// Returns the digest of all blocks.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
     /// Returns runs that, applied to an empty view, give this view.
-    ///
-    /// Blocks behind the last one at which a request may start are left out: nothing can be resumed there.
     pub fn runs(&self) -> Vec<Run> {
-        let mut runs = Vec::new();
+        let mut runs = Vec::with_capacity(self.runs.len());
         for announced in self.runs.values() {
             let stretches = announced.keys.split(Option::is_none).filter(|stretch| !stretch.is_empty());
             let n_runs_before = runs.len();
@@ -51,11 +55,9 @@ impl Published {
             );
             // A checkpoint's run can be resumed at its own last block only, so what lies before a hole cannot.
             if announced.form.resume == Resume::LastBlock {
-                let keep_from = match announced.keys.last() {
-                    Some(Some(_)) => runs.len() - 1,
-                    _ => runs.len(),
-                };
-                runs.drain(n_runs_before..keep_from);
+                let has_end = announced.keys.last().is_some_and(Option::is_some);
+                let n_whole = runs.len() - usize::from(has_end);
+                runs[n_runs_before..n_whole].iter_mut().for_each(|run| run.resume = Resume::Nowhere);
             }
         }
         runs
@@ -75,7 +77,9 @@ impl Published {
             if let Some((_, earlier_idx)) = self.places.insert(*key, (id, idx)) {
                 keys[earlier_idx] = None;
                 n_left -= 1;
+                self.digest.remove(*key);
             }
+            self.digest.add(*key);
             keys.push(Some(*key));
             n_left += 1;
         }
@@ -87,6 +91,7 @@ impl Published {
         let Some(&(id, idx)) = self.places.get(key) else { return };
         let Some(announced) = self.runs.get_mut(&id) else { return };
         self.places.remove(key);
+        self.digest.remove(*key);
         announced.keys[idx] = None;
         announced.n_left -= 1;
         if announced.n_left == 0 {
@@ -111,10 +116,8 @@ mod tests {
         match change {
             Change::Stored(run) => {
                 let form = Run { keys: Vec::new(), resume: Resume::EveryBlock, ..run.clone() };
-                let last = run.keys.len().saturating_sub(1);
                 for (idx, key) in run.keys.iter().enumerate() {
-                    let resumable = run.resume == Resume::EveryBlock || idx == last;
-                    view.insert(*key, (form.clone(), resumable));
+                    view.insert(*key, (form.clone(), run.resume.is_behind(idx, run.keys.len())));
                 }
             }
             Change::Removed(keys) => keys.iter().for_each(|key| drop(view.remove(key))),
@@ -129,12 +132,13 @@ mod tests {
     fn any_change() -> impl Strategy<Value = Change> {
         let keys =
             || prop::collection::btree_set(0_u64..12, 0..6).prop_map(|keys| keys.into_iter().map(BlockKey).collect());
-        let stored = (keys(), any::<bool>(), any::<bool>(), 0_u16..3).prop_map(|(keys, every, ready, slot)| {
+        let resume = prop_oneof![Just(Resume::EveryBlock), Just(Resume::LastBlock), Just(Resume::Nowhere)];
+        let stored = (keys(), resume, any::<bool>(), 0_u16..3).prop_map(|(keys, resume, ready, slot)| {
             Change::Stored(Run {
                 keys,
                 tier: Tier::Resident,
                 state: if ready { RunState::Ready } else { RunState::Filling },
-                resume: if every { Resume::EveryBlock } else { Resume::LastBlock },
+                resume,
                 slot: Some(SlotId(slot)),
             })
         });
@@ -152,8 +156,8 @@ mod tests {
                 let mut from_snapshot = View::new();
                 published.runs().into_iter().for_each(|run| receive(&mut from_snapshot, &Change::Stored(run)));
                 prop_assert_eq!(resumable(&from_snapshot), resumable(&from_updates));
-                let known = |key: &BlockKey| from_updates.contains_key(key);
-                prop_assert!(from_snapshot.keys().all(known), "the snapshot names a block that was removed");
+                prop_assert_eq!(published.digest(), Digest::of(from_updates.keys()));
+                prop_assert_eq!(published.digest(), Digest::of(from_snapshot.keys()));
             }
         }
     }

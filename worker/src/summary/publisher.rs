@@ -18,7 +18,9 @@ use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tracing::{info, warn};
 use warmpath_common::model::ModelInfo;
-use warmpath_common::summary::{Body, Change, Frame, KEYS_PER_FRAME_MAX, Load, Run, Snapshot, Stamp};
+use warmpath_common::summary::{
+    Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, Ring, RingLimits, Snapshot, Stamp,
+};
 
 use super::published::Published;
 use crate::engine::EngineUpdate;
@@ -32,6 +34,11 @@ const SUBSCRIBERS_MAX: usize = 64;
 ///
 /// Source: about ten seconds of load updates at their highest rate, one every 10 ms.
 const STREAM_UPDATES_MAX: usize = 1024;
+
+/// Bounds what is kept for subscribers that come back.
+///
+/// Source: own choice: a minute and more of load updates at their highest rate, or what announces a million blocks.
+const RING: RingLimits = RingLimits { updates_max: 8192, bytes_max: 8 << 20 };
 
 /// Is the longest silence of a stream.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -47,7 +54,8 @@ pub struct Publisher {
     metrics: Arc<Metrics>,
 }
 
-/// Is one subscriber's stream: the frames of a snapshot, then of every update; it ends when the subscriber lags.
+/// Is one subscriber's stream: the frames of a snapshot or of what was missed, then of every update; it ends when the
+/// subscriber lags.
 ///
 /// Shape: each item is one frame behind its length as a big-endian u32.
 pub struct Subscription {
@@ -61,7 +69,41 @@ pub struct Subscription {
 #[derive(Debug)]
 enum Command {
     Snapshot(oneshot::Sender<Snapshot>),
-    Subscribe(oneshot::Sender<(Snapshot, broadcast::Receiver<Bytes>)>),
+    Subscribe(Option<Stamp>, oneshot::Sender<(Start, broadcast::Receiver<Bytes>)>),
+}
+
+/// Says how a stream starts.
+#[derive(Debug)]
+enum Start {
+    /// The subscriber has the view of this stamp, and gets what comes behind it.
+    Resumed(Stamp, Vec<Bytes>),
+    /// It gets the whole view.
+    Snapshot(Box<Snapshot>),
+}
+
+impl Start {
+    /// Returns the stream's first frames.
+    async fn into_frames(self) -> Result<Vec<Bytes>, RequestError> {
+        match self {
+            Self::Resumed(stamp, missed) => {
+                let first = on_wire(&Frame { stamp, body: Body::Resumed });
+                Ok(std::iter::once(first).chain(missed).collect())
+            }
+            Self::Snapshot(snapshot) => {
+                // A million blocks take some tens of milliseconds, too long for a thread that serves streams.
+                let encode = || snapshot.into_frames().iter().map(on_wire).collect();
+                let encoded = tokio::task::spawn_blocking(encode).await;
+                encoded.map_err(|_| RequestError::Internal { reason: "encoding a snapshot failed".to_owned() })
+            }
+        }
+    }
+
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Resumed(..) => "resumed",
+            Self::Snapshot(_) => "snapshot",
+        }
+    }
 }
 
 impl Publisher {
@@ -76,7 +118,7 @@ impl Publisher {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let (stamp, model) = first;
         let task = Task {
-            stamp,
+            ring: Ring::new(RING, stamp),
             model,
             published: Published::default(),
             load: Load::default(),
@@ -94,14 +136,15 @@ impl Publisher {
         self.ask(Command::Snapshot).await
     }
 
-    /// Returns a stream of the view and all that follows.
+    /// Returns a stream of all that follows the view of `after`, or of the whole view and all that follows.
     ///
     /// Errors: `SubscribersFull`; `Internal` once the engine has stopped.
-    pub async fn subscribe(&self) -> Result<Subscription, RequestError> {
+    pub async fn subscribe(&self, after: Option<Stamp>) -> Result<Subscription, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| RequestError::SubscribersFull { subscribers_max: SUBSCRIBERS_MAX })?;
-        let (snapshot, updates) = self.ask(Command::Subscribe).await?;
-        let frames: Vec<Bytes> = snapshot.into_frames().iter().map(on_wire).collect();
+        let (start, updates) = self.ask(|reply| Command::Subscribe(after, reply)).await?;
+        self.metrics.summary_streams.with_label_values(&[start.label()]).inc();
+        let frames = start.into_frames().await?;
         self.metrics.summary_frames.inc_by(frames.len() as u64);
         self.metrics.summary_subscribers.inc();
         let metrics = Arc::clone(&self.metrics);
@@ -151,7 +194,8 @@ impl Drop for Subscription {
 
 /// Is the state of the task.
 struct Task {
-    stamp: Stamp,
+    /// Holds the recent updates; numbers them.
+    ring: Ring<Bytes>,
     model: ModelInfo,
     published: Published,
     load: Load,
@@ -171,7 +215,8 @@ impl Task {
                 }
                 Some(command) = commands.recv() => self.answer(command),
                 () = tokio::time::sleep_until(silent_until) => {
-                    self.send(Vec::new(), Some(self.load.clone()));
+                    let (load, digest) = (self.load.clone(), self.published.digest());
+                    self.send(Vec::new(), Some(load), Some(digest));
                     silent_until = Instant::now() + HEARTBEAT;
                 }
             }
@@ -180,16 +225,26 @@ impl Task {
     }
 
     fn answer(&self, command: Command) {
-        let snapshot = Snapshot {
-            stamp: self.stamp,
+        // A reply that fails has lost its reader, who then needs none.
+        match command {
+            Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Command::Subscribe(after, reply) => {
+                let missed = after.and_then(|after| Some((after, self.ring.since(after)?)));
+                let start = match missed {
+                    Some((after, missed)) => Start::Resumed(after, missed),
+                    None => Start::Snapshot(Box::new(self.snapshot())),
+                };
+                drop(reply.send((start, self.stream.subscribe())));
+            }
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            stamp: self.ring.last(),
             model: self.model.clone(),
             runs: self.published.runs(),
             load: self.load.clone(),
-        };
-        // A reply that fails has lost its reader, who then needs none.
-        match command {
-            Command::Snapshot(reply) => drop(reply.send(snapshot)),
-            Command::Subscribe(reply) => drop(reply.send((snapshot, self.stream.subscribe()))),
         }
     }
 
@@ -199,20 +254,24 @@ impl Task {
         if let Some(load) = &load {
             self.load = load.clone();
         }
+        let digest = (!update.changes.is_empty()).then(|| self.published.digest());
         let mut batches = batches(update.changes);
         let last = batches.pop().unwrap_or_default();
-        batches.into_iter().for_each(|batch| self.send(batch, None));
+        batches.into_iter().for_each(|batch| self.send(batch, None, None));
         if !last.is_empty() || load.is_some() {
-            self.send(last, load);
+            self.send(last, load, digest);
         }
     }
 
-    fn send(&mut self, changes: Vec<Change>, load: Option<Load>) {
-        self.stamp.seq += 1;
+    fn send(&mut self, changes: Vec<Change>, load: Option<Load>, digest: Option<Digest>) {
         self.metrics.summary_updates.inc();
-        let frame = Frame { stamp: self.stamp, body: Body::Update { changes, load } };
-        // Without subscribers nobody misses the frame: the next one starts from a snapshot.
-        let _ = self.stream.send(on_wire(&frame));
+        let bytes = self.ring.push(|stamp| {
+            let bytes = on_wire(&Frame { stamp, body: Body::Update { changes, load, digest } });
+            let n_bytes = bytes.len();
+            (bytes, n_bytes)
+        });
+        // Without subscribers nobody misses the frame: the next one starts from a snapshot, or from the ring.
+        let _ = self.stream.send(bytes);
     }
 }
 
@@ -239,11 +298,7 @@ fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
 
 fn split(change: Change) -> Vec<Change> {
     match change {
-        Change::Stored(run) if run.keys.len() > KEYS_PER_FRAME_MAX => run
-            .keys
-            .chunks(KEYS_PER_FRAME_MAX)
-            .map(|keys| Change::Stored(Run { keys: keys.to_vec(), ..run.clone() }))
-            .collect(),
+        Change::Stored(run) => run.split().into_iter().map(Change::Stored).collect(),
         Change::Removed(keys) if keys.len() > KEYS_PER_FRAME_MAX => {
             keys.chunks(KEYS_PER_FRAME_MAX).map(|keys| Change::Removed(keys.to_vec())).collect()
         }

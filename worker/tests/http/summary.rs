@@ -12,7 +12,7 @@ use tokio_util::io::StreamReader;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::{
-    Body, Change, Frame, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, VOCABULARY_PATH,
+    AFTER_PARAMETER, Body, Change, Digest, Frame, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, VOCABULARY_PATH,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -38,12 +38,17 @@ impl View {
         match frame.body {
             Body::Begin(_) => self.blocks.clear(),
             Body::Runs(runs) => runs.into_iter().for_each(|run| self.store(run)),
-            Body::End(_) => {}
-            Body::Update { changes, .. } => changes.into_iter().for_each(|change| match change {
-                Change::Stored(run) => self.store(run),
-                Change::Removed(keys) => keys.iter().for_each(|key| drop(self.blocks.remove(key))),
-                Change::Accepted(id) => self.accepted.push(id.as_str().to_owned()),
-            }),
+            Body::Resumed => {}
+            Body::End(digest) => assert_eq!(digest, Digest::of(self.blocks.keys()), "the snapshot is whole"),
+            Body::Update { changes, digest, .. } => {
+                changes.into_iter().for_each(|change| match change {
+                    Change::Stored(run) => self.store(run),
+                    Change::Removed(keys) => keys.iter().for_each(|key| drop(self.blocks.remove(key))),
+                    Change::Accepted(id) => self.accepted.push(id.as_str().to_owned()),
+                });
+                let digest = digest.unwrap_or_else(|| Digest::of(self.blocks.keys()));
+                assert_eq!(digest, Digest::of(self.blocks.keys()), "worker and router hold the same to be there");
+            }
         }
     }
 
@@ -59,7 +64,11 @@ async fn snapshot(worker: &TestWorker) -> Snapshot {
 }
 
 async fn frames(worker: &TestWorker) -> impl futures::Stream<Item = Frame> + Unpin + use<> {
-    let response = worker.get(STREAM_PATH).await;
+    frames_at(worker, STREAM_PATH).await
+}
+
+async fn frames_at(worker: &TestWorker, path: &str) -> impl futures::Stream<Item = Frame> + Unpin + use<> {
+    let response = worker.get(path).await;
     assert_eq!(response.status(), StatusCode::OK);
     let bytes = StreamReader::new(response.bytes_stream().map(|chunk| chunk.map_err(std::io::Error::other)));
     let frames = FramedRead::new(bytes, LengthDelimitedCodec::new());
@@ -106,6 +115,36 @@ async fn a_snapshot_is_what_the_stream_says_after_any_traffic() {
     follow(&mut stream, &mut view, snapshot.stamp.seq).await;
     assert!(view.accepted.len() >= 30, "every request is accepted: {}", view.accepted.len());
     assert!(view.blocks.values().all(|run| run.state == RunState::Ready), "nothing is being computed any more");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_behind_the_stamp_that_is_asked_for() {
+    let worker = TestWorker::start("--slots 2 --block-size 8").await;
+    let mut stream = frames(&worker).await;
+    let mut view = View::default();
+    let ask = async |topic: &str| {
+        worker.ask("/v1/chat/completions", json!({"messages": user(topic), "max_tokens": 3})).await;
+        snapshot(&worker).await
+    };
+    let first = ask(&"owls ".repeat(30)).await;
+    follow(&mut stream, &mut view, first.stamp.seq).await;
+    drop(stream);
+    let after = warmpath_common::summary::Stamp { seq: view.seq, ..first.stamp };
+
+    let second = ask(&"foxes ".repeat(30)).await;
+    let mut stream = frames_at(&worker, &format!("{STREAM_PATH}?{AFTER_PARAMETER}={after}")).await;
+    let opening = stream.next().await.expect("the stream begins");
+    assert_eq!(opening, Frame { stamp: after, body: Body::Resumed });
+    follow(&mut stream, &mut view, second.stamp.seq).await;
+    let mut from_snapshot = View::default();
+    second.runs.into_iter().for_each(|run| from_snapshot.store(run));
+    assert_eq!(from_snapshot.blocks, view.blocks);
+
+    for unknown in [format!("{}", warmpath_common::summary::Stamp { boot_epoch: 1, ..after }), "nonsense".to_owned()] {
+        let mut stream = frames_at(&worker, &format!("{STREAM_PATH}?{AFTER_PARAMETER}={unknown}")).await;
+        let opening = stream.next().await.expect("the stream begins");
+        assert!(matches!(opening.body, Body::Begin(_)), "{unknown}: {opening:?}");
+    }
 }
 
 #[tokio::test]

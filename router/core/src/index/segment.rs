@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::Digest;
 
 use super::span::Span;
 use crate::WorkerIdx;
@@ -30,8 +31,8 @@ pub(super) struct Segment {
 pub(super) struct Edit {
     replaced: Range<usize>,
     with: Vec<Span>,
-    /// Is how many more blocks the worker holds after the edit.
-    pub(super) n_more: isize,
+    /// Covers the edited blocks that the worker held before.
+    pub(super) lost: Digest,
 }
 
 impl Edit {
@@ -136,9 +137,12 @@ impl Segment {
         if old().eq(with.iter().copied()) {
             return None;
         }
-        let n_before: usize = old().map(Span::len).sum();
-        let n_after: usize = with.iter().map(|span| span.len()).sum();
-        Some(Edit { replaced, with, n_more: n_after as isize - n_before as isize })
+        let mut lost = Digest::default();
+        for span in old() {
+            let held = span.from().max(range.start)..span.to().min(range.end);
+            self.keys().get(held).into_iter().flatten().for_each(|key| lost.add(BlockKey(*key)));
+        }
+        Some(Edit { replaced, with, lost })
     }
 
     /// Returns how many leading blocks are held by somebody or lie before one that is, after an edit.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
 use proptest::prelude::*;
-use warmpath_common::summary::{Resume, Run};
+use warmpath_common::summary::{Digest, Resume, Run};
 
 use super::*;
 
@@ -76,6 +76,23 @@ fn a_new_view_replaces_the_old_one() {
     writer.remove_worker(WorkerIdx(1));
     writer.check_invariants();
     assert_eq!(lengths(&writer, &keys(1, 0..10)), [(0, 2)]);
+}
+
+#[test]
+fn a_digest_is_that_of_what_the_worker_said_or_there_is_none() {
+    let mut writer = IndexWriter::new(IndexOptions { bytes_max: 1 << 16, seed: 7 });
+    let worker = WorkerIdx(0);
+    assert_eq!(writer.digest_of(worker), Some(Digest::default()), "of nothing");
+    let few = run(keys(1, 0..10), Resume::EveryBlock, 0);
+    writer.insert(worker, &few);
+    writer.insert(worker, &few);
+    writer.remove(worker, &keys(1, 8..20));
+    assert_eq!(writer.digest_of(worker), Some(Digest::of(&keys(1, 0..8))));
+    writer.insert(worker, &run(keys(2, 0..20_000), Resume::EveryBlock, 0));
+    assert_eq!(writer.digest_of(worker), None, "some did not fit");
+    writer.replace_worker(worker, std::slice::from_ref(&few));
+    assert_eq!(writer.digest_of(worker), Some(Digest::of(&few.keys)));
+    writer.check_invariants();
 }
 
 #[test]
@@ -252,7 +269,7 @@ struct Naive(BTreeMap<(WorkerIdx, BlockKey), Claim>);
 impl Naive {
     fn insert(&mut self, worker: WorkerIdx, run: &Run) {
         for (idx, &key) in run.keys.iter().enumerate() {
-            let resumable = run.resume == Resume::EveryBlock || idx + 1 == run.keys.len();
+            let resumable = run.resume.is_behind(idx, run.keys.len());
             self.0.insert((worker, key), (run.tier, run.state, resumable, run.slot));
         }
     }
@@ -323,7 +340,7 @@ const CHAINS: u64 = 5;
 const BLOCKS: u64 = 40;
 
 fn op() -> impl Strategy<Value = Op> {
-    let resume = prop_oneof![3 => Just(Resume::EveryBlock), 1 => Just(Resume::LastBlock)];
+    let resume = prop_oneof![3 => Just(Resume::EveryBlock), 1 => Just(Resume::LastBlock), 1 => Just(Resume::Nowhere)];
     let tier = prop_oneof![Just(Tier::Resident), Just(Tier::Ram), Just(Tier::Disk)];
     prop_oneof![
         6 => (0..WORKERS, 0..CHAINS, 1..BLOCKS, resume, tier, proptest::option::of(0..u16::MAX))

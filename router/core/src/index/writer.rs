@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::summary::{Resume, Run};
+use warmpath_common::summary::{Digest, Resume, Run};
 
 use self::views::{Holdings, Touched};
 use super::hash::Hasher;
@@ -112,6 +112,12 @@ impl IndexWriter {
         self.holdings.get(worker.0 as usize).map_or(0, Holdings::n_blocks)
     }
 
+    /// Returns the digest of the blocks of which the index knows that `worker` holds them; absent where the memory limit
+    /// has cost some of them, so that it says nothing about what the worker said.
+    pub fn digest_of(&self, worker: WorkerIdx) -> Option<Digest> {
+        self.holdings.get(worker.0 as usize).map_or(Some(Digest::default()), Holdings::digest)
+    }
+
     /// Returns how many claims the memory limit has cost so far.
     pub fn n_shed(&self) -> u64 {
         self.n_shed
@@ -170,6 +176,7 @@ impl IndexWriter {
             if !self.make_room(worker, keys.len()) {
                 // What was said of these blocks before is no longer true.
                 self.n_shed += (run.keys.len() - at) as u64;
+                self.holdings[worker.0 as usize].shed();
                 self.remove_run(worker, &run.keys[at..]);
                 return;
             }
@@ -195,6 +202,7 @@ impl IndexWriter {
         if let Some(edit) = edit {
             let changed = segment.edited(&edit, segment.len(), &[]);
             self.count(worker, at.id, &edit);
+            self.holdings[worker.0 as usize].gain(&piece.keys[..n]);
             self.put(at.id, changed);
         }
         self.note_touched(at.id, range);
@@ -227,10 +235,12 @@ impl IndexWriter {
             let edit = segment.edit(worker, offset..offset + n, &spans).expect("nobody held blocks that were nowhere");
             let longer = segment.edited(&edit, offset, keys);
             self.count(worker, id, &edit);
+            self.holdings[worker.0 as usize].gain(keys);
             self.put(id, longer);
         } else {
             let epoch = self.advance_epoch();
             self.open(worker, id, Segment::new(keys, &spans, epoch));
+            self.holdings[worker.0 as usize].gain(keys);
         }
         self.note_touched(id, offset..offset + n);
         (n, Some(id).filter(|_| n > 0))
@@ -266,7 +276,6 @@ impl IndexWriter {
             self.segments.push(None);
         }
         self.list(worker, id);
-        self.holdings[worker.0 as usize].add_blocks(segment.len() as isize);
         self.segment_bytes += segment.bytes();
         let segment = Arc::new(segment);
         self.heads.put(Arc::clone(&segment));
@@ -291,7 +300,7 @@ impl IndexWriter {
         old
     }
 
-    /// Counts an edit for its worker.
+    /// Counts an edit for its worker, but not the blocks that it gains by it.
     fn count(&mut self, worker: WorkerIdx, id: u32, edit: &Edit) {
         if edit.starts() {
             self.list(worker, id);
@@ -300,7 +309,7 @@ impl IndexWriter {
         if edit.ends() && !edit.starts() {
             holdings.drop_segment();
         }
-        holdings.add_blocks(edit.n_more);
+        holdings.lose(edit.lost);
     }
 
     /// Withdraws the blocks at the start of `keys` that lie side by side in one segment; returns how many there are.
@@ -382,7 +391,7 @@ impl Piece<'_> {
         if self.resume == Resume::EveryBlock {
             return vec![self.form.resumable().over(range)];
         }
-        if !self.ends_run || n < self.keys.len() {
+        if self.resume == Resume::Nowhere || !self.ends_run || n < self.keys.len() {
             return vec![self.form.over(range)];
         }
         let last = range.end - 1;

@@ -3,7 +3,7 @@
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{SlotId, WorkerUid};
 use warmpath_common::model::{Fingerprint, MemoryKind};
-use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, RunState, Tier};
+use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
 
 use super::*;
 
@@ -67,7 +67,7 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
     let snapshot = snapshot.await;
     assert_eq!((snapshot.runs.len(), snapshot.load.n_decoding), (1, 1));
 
-    let mut subscription = publisher.subscribe().await.unwrap();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
     for _ in 0..3 {
         assert_eq!(next(&mut subscription).await.stamp.seq, 1, "the frames of the snapshot");
     }
@@ -75,20 +75,22 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
     let frame = next(&mut subscription).await;
     assert_eq!(frame.stamp.seq, 2);
     let changes = vec![Change::Removed(vec![BlockKey(2)])];
-    assert_eq!(frame.body, Body::Update { changes, load: None }, "the load has not changed");
+    let digest = Some(Digest::of(&[BlockKey(0), BlockKey(1)]));
+    assert_eq!(frame.body, Body::Update { changes, load: None, digest }, "the load has not changed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_worker_says_every_second_that_it_lives() {
     let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe().await.unwrap();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
     next(&mut subscription).await;
     next(&mut subscription).await;
     for seq in 1..4 {
         let before = Instant::now();
         let frame = next(&mut subscription).await;
         assert_eq!(frame.stamp.seq, seq);
-        assert_eq!(frame.body, Body::Update { changes: Vec::new(), load: Some(Load::default()) });
+        let digest = Some(Digest::default());
+        assert_eq!(frame.body, Body::Update { changes: Vec::new(), load: Some(Load::default()), digest });
         assert!(before.elapsed() <= HEARTBEAT);
     }
     drop(updates);
@@ -100,17 +102,17 @@ async fn one_subscriber_over_the_limit_is_refused_until_another_leaves() {
     let (publisher, _updates) = start();
     let mut subscriptions = Vec::new();
     for _ in 0..SUBSCRIBERS_MAX {
-        subscriptions.push(publisher.subscribe().await.unwrap());
+        subscriptions.push(publisher.subscribe(None).await.unwrap());
     }
-    assert!(matches!(publisher.subscribe().await, Err(RequestError::SubscribersFull { .. })));
+    assert!(matches!(publisher.subscribe(None).await, Err(RequestError::SubscribersFull { .. })));
     subscriptions.pop();
-    assert!(publisher.subscribe().await.is_ok());
+    assert!(publisher.subscribe(None).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_does_not_keep_up_is_cut_off() {
     let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe().await.unwrap();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
     for n in 0..=STREAM_UPDATES_MAX {
         updates.send(update(Vec::new(), u32::try_from(n).unwrap() + 1)).unwrap();
     }
@@ -118,6 +120,33 @@ async fn a_subscriber_that_does_not_keep_up_is_cut_off() {
     next(&mut subscription).await;
     next(&mut subscription).await;
     assert!(subscription.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_comes_back_gets_what_it_missed_as_long_as_that_is_kept() {
+    let (publisher, updates) = start();
+    let at = async |seq: u64| while publisher.snapshot().await.unwrap().stamp.seq < seq {};
+    let after = |seq| Some(Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq });
+    updates.send(update(vec![stored(0..3)], 1)).unwrap();
+    updates.send(update(vec![stored(3..5)], 1)).unwrap();
+    at(2).await;
+    let mut subscription = publisher.subscribe(after(1)).await.unwrap();
+    assert_eq!(next(&mut subscription).await, Frame { stamp: after(1).unwrap(), body: Body::Resumed });
+    let missed = next(&mut subscription).await;
+    assert_eq!(missed.stamp.seq, 2);
+    let (changes, digest) = (vec![stored(3..5)], Some(Digest::of(&(0..5).map(BlockKey).collect::<Vec<_>>())));
+    assert_eq!(missed.body, Body::Update { changes, load: None, digest });
+    updates.send(update(Vec::new(), 2)).unwrap();
+    assert_eq!(next(&mut subscription).await.stamp.seq, 3, "and all that follows");
+
+    for n in 0..RING.updates_max as u32 {
+        updates.send(update(Vec::new(), n % 2)).unwrap();
+        at(u64::from(n) + 4).await;
+    }
+    for (asked, is_kept) in [(3, true), (2, false)] {
+        let frame = next(&mut publisher.subscribe(after(asked)).await.unwrap()).await;
+        assert_eq!(frame.body == Body::Resumed, is_kept, "after {asked}: {frame:?}");
+    }
 }
 
 #[test]
@@ -129,7 +158,7 @@ fn cuts_a_large_update_into_frames_below_the_limit() {
     for changes in batches {
         changes.iter().for_each(|change| view.apply(change));
         let stamp = Stamp { worker_uid: WorkerUid(u64::MAX), boot_epoch: u64::MAX, seq: u64::MAX };
-        let frame = Frame { stamp, body: Body::Update { changes, load: Some(Load::default()) } };
+        let frame = Frame { stamp, body: Body::Update { changes, load: Some(Load::default()), digest: None } };
         assert!(frame.encode().len() < FRAME_BYTES_MAX);
     }
     let keys: Vec<u64> = view.runs().iter().flat_map(|run| &run.keys).map(|key| key.0).collect();

@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 
+use warmpath_common::summary::Digest;
+
 use super::*;
 
 impl IndexWriter {
@@ -11,14 +13,14 @@ impl IndexWriter {
     pub(in super::super) fn check_invariants(&self) {
         assert!(self.bytes() <= self.options.bytes_max, "{} bytes, limit {}", self.bytes(), self.options.bytes_max);
         assert_eq!(self.index.bytes(), self.bytes(), "readers are told the memory in use");
-        let mut n_blocks_of = HashMap::new();
+        let mut digests = HashMap::new();
         let (mut n_segments, mut n_blocks, mut bytes) = (0, 0, 0);
         for (id, segment) in (0..).zip(&self.segments) {
             let Some(segment) = segment else {
                 assert_eq!(self.free.iter().filter(|&&free| free == id).count(), 1, "number {id} is free once");
                 continue;
             };
-            self.check_segment(id, segment, &mut n_blocks_of);
+            self.check_segment(id, segment, &mut digests);
             n_segments += 1;
             n_blocks += segment.len();
             bytes += segment.bytes();
@@ -31,13 +33,13 @@ impl IndexWriter {
         assert_eq!((self.locator.n_blocks(), self.index.n_blocks()), (n_blocks, n_blocks), "blocks are counted");
         assert_eq!(self.heads.n_live(), n_segments, "no head leads nowhere");
         for (idx, holdings) in (0..).zip(&self.holdings) {
-            let counted = (holdings.n_blocks(), holdings.n_segments());
-            assert_eq!(counted, n_blocks_of.remove(&idx).unwrap_or_default(), "blocks and segments of worker {idx}");
+            let counted = (holdings.counted(), holdings.n_segments());
+            assert_eq!(counted, digests.remove(&idx).unwrap_or_default(), "blocks and segments of worker {idx}");
         }
-        assert!(n_blocks_of.is_empty(), "no worker goes uncounted");
+        assert!(digests.is_empty(), "no worker goes uncounted");
     }
 
-    fn check_segment(&self, id: u32, segment: &Segment, n_blocks_of: &mut HashMap<u32, (usize, usize)>) {
+    fn check_segment(&self, id: u32, segment: &Segment, digests: &mut HashMap<u32, (Digest, usize)>) {
         let spans: Vec<Span> = segment.spans().collect();
         let follows = |a: &Span, b: &Span| {
             let is_one = a.form() == b.form() && a.to() == b.from();
@@ -48,13 +50,13 @@ impl IndexWriter {
         assert_eq!(end, Some(segment.len()), "somebody holds a segment's last block, nobody more");
         assert!(segment.len() <= SEGMENT_BLOCKS_MAX);
         for span in &spans {
-            let (n_blocks, _) = n_blocks_of.entry(span.worker().0).or_default();
-            *n_blocks += span.len();
+            let (digest, _) = digests.entry(span.worker().0).or_default();
+            segment.keys()[span.from()..span.to()].iter().for_each(|key| digest.add(BlockKey(*key)));
         }
         let mut workers: Vec<u32> = spans.iter().map(|span| span.worker().0).collect();
         workers.dedup();
         for worker in workers {
-            n_blocks_of.entry(worker).or_default().1 += 1;
+            digests.entry(worker).or_default().1 += 1;
             let list = self.holdings[worker as usize].segments();
             assert!(list.contains(&id), "worker {worker} finds all its segments");
         }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::Digest;
 
 use super::super::locator::SEGMENTS_MAX;
 use super::super::segment::Segment;
@@ -134,7 +135,10 @@ impl IndexWriter {
         let mut last = None;
         for span in segment.spans() {
             let holdings = &mut self.holdings[span.worker().0 as usize];
-            holdings.add_blocks(-(span.len() as isize));
+            let mut lost = Digest::default();
+            segment.keys()[span.from()..span.to()].iter().for_each(|key| lost.add(BlockKey(*key)));
+            holdings.lose(lost);
+            holdings.shed();
             if last.replace(span.worker()) != Some(span.worker()) {
                 holdings.drop_segment();
             }

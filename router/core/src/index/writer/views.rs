@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use warmpath_common::summary::Run;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{Digest, Run};
 
 use super::IndexWriter;
 use crate::WorkerIdx;
@@ -17,7 +18,10 @@ const LIST_MIN: usize = 16;
 /// Is what one worker holds.
 #[derive(Default)]
 pub(super) struct Holdings {
-    n_blocks: usize,
+    /// Covers the blocks.
+    digest: Digest,
+    /// Says that the memory limit has cost blocks since the view was replaced.
+    is_incomplete: bool,
     n_segments: usize,
     segments: Vec<u32>,
 }
@@ -33,7 +37,12 @@ pub(super) struct Touched {
 impl Holdings {
     /// Returns the number of blocks.
     pub(super) fn n_blocks(&self) -> usize {
-        self.n_blocks
+        usize::try_from(self.digest.n_blocks).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the digest of the blocks; absent where the memory limit has cost some.
+    pub(super) fn digest(&self) -> Option<Digest> {
+        (!self.is_incomplete).then_some(self.digest)
     }
 
     /// Returns the memory of the list. Units: bytes.
@@ -64,9 +73,19 @@ impl Holdings {
         self.n_segments -= 1;
     }
 
-    /// Adds to the number of blocks.
-    pub(super) fn add_blocks(&mut self, n_more: isize) {
-        self.n_blocks = self.n_blocks.checked_add_signed(n_more).expect("a worker drops what it holds");
+    /// Counts blocks that were not held.
+    pub(super) fn gain(&mut self, keys: &[BlockKey]) {
+        keys.iter().for_each(|key| self.digest.add(*key));
+    }
+
+    /// Takes out blocks that were held.
+    pub(super) fn lose(&mut self, lost: Digest) {
+        self.digest = self.digest.without(lost);
+    }
+
+    /// Takes note that the memory limit costs blocks.
+    pub(super) fn shed(&mut self) {
+        self.is_incomplete = true;
     }
 }
 
@@ -75,6 +94,11 @@ impl Holdings {
     /// Returns the number of segments.
     pub(super) fn n_segments(&self) -> usize {
         self.n_segments
+    }
+
+    /// Returns the digest, whatever the memory limit has cost.
+    pub(super) fn counted(&self) -> Digest {
+        self.digest
     }
 
     /// Returns the list.
@@ -89,6 +113,8 @@ impl IndexWriter {
     /// A reader that matches meanwhile sees blocks of both views, never neither.
     pub fn replace_worker(&mut self, worker: WorkerIdx, runs: &[Run]) {
         self.join_walked();
+        self.know(worker);
+        self.holdings[worker.0 as usize].is_incomplete = false;
         self.touched = Some(Vec::new());
         runs.iter().for_each(|run| self.insert_run(worker, run));
         let mut touched = self.touched.take().unwrap_or_default();
@@ -109,7 +135,10 @@ impl IndexWriter {
             self.withdraw(worker, id, all);
         }
         if let Some(holdings) = self.holdings.get_mut(worker.0 as usize) {
-            debug_assert!(holdings.n_blocks == 0 && holdings.n_segments == 0, "the list names every segment");
+            debug_assert!(
+                holdings.digest == Digest::default() && holdings.n_segments == 0,
+                "the list names every segment"
+            );
             self.list_bytes -= holdings.bytes();
             *holdings = Holdings::default();
         }

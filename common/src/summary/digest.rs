@@ -1,0 +1,87 @@
+//! The digest of what a worker holds: both sides keep one, and a difference shows that a router's view has gone wrong.
+//!
+//! Not here: what is done about a difference (the router asks for a snapshot).
+//! The idea: the number of blocks and the sum of their mixed keys. A sum does not depend on the order, so each side keeps
+//! its own by adding and subtracting, whatever way it came to its view.
+
+use serde::{Deserialize, Serialize};
+
+use crate::block_hash::BlockKey;
+
+/// Is the digest of a set of blocks.
+///
+/// It covers which blocks are held, not how: tier, state and slot of a block are hints that the next update renews.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digest {
+    /// Is the number of blocks.
+    pub n_blocks: u64,
+    /// Is the sum of their mixed keys, modulo 2^64.
+    pub sum: u64,
+}
+
+impl Digest {
+    /// Returns the digest of `keys`, each counted as often as it stands there.
+    pub fn of<'a>(keys: impl IntoIterator<Item = &'a BlockKey>) -> Self {
+        let mut digest = Self::default();
+        keys.into_iter().for_each(|key| digest.add(*key));
+        digest
+    }
+
+    /// Counts a block that was not held before.
+    pub fn add(&mut self, key: BlockKey) {
+        self.n_blocks = self.n_blocks.wrapping_add(1);
+        self.sum = self.sum.wrapping_add(mix(key));
+    }
+
+    /// Returns the digest of what is left without the blocks of `other`, all of which are covered.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        let n_blocks = self.n_blocks.wrapping_sub(other.n_blocks);
+        Self { n_blocks, sum: self.sum.wrapping_sub(other.sum) }
+    }
+
+    /// Takes out a block that was held.
+    pub fn remove(&mut self, key: BlockKey) {
+        self.n_blocks = self.n_blocks.wrapping_sub(1);
+        self.sum = self.sum.wrapping_sub(mix(key));
+    }
+}
+
+/// Keys are parts of hashes already; mixing keeps keys that are near each other, as tests make them, from adding up alike.
+///
+/// Source: the finalizer of splitmix64.
+fn mix(BlockKey(key): BlockKey) -> u64 {
+    let mixed = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn equal_sets_have_equal_digests_and_others_do_not(
+            steps in prop::collection::vec((0_u64..16, any::<bool>()), 0..60), other in prop::collection::hash_set(0_u64..16, 0..16)
+        ) {
+            let mut held = HashSet::new();
+            let mut digest = Digest::default();
+            for (key, is_added) in steps {
+                let key = BlockKey(key);
+                match is_added {
+                    true if held.insert(key) => digest.add(key),
+                    false if held.remove(&key) => digest.remove(key),
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(digest, Digest::of(&held));
+            let other: HashSet<_> = other.into_iter().map(BlockKey).collect();
+            prop_assert_eq!(digest == Digest::of(&other), held == other);
+        }
+    }
+}
