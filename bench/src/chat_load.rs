@@ -36,28 +36,28 @@ pub struct ChatArgs {
 pub struct Shape {
     /// Tenants, each with a system prompt of its own.
     #[arg(long, default_value_t = 3)]
-    tenants: usize,
+    pub tenants: usize,
     /// Conversations of each tenant.
     #[arg(long, default_value_t = 6)]
-    users: usize,
+    pub users: usize,
     /// Turns of each conversation.
     #[arg(long, default_value_t = 4)]
-    turns: usize,
+    pub turns: usize,
     /// Words of a system prompt.
     #[arg(long, default_value_t = 600)]
-    system_words: usize,
+    pub system_words: usize,
     /// Words of a user's message.
     #[arg(long, default_value_t = 30)]
-    user_words: usize,
+    pub user_words: usize,
     /// Tokens of an answer.
     #[arg(long, default_value_t = 32)]
-    answer_tokens: u32,
+    pub answer_tokens: u32,
     /// Conversations that go on at the same time.
     #[arg(long, default_value_t = 6)]
-    concurrency: usize,
+    pub concurrency: usize,
     /// Seed of all texts; another one finds nothing of an earlier run in any cache.
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub seed: u64,
 }
 
 /// Is what came of the conversations.
@@ -112,13 +112,20 @@ pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
 ///
 /// Errors: the first request that fails; conversations under way are given up.
 pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome> {
+    drive_spread(std::slice::from_ref(client), shape).await
+}
+
+/// Holds every conversation, each turn through the next of `clients`.
+///
+/// Errors: the first request that fails; conversations under way are given up.
+pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let n_conversations = shape.tenants * shape.users;
     let bar = ProgressBar::new((n_conversations * shape.turns) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let answers = stream::iter(0..n_conversations)
-        .map(|conversation_idx| converse(shape, client, conversation_idx, &bar))
+        .map(|conversation_idx| converse(shape, clients, conversation_idx, &bar))
         .buffer_unordered(shape.concurrency.max(1))
         .try_collect::<Vec<_>>()
         .await?;
@@ -130,7 +137,7 @@ pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome
 
 async fn converse(
     shape: &Shape,
-    client: &ChatClient,
+    clients: &[ChatClient],
     conversation_idx: usize,
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Answer>> {
@@ -141,7 +148,7 @@ async fn converse(
     for turn in 0..shape.turns {
         let text = words(seed + 1 + (user * shape.turns + turn) as u64, shape.user_words);
         messages.push(Message::new("user", text));
-        let answer = client
+        let answer = clients[(conversation_idx + turn) % clients.len()]
             .ask(&messages, shape.answer_tokens)
             .await
             .with_context(|| format!("tenant {tenant}, user {user}, turn {turn}"))?;

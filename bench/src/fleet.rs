@@ -243,6 +243,15 @@ impl Fleet {
         Ok(Self { spec, workers, router })
     }
 
+    /// Starts a further router in front of the same workers, which the caller owns, and waits until it is ready.
+    ///
+    /// Errors: it does not start or does not get ready.
+    pub async fn replica(&self) -> anyhow::Result<Server> {
+        let mut router = start_router(&self.spec, &self.workers).await?;
+        router.ready(LOAD_TIMEOUT).await?;
+        Ok(router)
+    }
+
     /// Ends the router and starts another one in front of the same workers, with other flags.
     ///
     /// Errors: it does not start or does not get ready.

@@ -10,6 +10,8 @@ pub mod index_bench;
 pub mod model;
 pub mod policies;
 pub mod prompts;
+pub mod replicas;
 pub mod report;
+pub mod resync;
 pub mod sim;
 pub mod worker_bench;

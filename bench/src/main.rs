@@ -1,7 +1,7 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, index_bench, model, policies, sim, worker_bench};
+use warmpath_bench::{chat_load, demo, index_bench, model, policies, replicas, resync, sim, worker_bench};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -23,6 +23,10 @@ enum Command {
     Chat(chat_load::ChatArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
     Policies(policies::PoliciesArgs),
+    /// Holds the same conversations through several routers and through one, and compares what was reused.
+    Replicas(replicas::ReplicasArgs),
+    /// Measures how long a router takes to take in the whole view of a large worker, and what requests feel meanwhile.
+    Resync(resync::ResyncArgs),
     /// Measures the worker's prompt-state cache, beside llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
@@ -37,6 +41,8 @@ async fn main() -> anyhow::Result<()> {
         Command::Sim(args) => sim::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
+        Command::Replicas(args) => replicas::run(&args).await,
+        Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }

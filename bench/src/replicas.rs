@@ -1,0 +1,154 @@
+//! `warmpath-bench replicas`: what is lost when many routers, which know nothing of each other, stand in front of one fleet.
+//!
+//! Not here: the load itself (`chat_load`), the same question in virtual time (`sim`).
+//! The idea: the same conversations through many routers, each turn through another one, and through one router; then
+//! bursts of siblings, requests with one new prefix that come within 50 ms, before any worker can have computed it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use comfy_table::{Table, presets};
+use futures::future::try_join_all;
+use serde::Serialize;
+
+use crate::chat_load::{Outcome, Shape, drive_spread};
+use crate::client::{Answer, ChatClient, Message};
+use crate::fleet::{Fleet, FleetSpec, bin_dir};
+use crate::prompts::words;
+
+/// Is the number of requests in a burst of siblings, and the time in which they come.
+///
+/// Source: the goal that routers are measured against.
+pub const SIBLINGS: usize = 16;
+/// See [`SIBLINGS`].
+pub const BURST: Duration = Duration::from_millis(50);
+
+/// Is the context of a slot. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 4096;
+
+/// Is what `replicas` is told on the command line.
+#[derive(Debug, Args)]
+pub struct ReplicasArgs {
+    /// GGUF file that the workers serve.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Workers of the fleet.
+    #[arg(long, default_value_t = 3)]
+    workers: usize,
+    /// Slots of each worker.
+    #[arg(long, default_value_t = 3)]
+    slots: u16,
+    /// Routers in front of it; each number is a run with a fleet of its own.
+    #[arg(long, value_delimiter = ',', default_values_t = [8, 1])]
+    routers: Vec<usize>,
+    /// Bursts of siblings.
+    #[arg(long, default_value_t = 20)]
+    bursts: usize,
+    #[command(flatten)]
+    shape: Shape,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Is what came of one number of routers.
+#[derive(Debug, Serialize)]
+struct Row {
+    n_routers: usize,
+    chats: Outcome,
+    /// Is the most workers on which one burst landed.
+    workers_per_burst_max: usize,
+    workers_per_burst_mean: f64,
+    /// Is the prefix hit ratio of the bursts.
+    burst_hit_ratio: f64,
+}
+
+/// Runs the load once for each number of routers and prints what came of each.
+///
+/// Errors: a process that does not start, a request that fails.
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
+    let mut rows = Vec::new();
+    for &n_routers in &args.routers {
+        rows.push(measure(args, n_routers).await.with_context(|| format!("with {n_routers} routers"))?);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    let of_bursts = ["workers a burst, mean", "most", "hit ratio in bursts"];
+    table.set_header(["routers"].into_iter().chain(Outcome::HEADER).chain(of_bursts));
+    for row in &rows {
+        let of_bursts = [
+            format!("{:.2}", row.workers_per_burst_mean),
+            row.workers_per_burst_max.to_string(),
+            format!("{:.1} %", row.burst_hit_ratio * 100.0),
+        ];
+        table.add_row([row.n_routers.to_string()].into_iter().chain(row.chats.row()).chain(of_bursts));
+    }
+    println!("{table}");
+    Ok(())
+}
+
+async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
+    let ctx_size = u32::from(args.slots) * SLOT_CONTEXT_TOKENS;
+    let worker_flags = [("--slots", u32::from(args.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
+    let worker_args = worker_flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect();
+    let spec = FleetSpec {
+        bin_dir: bin_dir(args.bin_dir.as_deref())?,
+        model: args.model.clone(),
+        n_workers: args.workers,
+        worker_args,
+        router_args: Vec::new(),
+    };
+    let fleet = Fleet::start(spec).await?;
+    let mut replicas = Vec::new();
+    while replicas.len() + 1 < n_routers {
+        replicas.push(fleet.replica().await?);
+    }
+    let routers = std::iter::once(&fleet.router).chain(&replicas);
+    let clients =
+        routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<Vec<_>>>()?;
+    let chats = drive_spread(&clients, &args.shape).await?;
+    let mut answers = Vec::new();
+    let mut n_workers = Vec::new();
+    for seed in 0..args.bursts as u64 {
+        let burst = burst(&clients, 7_000_000 + seed).await?;
+        n_workers.push(n_workers_of(&burst));
+        answers.extend(burst);
+    }
+    let sum = |of: fn(&Answer) -> u64| answers.iter().map(of).sum::<u64>() as f64;
+    Ok(Row {
+        n_routers,
+        chats,
+        workers_per_burst_max: n_workers.iter().copied().max().unwrap_or(0),
+        workers_per_burst_mean: n_workers.iter().sum::<usize>() as f64 / n_workers.len().max(1) as f64,
+        burst_hit_ratio: sum(|answer| answer.cached_tokens) / sum(|answer| answer.prompt_tokens).max(1.0),
+    })
+}
+
+/// Sends [`SIBLINGS`] requests with one new prefix within [`BURST`], in turn through `clients`.
+///
+/// Errors: the first request that fails.
+pub async fn burst(clients: &[ChatClient], seed: u64) -> anyhow::Result<Vec<Answer>> {
+    let prefix = Message::new("system", words(seed, 600));
+    let sibling = async |idx: usize| {
+        tokio::time::sleep(BURST.mul_f64(idx as f64 / SIBLINGS as f64)).await;
+        let own = Message::new("user", words(seed * 1_000 + idx as u64, 20));
+        clients[idx % clients.len()].ask(&[prefix.clone(), own], 8).await
+    };
+    try_join_all((0..SIBLINGS).map(sibling)).await
+}
+
+/// Returns on how many workers `answers` were made.
+pub fn n_workers_of(answers: &[Answer]) -> usize {
+    answers.iter().map(|answer| &answer.worker).collect::<BTreeSet<_>>().len()
+}

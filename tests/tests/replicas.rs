@@ -1,0 +1,156 @@
+//! Several routers in front of one fleet: they share nothing but what workers publish, and lose nothing by it.
+//!
+//! Not here: figures (`warmpath-bench replicas`), streams that lie (the router's own tests).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use warmpath_bench::chat_load::{Shape, drive_spread};
+use warmpath_bench::client::{ChatClient, Message};
+use warmpath_bench::fleet::Server;
+use warmpath_bench::prompts::words;
+use warmpath_bench::replicas::{burst, n_workers_of};
+use warmpath_common::summary::STREAM_PATH;
+use warmpath_tests::rig::{Rig, bin_dir};
+
+const N_ROUTERS: usize = 8;
+
+/// Is the routers of a fleet, all but the rig's own, and a client of each.
+struct Replicas {
+    _routers: Vec<Server>,
+    clients: Vec<ChatClient>,
+}
+
+impl Replicas {
+    async fn start(rig: &Rig, n_routers: usize) -> anyhow::Result<Self> {
+        let mut routers = Vec::new();
+        while routers.len() + 1 < n_routers {
+            routers.push(rig.fleet.replica().await?);
+        }
+        let urls = std::iter::once(rig.router_url()).chain(routers.iter().map(Server::base_url));
+        let clients = urls.map(|url| ChatClient::new(&url, None)).collect::<anyhow::Result<_>>()?;
+        Ok(Self { _routers: routers, clients })
+    }
+}
+
+#[tokio::test]
+async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
+    // One conversation at a time, so that only the routers' knowledge decides what is found.
+    let shape = Shape {
+        tenants: 3,
+        users: 4,
+        turns: 4,
+        system_words: 200,
+        user_words: 20,
+        answer_tokens: 8,
+        concurrency: 1,
+        seed: 5,
+    };
+    let mut hit_ratios = Vec::new();
+    for n_routers in [N_ROUTERS, 1] {
+        let rig = Rig::start(3, &[]).await?;
+        let replicas = Replicas::start(&rig, n_routers).await?;
+        hit_ratios.push(drive_spread(&replicas.clients, &shape).await?.report.prefix_hit_ratio);
+    }
+    println!("hit ratio with {N_ROUTERS} routers {:.4}, with one {:.4}", hit_ratios[0], hit_ratios[1]);
+    assert!(hit_ratios[1] > 0.7, "{hit_ratios:?}");
+    assert!(hit_ratios[0] > hit_ratios[1] * 0.99, "{hit_ratios:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_workers() -> anyhow::Result<()> {
+    let rig = Rig::start(4, &[]).await?;
+    let replicas = Replicas::start(&rig, N_ROUTERS).await?;
+    for seed in 0..5 {
+        let answers = burst(&replicas.clients, seed).await?;
+        let landed: Vec<_> = answers.iter().map(|answer| (&answer.worker, &answer.route)).collect();
+        assert!(n_workers_of(&answers) <= 2, "burst {seed}: {landed:?}");
+        rig.settled().await?;
+    }
+    Ok(())
+}
+
+/// Is a way to one worker on which summary streams can be cut, and nothing else.
+struct Proxy {
+    address: SocketAddr,
+    cut: Arc<Notify>,
+    n_streams: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    async fn to(worker: SocketAddr) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let proxy = Self { address: listener.local_addr()?, cut: Arc::default(), n_streams: Arc::default() };
+        let (cut, n_streams) = (Arc::clone(&proxy.cut), Arc::clone(&proxy.n_streams));
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, worker, Arc::clone(&cut), Arc::clone(&n_streams)));
+            }
+        });
+        Ok(proxy)
+    }
+}
+
+async fn pass(
+    mut client: TcpStream,
+    worker: SocketAddr,
+    cut: Arc<Notify>,
+    n_streams: Arc<AtomicUsize>,
+) -> anyhow::Result<()> {
+    let mut worker = TcpStream::connect(worker).await?;
+    let mut head = vec![0; 4096];
+    let n = client.read(&mut head).await?;
+    worker.write_all(&head[..n]).await?;
+    if !head.starts_with(format!("GET {STREAM_PATH}").as_bytes()) {
+        copy_bidirectional(&mut client, &mut worker).await?;
+        return Ok(());
+    }
+    n_streams.fetch_add(1, Ordering::SeqCst);
+    tokio::select! {
+        done = copy_bidirectional(&mut client, &mut worker) => drop(done?),
+        () = cut.notified() => {}
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_router_whose_streams_are_cut_again_and_again_knows_what_its_workers_hold() -> anyhow::Result<()> {
+    let mut rig = Rig::start(2, &[]).await?;
+    let mut proxies = Vec::new();
+    for worker in &rig.fleet.workers {
+        proxies.push(Proxy::to(worker.address()).await?);
+    }
+    let mut args: Vec<String> = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).into();
+    args.extend(proxies.iter().flat_map(|proxy| ["--worker".to_owned(), format!("http://{}", proxy.address)]));
+    rig.fleet.router = Server::start("router", &bin_dir()?.join("warmpath-router"), &args).await?;
+    rig.all_known().await?;
+    for round in 0..6 {
+        let before: Vec<_> = proxies.iter().map(|proxy| proxy.n_streams.load(Ordering::SeqCst)).collect();
+        proxies.iter().for_each(|proxy| proxy.cut.notify_waiters());
+        // The answers come while the streams are away, so that there is something to be missed.
+        for seed in 0..3 {
+            let messages = [Message::new("user", words(round * 10 + seed, 100))];
+            rig.ask(&messages, 8).await?;
+        }
+        rig.wait_for("the streams are back", || async {
+            let is_back = |(proxy, before): (&Proxy, &usize)| proxy.n_streams.load(Ordering::SeqCst) > *before;
+            proxies.iter().zip(&before).all(is_back).then_some(())
+        })
+        .await?;
+        rig.settled().await?;
+    }
+    let streams = async |start: &str| {
+        let line = format!("warmpath_router_summary_streams_total{{start=\"{start}\"}}");
+        rig.router_metric(&line).await.unwrap_or(0.0)
+    };
+    assert_eq!(streams("snapshot").await, 2.0, "one for each worker, when the router started");
+    assert!(streams("resumed").await >= 12.0, "{}", streams("resumed").await);
+    let distrusts = rig.router_metric("warmpath_router_resyncs_total{reason=\"digest\"}").await;
+    assert!(distrusts.is_err(), "both sides always agreed: {distrusts:?}");
+    Ok(())
+}
