@@ -246,7 +246,7 @@ async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_retu
         assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
     }
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
-    assert_eq!(router.fleet().await["index"]["blocks"], 0, "what it held is forgotten");
+    eventually("what it held is forgotten", || async { router.fleet().await["index"]["blocks"] == 0 }).await;
 
     // Long enough down for the pauses between attempts to have grown to their longest.
     let connects = "warmpath_router_resyncs_total{reason=\"connect\"}";
