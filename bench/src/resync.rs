@@ -2,7 +2,7 @@
 //! meanwhile.
 //!
 //! Not here: the index by itself (`index_bench`). The idea: two fake workers that answer at once stand behind a real
-//! router; one of them says that it holds a million blocks, breaks its stream off and shows half of them new. Requests and
+//! router; one of them says that it holds a million blocks, breaks its stream off and shows half of its prompts new. Requests and
 //! looks at `/readyz` go on all the time, and are counted apart while the view is being replaced.
 
 use std::path::PathBuf;
@@ -41,7 +41,9 @@ const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Is the pause between two looks at the router's page and at `/readyz`.
 const POLL: Duration = Duration::from_millis(5);
 /// Is how long requests are measured before each resync.
-const QUIET: Duration = Duration::from_secs(1);
+///
+/// Source: longer than a stream must last for the router to open the next one after its shortest pause.
+const QUIET: Duration = Duration::from_secs(6);
 /// Is the longest time in which a resync has to be over.
 const RESYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -98,12 +100,12 @@ impl Fake {
         Stamp { seq: self.seq.fetch_add(1, Ordering::SeqCst) + 1, ..self.form.stamp }
     }
 
-    /// Returns what is held: every second block is another one in each round.
+    /// Returns what is held: every second prompt is another one in each round.
     fn runs(&self) -> Vec<Run> {
         let round = self.round.load(Ordering::SeqCst);
         // Keys spread over all 64 bits, as hashes do.
         let key = |idx: usize| {
-            let salt = if idx.is_multiple_of(2) { 0 } else { round << 40 };
+            let salt = if (idx / BLOCKS_PER_RUN).is_multiple_of(2) { 0 } else { round << 40 };
             BlockKey((idx as u64 + 1 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.form.stamp.worker_uid.0)
         };
         let run = |first: usize| Run {
