@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
@@ -200,6 +201,43 @@ pub struct FleetSpec {
     pub worker_args: Vec<String>,
     /// Is the further flags of the router.
     pub router_args: Vec<String>,
+}
+
+/// Is the context of a slot of a [`FleetArgs`] fleet. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 4096;
+
+/// Is what a benchmark is told on the command line about the fleet that it starts: workers of one thread each.
+#[derive(Debug, Args)]
+pub struct FleetArgs {
+    /// GGUF file that the workers serve.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Workers of the fleet.
+    #[arg(long, default_value_t = 3)]
+    workers: usize,
+    /// Slots of each worker.
+    #[arg(long, default_value_t = 3)]
+    slots: u16,
+}
+
+impl FleetArgs {
+    /// Returns the fleet whose router gets `router_args`.
+    ///
+    /// Errors: no folder is given and this program's own cannot be told.
+    pub fn spec(&self, router_args: Vec<String>) -> anyhow::Result<FleetSpec> {
+        let ctx_size = u32::from(self.slots) * SLOT_CONTEXT_TOKENS;
+        let flags = [("--slots", u32::from(self.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
+        Ok(FleetSpec {
+            bin_dir: bin_dir(self.bin_dir.as_deref())?,
+            model: self.model.clone(),
+            n_workers: self.workers,
+            worker_args: flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect(),
+            router_args,
+        })
+    }
 }
 
 /// Returns the folder of the programs: the given one, or else this program's own.

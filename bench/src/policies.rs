@@ -3,8 +3,6 @@
 //! Not here: the load itself (`chat_load`). The idea: every policy gets a fleet of its own, so that none finds what another
 //! left behind, and all run on the same machine one after the other.
 
-use std::path::PathBuf;
-
 use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{Table, presets};
@@ -12,32 +10,19 @@ use warmpath_router_core::choose::Policy;
 
 use crate::chat_load::{Outcome, Shape, drive};
 use crate::client::ChatClient;
-use crate::fleet::{Fleet, FleetSpec, bin_dir};
+use crate::fleet::{Fleet, FleetArgs};
 
 /// Is what `policies` is told on the command line.
 #[derive(Debug, Args)]
 pub struct PoliciesArgs {
-    /// GGUF file that the workers serve.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
-    /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<PathBuf>,
-    /// Workers of the fleet.
-    #[arg(long, default_value_t = 3)]
-    workers: usize,
-    /// Slots of each worker.
-    #[arg(long, default_value_t = 3)]
-    slots: u16,
+    #[command(flatten)]
+    fleet: FleetArgs,
     #[command(flatten)]
     shape: Shape,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }
-
-/// Is the context of a slot. Units: tokens.
-const SLOT_CONTEXT_TOKENS: u32 = 4096;
 
 /// Runs the load once under each policy and prints what came of each.
 ///
@@ -67,12 +52,7 @@ pub async fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
 }
 
 async fn measure(args: &PoliciesArgs, policy: Policy) -> anyhow::Result<Outcome> {
-    let bin_dir = bin_dir(args.bin_dir.as_deref())?;
-    let ctx_size = u32::from(args.slots) * SLOT_CONTEXT_TOKENS;
-    let worker_flags = [("--slots", u32::from(args.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
-    let worker_args = worker_flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect();
     let router_args = ["--policy".to_owned(), policy.to_string()].to_vec();
-    let spec = FleetSpec { bin_dir, model: args.model.clone(), n_workers: args.workers, worker_args, router_args };
-    let fleet = Fleet::start(spec).await?;
+    let fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
     drive(&ChatClient::new(&fleet.router.base_url(), None)?, &args.shape).await
 }

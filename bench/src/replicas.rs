@@ -5,7 +5,6 @@
 //! bursts of siblings, requests with one new prefix that come within 50 ms, before any worker can have computed it.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,7 +15,7 @@ use serde::Serialize;
 
 use crate::chat_load::{Outcome, Shape, drive_spread};
 use crate::client::{Answer, ChatClient, Message};
-use crate::fleet::{Fleet, FleetSpec, bin_dir};
+use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
 
 /// Is the number of requests in a burst of siblings, and the time in which they come.
@@ -26,24 +25,11 @@ pub const SIBLINGS: usize = 16;
 /// See [`SIBLINGS`].
 pub const BURST: Duration = Duration::from_millis(50);
 
-/// Is the context of a slot. Units: tokens.
-const SLOT_CONTEXT_TOKENS: u32 = 4096;
-
 /// Is what `replicas` is told on the command line.
 #[derive(Debug, Args)]
 pub struct ReplicasArgs {
-    /// GGUF file that the workers serve.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
-    /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<PathBuf>,
-    /// Workers of the fleet.
-    #[arg(long, default_value_t = 3)]
-    workers: usize,
-    /// Slots of each worker.
-    #[arg(long, default_value_t = 3)]
-    slots: u16,
+    #[command(flatten)]
+    fleet: FleetArgs,
     /// Routers in front of it; each number is a run with a fleet of its own.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 1])]
     routers: Vec<usize>,
@@ -99,17 +85,7 @@ pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
 }
 
 async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
-    let ctx_size = u32::from(args.slots) * SLOT_CONTEXT_TOKENS;
-    let worker_flags = [("--slots", u32::from(args.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
-    let worker_args = worker_flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect();
-    let spec = FleetSpec {
-        bin_dir: bin_dir(args.bin_dir.as_deref())?,
-        model: args.model.clone(),
-        n_workers: args.workers,
-        worker_args,
-        router_args: Vec::new(),
-    };
-    let fleet = Fleet::start(spec).await?;
+    let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let mut replicas = Vec::new();
     while replicas.len() + 1 < n_routers {
         replicas.push(fleet.replica().await?);

@@ -57,10 +57,10 @@ impl Report {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
+    pub(crate) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
         Answer {
             text: String::new(),
             worker: None,

@@ -92,20 +92,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::report;
 
     pub(in crate::worker_bench) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
-        Answer {
-            text: String::new(),
-            worker: None,
-            slot: None,
-            route: None,
-            predicted_cached_tokens: None,
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens: 8,
-            ttft_ms,
-            tpot_ms: Some(5.0),
-        }
+        let answer = report::tests::answer(prompt_tokens, cached_tokens, ttft_ms);
+        Answer { completion_tokens: 8, tpot_ms: Some(5.0), ..answer }
     }
 
     #[test]
