@@ -15,10 +15,9 @@ const N_TENANTS: u64 = 3;
 const N_TURNS: u64 = 5;
 const N_SESSIONS: u64 = 60;
 const N_AT_ONCE: u64 = 6;
-/// Is the most requests of a test whose worker may have reused something else: a block less, where it found computing it cheaper
-/// than bringing it from where it lies; or more, where a prefix came that was not yet announced when the worker was chosen
-/// (docs/decisions/0018-closed-loop.md: up to two of 300 on a machine that compiled meanwhile; how many depends on its load).
-const MISSES_MAX: usize = 9;
+/// Is the most requests of a test whose worker may have reused something else: on a machine that does other things as well it may
+/// find that computing a block is cheaper than bringing it from where it lies (docs/decisions/0018-closed-loop.md).
+const MISSES_MAX: usize = 3;
 
 /// Is a conversation, and what was predicted of its requests.
 struct Session {

@@ -42,6 +42,8 @@ pub struct Arrival {
     pub at: Instant,
     /// Is the slot that the router would like.
     pub wanted_slot: Option<SlotId>,
+    /// Is how many tokens the router counts on being cached.
+    pub expected_tokens: u32,
     /// Is the tenant's salt from the headers, which the body's replaces.
     pub cache_salt: Option<String>,
     /// Is the body.
@@ -106,6 +108,7 @@ struct Draft {
     priority: i32,
     shifts: ShiftFields,
     wanted_slot: Option<SlotId>,
+    expected_tokens: u32,
 }
 
 /// Is one choice in the engine, and the way its events come.
@@ -153,6 +156,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Delivery, Vec<Submitt
         priority: priority(&options)?,
         shifts: shift_fields(&options)?,
         wanted_slot: wanted_slot(serving, &options)?.or(hinted),
+        expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
     };
     Ok((options.delivery(), submit(serving, draft)?))
@@ -276,6 +280,7 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
                 generation,
                 cache_prompt: draft.cache_prompt,
                 shifts: draft.shifts.resolve(&prompt.tokens, serving.prompts.vocabulary().bos),
+                expected_tokens: draft.expected_tokens,
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 last_message_token: prompt.last_message_token,
                 priority: draft.priority,

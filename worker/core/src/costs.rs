@@ -36,6 +36,11 @@ pub struct SuffixRounding {
 /// Source: a choice; after five measurements what was assumed at first counts a sixth.
 const NEWEST_WEIGHT: f64 = 0.3;
 
+/// Is how long it takes until half of what a move was measured dearer than assumed is forgotten. Units: seconds.
+///
+/// Source: own choice: a disk that is slow for good is tried every few minutes.
+const HALF_LIFE_S: f64 = 60.0;
+
 impl Costs {
     /// Takes in that a token of prompt takes so long by now.
     pub fn learn_prefill(&mut self, tokens_per_s: Option<f32>) {
@@ -62,6 +67,24 @@ impl Costs {
     /// Takes in how long it took until so many bytes were read.
     pub fn learn_read(&mut self, n_bytes: u64, ms: f64) {
         learn(Some(&mut self.read_ms_per_byte), ms / n_bytes.max(1) as f64);
+    }
+
+    /// Lets moves that were measured dearer than assumed at first seem cheaper again with time, by half in
+    /// [`HALF_LIFE_S`]: one bad measurement, of a disk that was busy once, would keep them from ever being made and
+    /// measured again.
+    pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
+        let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
+        let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);
+        for (now, first) in [
+            (self.copy_ms_per_token.as_mut(), at_first.copy_ms_per_token),
+            (self.export_ms_per_token.as_mut(), at_first.export_ms_per_token),
+            (Some(&mut self.import_ms_per_byte), Some(at_first.import_ms_per_byte)),
+            (Some(&mut self.read_ms_per_byte), Some(at_first.read_ms_per_byte)),
+        ] {
+            if let (Some(now), Some(first)) = (now, first) {
+                fade(now, first);
+            }
+        }
     }
 
     /// Returns how many of a prompt's cached tokens to use for the rest to be computed fastest.
@@ -137,6 +160,27 @@ mod tests {
         costs.learn_prefill(Some(500.0));
         assert_eq!(costs.prefill_ms(3), 6.0);
         assert!(costs.shares());
+    }
+
+    #[test]
+    fn what_was_dear_once_is_tried_again_in_time_and_what_is_cheap_stays_so() {
+        let at_first = Costs {
+            prefill_ms_per_token: 1.0,
+            copy_ms_per_token: None,
+            export_ms_per_token: Some(4.0),
+            import_ms_per_byte: 4.0,
+            read_ms_per_byte: 4.0,
+            suffix_rounding: None,
+        };
+        let mut costs =
+            Costs { export_ms_per_token: Some(12.0), import_ms_per_byte: 1.0, read_ms_per_byte: 4.0, ..at_first };
+        costs.fade(&at_first, 0.0);
+        assert_eq!(costs.export_ms(1), Some(12.0));
+        costs.fade(&at_first, HALF_LIFE_S);
+        assert_eq!(costs.export_ms(1), Some(8.0));
+        costs.fade(&at_first, 100.0 * HALF_LIFE_S);
+        assert!((costs.export_ms(1).unwrap() - 4.0).abs() < 1e-9);
+        assert_eq!((costs.copy_ms(1), costs.import_ms(1), costs.read_ms(1)), (None, 1.0, 4.0));
     }
 
     #[test]

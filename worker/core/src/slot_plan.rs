@@ -5,7 +5,7 @@
 //! the store. Of the idle slots, one (the *affine* slot) holds the most of the prompt itself, and one (the *victim*) is
 //! worth least: it is empty or was used longest ago. Each way to bring a prefix into either of them has a cost in
 //! milliseconds by what this worker has measured: moving the state, computing the rest, and what is destroyed. The
-//! cheapest way wins. State that is worth more than its export is saved before it is overwritten. A request whose prefix a
+//! cheapest way wins; of ways that nobody can tell apart the one that reuses most whole blocks. State that is worth more than its export is saved before it is overwritten. A request whose prefix a
 //! running sequence is about to compute waits for that, and the slots stay free for others.
 //!
 //! Where a sequence cannot be rewound, a prefix is of use up to a stored checkpoint, or if it ends where a slot's state ends.
@@ -29,6 +29,11 @@ pub use decision::{Decision, Save, SlotPlan, Start};
 ///
 /// Source: a choice, not a measurement: most ends that are cut off are answers that were generated anew or edited.
 const CUT_END_CHANCE: f64 = 0.25;
+
+/// Is by how much the costs of two ways may differ and count as equal. Units: milliseconds.
+///
+/// Source: own choice: nobody notices, and what was announced to routers in whole blocks is then what is reused.
+const NEARLY_EQUAL_MS: f64 = 5.0;
 
 /// Is what a request wants of a slot.
 #[derive(Debug, Clone, Copy)]
@@ -83,9 +88,7 @@ pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
     if let Some(wait) = planner.prefix_in_flight() {
         return wait;
     }
-    let options = planner.options(affine, victim);
-    let best = options.into_iter().min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms));
-    let Some(best) = best else { return Decision::NoSlot };
+    let Some(best) = planner.best(planner.options(affine, victim)) else { return Decision::NoSlot };
     let on_disk = planner.needs(&best.plan).into_iter().filter(|(_, tier, _)| *tier == Tier::Disk);
     let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !outlook.at_hand.contains(chunk));
     let missing: Vec<ChunkId> = missing.collect();
@@ -246,7 +249,7 @@ impl<'a> Planner<'a> {
         let n_gained = n_coming.saturating_sub(self.reach_now());
         let costs = self.outlook.costs;
         let share_ms = costs.copy_ms(n_coming).unwrap_or_default();
-        let is_worth_it = n_gained >= self.block_size() && costs.prefill_ms(n_gained) > share_ms;
+        let is_worth_it = n_gained >= self.block_size() && costs.prefill_ms(n_gained) + NEARLY_EQUAL_MS > share_ms;
         is_worth_it.then(|| Decision::WaitFor { slot, n_tokens: to_u32(n_coming) })
     }
 
@@ -268,6 +271,14 @@ impl<'a> Planner<'a> {
             self.charge_loss(way, n_saved, if way.plan.slot == victim.slot { 0.0 } else { CUT_END_CHANCE });
         }
         ways
+    }
+
+    /// Returns the cheapest way, or one as good as that which reuses more whole blocks.
+    fn best(&self, ways: Vec<Way>) -> Option<Way> {
+        let least_ms = ways.iter().map(|way| way.cost_ms).min_by(f64::total_cmp)?;
+        let n_blocks = |way: &Way| way.plan.start.n_tokens() as usize / self.block_size();
+        let good = ways.into_iter().filter(|way| way.cost_ms <= least_ms + NEARLY_EQUAL_MS);
+        good.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
     }
 
     fn way(&self, target: Offer, start: Start, bring_ms: f64) -> Way {

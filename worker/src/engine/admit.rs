@@ -21,6 +21,12 @@ use super::messages::{CachedTokens, Started};
 use super::sequence::Sequence;
 use super::step::Stepper;
 
+/// Is the longest that a submission waits for the request that computes what its sender counts on. Two requests that a router
+/// sends one after the other may come in the other order.
+///
+/// Source: own choice: requests are sent milliseconds apart, on a busy machine tens; what was counted on in vain costs more to compute.
+const SIBLING_WAIT_MAX: Duration = Duration::from_millis(25);
+
 /// Is a submission that waits for a slot.
 pub(super) struct Waiting {
     pub(super) admission: Admission,
@@ -28,6 +34,8 @@ pub(super) struct Waiting {
     pub(super) n_uncached: u32,
     /// Lists the chunks that are being read from disk for it; they stay where they are until it has started.
     pub(super) fetching: Vec<ChunkId>,
+    /// Is until when it waits for the request that computes what its sender counts on; absent where nothing is missing.
+    pub(super) held_until: Option<Instant>,
     /// Says whether it has waited for another's prefix, for the metric.
     pub(super) has_waited: bool,
 }
@@ -37,14 +45,29 @@ impl Stepper<'_> {
     pub(super) fn enqueue(&mut self, admission: Admission) {
         self.report.accept(&admission.submission.request_id);
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
-        let n_uncached = n_prompt - slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
-        self.waiting.push_back(Waiting { admission, n_uncached, fetching: Vec::new(), has_waited: false });
+        let n_usable = slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
+        let n_expected = if self.leaves_nothing(&admission) { 0 } else { admission.submission.expected_tokens };
+        let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
+        let n_uncached = n_prompt - n_usable;
+        self.waiting.push_back(Waiting { admission, n_uncached, fetching: Vec::new(), held_until, has_waited: false });
+    }
+
+    /// Returns whether a submission waits for another that has yet to come.
+    fn is_held(&mut self, idx: usize) -> bool {
+        let waiting = &self.waiting[idx];
+        let Some(until) = waiting.held_until else { return false };
+        let n_usable = slot_plan::best_usable(&self.outlook(), &self.wish(&waiting.admission));
+        let is_held = n_usable < waiting.admission.submission.expected_tokens && Instant::now() < until;
+        if !is_held {
+            self.waiting[idx].held_until = None;
+        }
+        is_held
     }
 
     /// Starts every waiting submission that can start now, in the order in which they came.
     pub(super) fn admit(&mut self) {
         let prefill_rate = self.averages.rates().prefill_tokens_per_s;
-        self.cache.costs_mut().learn_prefill(prefill_rate);
+        self.cache.learn(|costs| costs.learn_prefill(prefill_rate));
         let mut idx = 0;
         while idx < self.waiting.len() {
             if self.cache.is_reading(&self.waiting[idx].fetching) {
@@ -52,6 +75,10 @@ impl Stepper<'_> {
                 continue;
             }
             self.look_at_windows();
+            if self.is_held(idx) {
+                idx += 1;
+                continue;
+            }
             let wish = self.wish(&self.waiting[idx].admission);
             match slot_plan::plan(&self.outlook(), &wish) {
                 Decision::NoSlot => return,
@@ -228,11 +255,11 @@ impl Stepper<'_> {
             Start::Cold | Start::Keep { .. } => return,
             Start::Copy { from, .. } => {
                 let n_held = self.n_held(from);
-                self.cache.costs_mut().learn_copy(n_held, ms);
+                self.cache.learn(|costs| costs.learn_copy(n_held, ms));
             }
             Start::Import { n_tokens } => {
                 let n_bytes = self.cache.payload_bytes(found, (n_tokens, plan.checkpoint));
-                self.cache.costs_mut().learn_import(n_bytes, ms);
+                self.cache.learn(|costs| costs.learn_import(n_bytes, ms));
             }
         }
         self.view.counters.restored(took);

@@ -16,6 +16,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewC
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::slot_plan::{SlotPlan, Start};
 
+use super::config::CostSource;
 use super::kv_codec::{Frame, Layout, Piece};
 use super::messages::CachedTokens;
 use crate::store::{DiskEvent, DiskStore, StoredFile};
@@ -31,6 +32,10 @@ pub(super) struct Cache {
     disk: Option<Disk>,
     codec: Option<Codec>,
     costs: Costs,
+    costs_at_first: Costs,
+    cost_source: CostSource,
+    /// Is until when what was measured dearer than at first has faded.
+    faded_at: Instant,
     clock: Clock,
 }
 
@@ -73,7 +78,7 @@ pub(super) struct Kept<'a> {
 
 impl Cache {
     /// Returns a store with nothing in memory. Without a codec nothing is ever stored.
-    pub(super) fn new(limits: Limits, codec: Option<Codec>, costs: Costs) -> Self {
+    pub(super) fn new(limits: Limits, codec: Option<Codec>, (costs, cost_source): (Costs, CostSource)) -> Self {
         Self {
             index: ChunkIndex::new(limits),
             payloads: HashMap::new(),
@@ -82,6 +87,9 @@ impl Cache {
             disk: None,
             codec,
             costs,
+            costs_at_first: costs,
+            cost_source,
+            faded_at: Instant::now(),
             clock: Clock::start(),
         }
     }
@@ -123,8 +131,14 @@ impl Cache {
         &self.costs
     }
 
-    pub(super) fn costs_mut(&mut self) -> &mut Costs {
-        &mut self.costs
+    /// Takes in what was measured, where costs are measured.
+    pub(super) fn learn(&mut self, take_in: impl FnOnce(&mut Costs)) {
+        if self.cost_source == CostSource::Measured {
+            let elapsed = self.faded_at.elapsed();
+            self.faded_at += elapsed;
+            self.costs.fade(&self.costs_at_first, elapsed.as_secs_f64());
+            take_in(&mut self.costs);
+        }
     }
 
     /// Returns whether there is anything that state can be stored in.

@@ -66,6 +66,8 @@ pub struct EngineConfig {
     pub checkpoint_stride_tokens: u32,
     /// Says when state is given other positions.
     pub shifts: ShiftConfig,
+    /// Says by which costs plans are made.
+    pub costs: CostSource,
     /// Hashes blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
     pub block_hasher: BlockHasher,
 }
@@ -81,6 +83,15 @@ pub struct StoreConfig {
     pub min_hold: Duration,
     /// Is the number of prefixes that are pinned because they are used most.
     pub pin_top: usize,
+}
+
+/// Says where the costs come from by which plans are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CostSource {
+    /// They are measured all the time.
+    Measured,
+    /// They stay what is assumed before anything was measured, for tests that need the same plans on every machine.
+    Assumed,
 }
 
 /// Says when state is given other positions, which makes it approximate: docs/decisions/0012-shifts.md.
@@ -175,6 +186,7 @@ impl Default for EngineConfig {
             prefix_tokens_max: None,
             checkpoint_stride_tokens: 1024,
             shifts: ShiftConfig::default(),
+            costs: CostSource::Measured,
             block_hasher: block_hash,
         }
     }

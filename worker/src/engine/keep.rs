@@ -53,7 +53,7 @@ impl Stepper<'_> {
                 let n_stored =
                     self.cache.store(state, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
                 self.view.counters.saved(n_stored, began.elapsed());
-                self.cache.costs_mut().learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3);
+                self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
             }
             Err(error) => warn!(%slot, %error, "the state of a slot cannot be exported"),
         }

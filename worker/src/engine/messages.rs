@@ -29,6 +29,8 @@ pub struct Submission {
     pub shifts: ShiftWish,
     /// Names the slot that the sender would like; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
+    /// Is how many of the prompt's tokens the sender counts on being cached; what is missing may be on its way.
+    pub expected_tokens: u32,
     /// Is where the prompt's last message starts, if that is known: a place to resume from.
     pub last_message_token: Option<u32>,
     /// Is how much it matters to keep what the request leaves behind; larger is more, 0 is usual.

@@ -25,8 +25,8 @@ mod step;
 mod thread;
 
 pub use config::{
-    AtContextEnd, CacheType, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CONTEXT_TOKENS_DEFAULT_MAX,
-    SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
+    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache,
+    SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use counters::CounterValues;
 pub use handle::{EngineHandle, OnTheWay};

@@ -69,7 +69,7 @@ pub(super) fn cache(
         block_size_tokens: config.block_size_tokens,
     };
     let costs = costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts);
-    let mut cache = Cache::new(limits, codec, costs);
+    let mut cache = Cache::new(limits, codec, (costs, config.costs));
     if let Some(disk) = disk {
         open_disk(&mut cache, (disk, ram_bytes), facts)?;
     }

@@ -85,6 +85,15 @@ impl Stepper<'_> {
         self.running.iter().all(Option::is_none) && self.waiting.iter().any(is_reading)
     }
 
+    /// Returns for how long nothing will start unless a request comes: all that waits does so for another that has yet to come.
+    pub(super) fn only_held_for(&self) -> Option<Duration> {
+        if self.running.iter().any(Option::is_some) {
+            return None;
+        }
+        let until: Option<Vec<Instant>> = self.waiting.iter().map(|waiting| waiting.held_until).collect();
+        Some(until?.into_iter().min()?.saturating_duration_since(Instant::now()))
+    }
+
     /// Returns how long to wait for requests on their way: no longer than the step that it saves them.
     pub(super) fn gather_max(&self) -> Duration {
         let step_ms = self.averages.rates().decode_step_ms.map(f64::from);

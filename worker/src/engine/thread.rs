@@ -192,6 +192,11 @@ impl Loop<'_, '_> {
         if self.stepper.only_waits_for_disk() {
             self.stepper.cache.wait_for_disk(DISK_LOOK);
         }
+        if let Some(left) = self.stepper.only_held_for()
+            && let Ok(command) = self.commands.recv_timeout(left)
+        {
+            self.obey(command);
+        }
         // What waited for a slot is answered at once when nothing runs any more.
         if self.stepper.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() {

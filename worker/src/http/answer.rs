@@ -42,6 +42,7 @@ pub async fn create(
         id: context.id,
         at: context.arrived,
         wanted_slot: context.wanted_slot,
+        expected_tokens: context.predicted_cached_tokens.unwrap_or_default(),
         cache_salt: context.cache_salt,
         body,
         read_prompts: endpoint.read_prompts,

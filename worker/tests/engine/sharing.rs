@@ -59,6 +59,40 @@ async fn begin(engine: &EngineHandle) -> (Answering, Vec<Answering>) {
     (leader, followers)
 }
 
+/// A router sends the leader first and counts on its prefix for the follower, which overtakes it on the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_follower_that_comes_first_waits_for_its_leader() {
+    for (preset, kv_unified) in SETTINGS {
+        let config = small_batches(preset, kv_unified);
+        let (engine, _updates) = start(config.clone());
+        let (cold, _cold_updates) = start(cold(&config));
+        let mut follower = member(1);
+        follower.expected_tokens = N_PREFIX as u32 / 16 * 16;
+        let (follower, leader) = (follower.submit(&engine).unwrap(), member(0).submit(&engine).unwrap());
+        let (leader, follower) = (leader.answer().await, follower.answer().await);
+        assert_eq!(leader.cached_tokens(), 0, "{preset:?} {kv_unified:?}");
+        assert!(follower.cached_tokens() >= N_PREFIX as u32 / 32 * 32, "{preset:?} {kv_unified:?}: {follower:?}");
+        assert_eq!(leader.tokens, member(0).answer(&cold).await.tokens, "{preset:?} {kv_unified:?}");
+        assert_eq!(follower.tokens, member(1).answer(&cold).await.tokens, "{preset:?} {kv_unified:?}");
+        stop(engine).await;
+        stop(cold).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_follower_whose_leader_never_comes_starts_alone() {
+    let config = small_batches(Preset::Tiny, Switch::Off);
+    let (engine, _updates) = start(config.clone());
+    let (cold, _cold_updates) = start(cold(&config));
+    let mut follower = member(1);
+    follower.expected_tokens = N_PREFIX as u32 / 16 * 16;
+    let answer = follower.answer(&engine).await;
+    assert_eq!(answer.cached_tokens(), 0);
+    assert_eq!(answer.tokens, member(1).answer(&cold).await.tokens);
+    stop(engine).await;
+    stop(cold).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn followers_wait_for_the_leader_and_start_from_its_state() {
     for (preset, kv_unified) in SETTINGS {

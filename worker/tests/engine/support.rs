@@ -54,6 +54,7 @@ pub struct Ask {
     pub cache_prompt: bool,
     pub shifts: ShiftWish,
     pub wanted_slot: Option<SlotId>,
+    pub expected_tokens: u32,
     pub last_message_token: Option<u32>,
 }
 
@@ -71,6 +72,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
         cache_prompt: true,
         shifts: ShiftWish::default(),
         wanted_slot: None,
+        expected_tokens: 0,
         last_message_token: None,
     }
 }
@@ -96,6 +98,7 @@ impl Ask {
             cache_prompt: self.cache_prompt,
             shifts: self.shifts,
             wanted_slot: self.wanted_slot,
+            expected_tokens: self.expected_tokens,
             last_message_token: self.last_message_token,
             priority: 0,
             events: sender,

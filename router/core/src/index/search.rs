@@ -50,27 +50,27 @@ pub(super) fn walk(heads: &Heads, keys: &[BlockKey]) -> Vec<Step> {
             let step = Step::new(keys, at, segment);
             at += step.n;
             path.push(step);
-        } else if !take_again(heads, keys, path.last_mut()) {
-            break;
+        } else if let Some((n_kept, step)) = joined(heads, keys, &path) {
+            path.truncate(n_kept);
+            at = step.first + step.n;
+            path.push(step);
         } else {
-            at = path.last().map_or(0, |step| step.first + step.n);
+            break;
         }
     }
     path
 }
 
-/// Takes the last segment of a path anew if it has become longer meanwhile; returns whether it has.
+/// Returns the segment to which one behind the path was joined between two looks, and how many segments of the path stay
+/// before it.
 ///
-/// The segment behind it may have been joined to it between the two looks.
-fn take_again(heads: &Heads, keys: &[BlockKey], last: Option<&mut Step>) -> bool {
-    let Some(last) = last.filter(|last| last.is_whole()) else { return false };
-    let Some(segment) = heads.find(keys[last.first]) else { return false };
-    let again = Step::new(keys, last.first, segment);
-    let is_longer = again.n > last.n;
-    if is_longer {
-        *last = again;
-    }
-    is_longer
+/// The last segments of the path may have been joined to those before them as well; what is left of them is a longer one.
+fn joined(heads: &Heads, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Step)> {
+    let end = path.last().filter(|last| last.is_whole()).map(|last| last.first + last.n)?;
+    let (n_kept, first, segment) =
+        path.iter().enumerate().rev().find_map(|(n, step)| Some((n, step.first, heads.find(keys[step.first])?)))?;
+    let step = Step::new(keys, first, segment);
+    (step.first + step.n > end).then_some((n_kept, step))
 }
 
 /// Returns what each worker holds of the chain `keys`, longest first, then by worker.
