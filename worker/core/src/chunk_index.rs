@@ -68,10 +68,13 @@ pub struct Prefix<'a> {
 /// Is the longest stored start of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    /// Lists the chunks that hold it, in order.
+    /// Lists the chunks that hold it, in order; of the last one's blocks the last may be the sequence's in part only.
     pub pieces: Vec<Piece>,
-    /// Counts its blocks.
+    /// Counts its whole blocks.
     pub n_blocks: usize,
+    /// Counts its tokens: those of the whole blocks, and the first ones of the block behind them where its chunk has
+    /// them.
+    pub n_tokens: usize,
 }
 
 impl Found {
@@ -86,7 +89,7 @@ impl Found {
 pub struct Piece {
     /// Names the chunk.
     pub chunk: ChunkId,
-    /// Counts the blocks that are used, from the chunk's first.
+    /// Counts the blocks that are used, from the chunk's first; the last may be used in part.
     pub n_blocks: usize,
     /// Is the fastest tier that has the chunk.
     pub tier: Tier,
@@ -155,7 +158,7 @@ impl ChunkIndex {
         &self.limits
     }
 
-    /// Returns the longest stored start of a sequence, in whole blocks.
+    /// Returns the longest stored start of a sequence, in whole blocks, and how far the chunk goes on with it.
     ///
     /// Every block's tokens are compared, and every chunk must stand behind the one before, so that neither a collision
     /// of hashes nor one of roots gives another sequence's state. Cost: O(blocks found).
@@ -182,7 +185,23 @@ impl ChunkIndex {
             found.n_blocks += 1;
             before = Some(id);
         }
+        self.find_rest(prefix, &mut found);
         found
+    }
+
+    /// Adds to what was found the tokens that the last chunk's next block shares with the sequence.
+    fn find_rest(&self, prefix: &Prefix<'_>, found: &mut Found) {
+        found.n_tokens = found.n_blocks * self.limits.block_size_tokens as usize;
+        let Some(last) = found.pieces.last_mut() else { return };
+        let chunk = &self.chunks[&last.chunk];
+        if last.n_blocks == chunk.record.blocks.len() {
+            return;
+        }
+        let rest = &prefix.tokens[found.n_tokens..];
+        let stored = self.tokens_at(chunk, last.n_blocks);
+        let n_common = stored.iter().zip(rest).take_while(|(stored, wanted)| stored == wanted).count();
+        last.n_blocks += usize::from(n_common > 0);
+        found.n_tokens += n_common;
     }
 
     /// Returns every stored checkpoint from which a sequence could go on, the shortest first.

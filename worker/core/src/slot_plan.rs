@@ -204,7 +204,8 @@ impl<'a> Planner<'a> {
         let n_most = match self.memory {
             // Recurrent state needs no tokens before it.
             MemoryKind::Recurrent => usize::MAX,
-            MemoryKind::Full | MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
+            MemoryKind::Full => self.found.n_tokens,
+            MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
         };
         let n_most = n_most.min(self.wish.prompt.len() - 1);
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }

@@ -53,6 +53,8 @@ pub struct Slot {
     prompt: Vec<Token>,
     /// Counts the tokens of the prompt that ran last.
     n_last_prompt: usize,
+    /// Counts the first tokens from which a later request has started, here or in another slot.
+    n_reused: usize,
     root: Option<BlockHash>,
     state: State,
     last_used: u64,
@@ -225,6 +227,7 @@ impl SlotTable {
         let n_start = acquire.n_start_tokens as usize;
         assert!(!slot.is_busy(), "slot {} is busy", acquire.slot);
         assert!(n_start < acquire.prompt.len(), "slot {} would have nothing to compute", acquire.slot);
+        slot.n_reused = slot.n_reused.min(slot.common(slot.exact_tokens(), &acquire.prompt[..n_start], &acquire.root));
         slot.tokens.clear();
         slot.tokens.extend_from_slice(&acquire.prompt[..n_start]);
         slot.n_exact = n_start;
@@ -235,6 +238,18 @@ impl SlotTable {
         slot.state = State::Busy(acquire.after_use);
         slot.last_used = self.tick;
         self.tree.acquire(acquire.slot, &acquire, n_start);
+    }
+
+    /// Takes note that a request starts from so many of a slot's first tokens, there or in another slot.
+    pub fn lend(&mut self, slot: SlotId, n_tokens: u32) {
+        let n_reused = &mut self.slots[usize::from(slot.0)].n_reused;
+        *n_reused = (*n_reused).max(n_tokens as usize);
+    }
+
+    /// Returns how many of a slot's first tokens were started from since this was last asked.
+    pub fn take_reused(&mut self, slot: SlotId) -> u32 {
+        let n_reused = std::mem::take(&mut self.slots[usize::from(slot.0)].n_reused);
+        u32::try_from(n_reused).expect("a slot holds at most a context, a u32")
     }
 
     /// Takes note of the fewest tokens that a slot's state can be cut back to.
@@ -280,6 +295,7 @@ impl SlotTable {
         entry.tokens.drain(from..from + shift.n_dropped as usize);
         if entry.n_exact > from {
             entry.n_exact = from;
+            entry.n_reused = entry.n_reused.min(from);
             entry.prompt.truncate(from);
             self.tree.cut(slot, entry.exact_tokens());
         }
@@ -308,6 +324,7 @@ impl SlotTable {
         let entry = &mut self.slots[usize::from(slot.0)];
         entry.tokens.clear();
         entry.n_exact = 0;
+        entry.n_reused = 0;
         entry.rewinds_to = 0;
         entry.prompt = Vec::new();
         self.tree.forget(slot);
@@ -325,6 +342,7 @@ impl SlotTable {
             assert!(slot.tokens.is_empty() || slot.root.is_some(), "slot {id} holds tokens of no chain");
             assert!(slot.last_used <= self.tick);
             assert!(slot.n_exact <= slot.tokens.len(), "slot {id} holds fewer tokens than are exact");
+            assert!(slot.n_reused <= slot.n_exact, "slot {id} has lent tokens that it does not hold");
         }
         self.tree.check_invariants(self);
     }

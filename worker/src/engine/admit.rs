@@ -214,11 +214,23 @@ impl Stepper<'_> {
             self.cache.touch_checkpoint(checkpoint);
         }
         self.cache.touch(&found, n_tokens);
+        if found.n_tokens < n_tokens as usize {
+            self.lend(plan);
+        }
         match plan.start {
             Start::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
             Start::Cold | Start::Keep { .. } | Start::Copy { .. } => {
                 CachedTokens { resident: n_tokens, ..CachedTokens::default() }
             }
+        }
+    }
+
+    /// Takes note that a plan starts from what a slot holds.
+    fn lend(&mut self, plan: &SlotPlan) {
+        match plan.start {
+            Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
+            Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
+            Start::Cold | Start::Import { .. } => {}
         }
     }
 

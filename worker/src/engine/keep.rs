@@ -52,6 +52,9 @@ impl Stepper<'_> {
             Ok(state) => {
                 let n_stored =
                     self.cache.store(state, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
+                // What was started from while it was in a slot is as good as used in the store.
+                let reused = self.cache.index().find(&prefix);
+                self.cache.touch(&reused, self.table.take_reused(slot));
                 self.view.counters.saved(n_stored, began.elapsed());
                 self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
             }

@@ -218,6 +218,23 @@ fn starts_from_the_store_where_it_has_more() {
 }
 
 #[test]
+fn of_ways_that_nobody_can_tell_apart_the_one_with_more_whole_blocks_wins() {
+    let mut world = world(MemoryKind::Full, &[(0, tokens(15, 0, 1), IDLE)]);
+    world.store(&tokens(16, 0, 1));
+    world.costs.import_ms_per_byte = 5.0 / 16.0;
+    check(&world, &tokens(30, 0, 1), (1, Start::Import { n_tokens: 16 }));
+    world.costs.import_ms_per_byte = 7.0 / 16.0;
+    check(&world, &tokens(30, 0, 1), (0, keep(15)));
+}
+
+#[test]
+fn starts_from_the_store_inside_a_block_too() {
+    let mut world = world(MemoryKind::Full, &[]);
+    world.store(&tokens(40, 0, 1));
+    check(&world, &tokens(22, 20, 2), (0, Start::Import { n_tokens: 22 }));
+}
+
+#[test]
 fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
     let mut world = world(MemoryKind::Full, &[]);
     world.store(&tokens(0, 64, 1));

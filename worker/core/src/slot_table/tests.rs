@@ -434,3 +434,34 @@ fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
     assert_eq!(stored(&mut table), [(keys(0..3), SlotId(1))]);
     table.check_invariants();
 }
+
+#[test]
+fn what_was_started_from_is_told_once_and_only_while_it_is_there() {
+    let mut table = SlotTable::new(shape(2, MemoryKind::Full));
+    let run = |table: &mut SlotTable, prompt: &[Token], n_start_tokens: u32| {
+        let root = root(0);
+        table.acquire(Acquire {
+            slot: SlotId(0),
+            prompt,
+            n_start_tokens,
+            rewinds_to_tokens: 0,
+            root,
+            prompt_chain: &block_chain(&root, prompt, BLOCK),
+            after_use: AfterUse::Keep,
+        });
+        table.extend(SlotId(0), &prompt[n_start_tokens as usize..]);
+    };
+    run(&mut table, &[1, 2, 3, 4, 5], 0);
+    let _ = table.release(SlotId(0));
+    assert_eq!(table.take_reused(SlotId(0)), 0);
+    table.lend(SlotId(0), 4);
+    table.lend(SlotId(0), 3);
+    run(&mut table, &[1, 2, 3, 9], 3);
+    let _ = table.release(SlotId(0));
+    assert_eq!(table.take_reused(SlotId(0)), 3);
+    assert_eq!(table.take_reused(SlotId(0)), 0);
+    table.lend(SlotId(0), 2);
+    run(&mut table, &[7, 8], 0);
+    assert_eq!(table.take_reused(SlotId(0)), 0);
+    table.check_invariants();
+}

@@ -132,6 +132,11 @@ impl World {
             self.save(usize::from(plan.slot.0));
         }
         let kv = self.brought(waiting, plan, &pieces);
+        match plan.start {
+            Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
+            Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
+            Start::Cold | Start::Import { .. } => {}
+        }
         self.index.touch(&held, self.now_ms);
         self.let_go(&held);
         self.ways.count(way_name(plan));
@@ -144,7 +149,7 @@ impl World {
             return Vec::new();
         }
         let mut n_left = n_tokens.div_ceil(BLOCK as usize);
-        assert!(n_left <= found.n_blocks, "more is to be imported than is stored");
+        assert!(n_tokens <= found.n_tokens, "more is to be imported than is stored");
         let mut pieces = Vec::new();
         for piece in &found.pieces {
             let n = piece.n_blocks.min(n_left);
@@ -195,8 +200,8 @@ impl World {
                     assert_eq!((truth.salt, truth.kind), (request.salt, Kind::Chunk));
                     assert_eq!(truth.first_block, n_blocks, "a chunk is put in another place");
                     n_blocks += n;
-                    let n_tokens = n_blocks * BLOCK as usize;
-                    assert_eq!(truth.tokens[..n_tokens], request.prompt[..n_tokens], "a chunk is another prompt's");
+                    let n_tokens = own.len().min(n_blocks * BLOCK as usize);
+                    assert_eq!(truth.tokens[..n_tokens], own[..n_tokens], "a chunk is another prompt's");
                 }
             }
         }

@@ -344,6 +344,15 @@ impl Model {
         (1..=sequence.chain.len()).take_while(is_stored).count()
     }
 
+    /// Returns how many tokens of a sequence are stored where the chunk that has its last whole block goes on.
+    fn naive_tokens(&self, sequence: &Sequence, found: &Found) -> usize {
+        let n_whole = found.n_blocks * BLOCK as usize;
+        let Some(last) = found.pieces.last() else { return n_whole };
+        let chunk = self.stored.iter().find(|stored| stored.id == last.chunk).expect("what is found is stored");
+        let shared = chunk.lineage.iter().zip(&sequence.tokens).take_while(|(stored, wanted)| stored == wanted);
+        shared.count().max(n_whole)
+    }
+
     fn naive_missing(&self, sequence: &Sequence) -> Vec<Range<usize>> {
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for depth in self.naive_prefix(sequence)..sequence.chain.len() {
@@ -384,7 +393,11 @@ impl Model {
         for sequence in &self.prompts {
             let found = self.index.find(&sequence.prefix());
             assert_eq!(found.n_blocks, self.naive_prefix(sequence));
-            assert_eq!(found.pieces.iter().map(|piece| piece.n_blocks).sum::<usize>(), found.n_blocks);
+            let n_rest = found.n_tokens - found.n_blocks * BLOCK as usize;
+            assert!(n_rest < BLOCK as usize);
+            let n_pieces: usize = found.pieces.iter().map(|piece| piece.n_blocks).sum();
+            assert_eq!(n_pieces, found.n_blocks + usize::from(n_rest > 0));
+            assert_eq!(found.n_tokens, self.naive_tokens(sequence, &found));
             assert!(found.pieces.iter().all(|piece| self.index.tier(piece.chunk) == Some(piece.tier)));
             let points: Vec<ChunkId> =
                 self.index.checkpoints(&sequence.prefix()).iter().map(|point| point.chunk).collect();
