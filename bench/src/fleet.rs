@@ -56,21 +56,8 @@ impl Server {
     ///
     /// Errors: the program cannot be started, ends, or does not say so within a minute; its log is in the message.
     pub async fn start(name: &str, program: &Path, args: &[String]) -> anyhow::Result<Self> {
-        let mut child = Command::new(program)
-            .args(args)
-            .env("NO_COLOR", "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("starting {}", program.display()))?;
-        let stderr = child.stderr.take().context("the child has no stderr")?;
-        let log = Log::default();
-        let (bound, wait_bound) = oneshot::channel();
-        let (admin_bound, admin) = oneshot::channel();
-        tokio::spawn(read_log(BufReader::new(stderr), log.clone(), bound, admin_bound));
-        match tokio::time::timeout(BIND_TIMEOUT, wait_bound).await {
+        let Spawned { child, log, bound, admin } = spawn(program, args)?;
+        match tokio::time::timeout(BIND_TIMEOUT, bound).await {
             Ok(Ok(address)) => {
                 let wants_admin = args.iter().any(|arg| arg == "--admin-listen");
                 let admin = if wants_admin { tokio::time::timeout(BIND_TIMEOUT, admin).await?.ok() } else { None };
@@ -78,6 +65,14 @@ impl Server {
             }
             _ => bail!("{name} did not start to listen; its log:\n{}", log.text()),
         }
+    }
+
+    /// Starts `program`, which was told to listen on `address` and need not say so.
+    ///
+    /// Errors: the program cannot be started.
+    pub async fn start_at(name: &str, program: &Path, args: &[String], address: SocketAddr) -> anyhow::Result<Self> {
+        let Spawned { child, log, .. } = spawn(program, args)?;
+        Ok(Self { name: name.to_owned(), child, address, admin: None, log })
     }
 
     /// Returns `http://host:port`.
@@ -162,6 +157,32 @@ impl Server {
     }
 }
 
+/// Is a child process and what its log says.
+struct Spawned {
+    child: Child,
+    log: Log,
+    bound: oneshot::Receiver<SocketAddr>,
+    admin: oneshot::Receiver<SocketAddr>,
+}
+
+fn spawn(program: &Path, args: &[String]) -> anyhow::Result<Spawned> {
+    let mut child = Command::new(program)
+        .args(args)
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("starting {}", program.display()))?;
+    let stderr = child.stderr.take().context("the child has no stderr")?;
+    let log = Log::default();
+    let (bound, wait_bound) = oneshot::channel();
+    let (admin_bound, admin) = oneshot::channel();
+    tokio::spawn(read_log(BufReader::new(stderr), log.clone(), bound, admin_bound));
+    Ok(Spawned { child, log, bound: wait_bound, admin })
+}
+
 async fn read_log(
     stderr: BufReader<tokio::process::ChildStderr>,
     log: Log,
@@ -228,15 +249,20 @@ impl FleetArgs {
     ///
     /// Errors: no folder is given and this program's own cannot be told.
     pub fn spec(&self, router_args: Vec<String>) -> anyhow::Result<FleetSpec> {
-        let ctx_size = u32::from(self.slots) * SLOT_CONTEXT_TOKENS;
-        let flags = [("--slots", u32::from(self.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
         Ok(FleetSpec {
             bin_dir: bin_dir(self.bin_dir.as_deref())?,
             model: self.model.clone(),
             n_workers: self.workers,
-            worker_args: flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect(),
+            worker_args: self.flags(),
             router_args,
         })
+    }
+
+    /// Returns slots, context and threads as flags of a worker, which are those of llama-server, too.
+    pub fn flags(&self) -> Vec<String> {
+        let ctx_size = u32::from(self.slots) * SLOT_CONTEXT_TOKENS;
+        let flags = [("--parallel", u32::from(self.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
+        flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect()
     }
 }
 

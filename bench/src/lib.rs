@@ -5,9 +5,13 @@
 pub mod chat_load;
 pub mod client;
 pub mod demo;
+pub mod fake_worker;
 pub mod fleet;
+pub mod fleets;
 pub mod index_bench;
 pub mod model;
+pub mod overhead;
+pub mod peers;
 pub mod policies;
 pub mod prompts;
 pub mod replicas;

@@ -1,7 +1,9 @@
 //! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
-use warmpath_bench::{chat_load, demo, index_bench, model, policies, replicas, resync, sim, worker_bench};
+use warmpath_bench::{
+    chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, worker_bench,
+};
 
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
@@ -23,6 +25,10 @@ enum Command {
     Chat(chat_load::ChatArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
     Policies(policies::PoliciesArgs),
+    /// Measures what the router adds to a request, beside other gateways, in front of workers that answer at once.
+    Overhead(overhead::OverheadArgs),
+    /// Holds the same conversations with our fleet and with llama-servers behind other gateways, and compares them.
+    Fleets(fleets::FleetsArgs),
     /// Holds the same conversations through several routers and through one, and compares what was reused.
     Replicas(replicas::ReplicasArgs),
     /// Measures how long a router takes to take in the whole view of a large worker, and what requests feel meanwhile.
@@ -41,6 +47,8 @@ async fn main() -> anyhow::Result<()> {
         Command::Sim(args) => sim::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
+        Command::Overhead(args) => overhead::run(&args).await,
+        Command::Fleets(args) => fleets::run(&args).await,
         Command::Replicas(args) => replicas::run(&args).await,
         Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,

@@ -1,43 +1,27 @@
 //! `warmpath-bench resync`: how long a router takes to take in the whole view of a large worker, and what requests feel
 //! meanwhile.
 //!
-//! Not here: the index by itself (`index_bench`). The idea: two fake workers that answer at once stand behind a real
-//! router; one of them says that it holds a million blocks, breaks its stream off and shows half of its prompts new. Requests and
+//! Not here: the index by itself (`index_bench`), the workers (`fake_worker`). The idea: two fake workers that answer at once
+//! stand behind a real router; one of them says that it holds a million blocks, breaks its stream off and shows half of its prompts new. Requests and
 //! looks at `/readyz` go on all the time, and are counted apart while the view is being replaced.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use clap::Args;
 use comfy_table::{Table, presets};
-use futures::{StreamExt as _, stream};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
-use warmpath_common::block_hash::BlockKey;
-use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::summary::{
-    self, Body as FrameBody, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, Tier,
-    VOCABULARY_PATH,
-};
 
-use crate::fleet::{Fleet, FleetSpec, Server, bin_dir};
+use crate::fake_worker::{FakeWorker, Likeness};
+use crate::fleet::{Server, bin_dir};
 use crate::prompts::words;
 
-/// Is the number of blocks in a run of the fake worker: a prompt of some thousand tokens.
-const BLOCKS_PER_RUN: usize = 100;
-/// Is the pause between two frames of a fake worker that has nothing to say.
-const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Is the pause between two looks at the router's page and at `/readyz`.
 const POLL: Duration = Duration::from_millis(5);
 /// Is how long requests are measured before each resync.
@@ -65,85 +49,6 @@ pub struct ResyncArgs {
     /// Requests that are under way at any time.
     #[arg(long, default_value_t = 2)]
     concurrency: usize,
-}
-
-/// Is a fake worker: says what it holds, and answers every chat at once.
-struct Fake {
-    form: Snapshot,
-    n_blocks: usize,
-    vocabulary: Bytes,
-    /// Counts the updates; a later stream never goes back.
-    seq: AtomicU64,
-    round: AtomicU64,
-    n_streams: AtomicUsize,
-    cut: Notify,
-}
-
-impl Fake {
-    async fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> anyhow::Result<String> {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}", listener.local_addr()?);
-        let routes = Router::new()
-            .route(STREAM_PATH, get(summary_stream))
-            .route(VOCABULARY_PATH, get(async |State(fake): State<Arc<Self>>| fake.vocabulary.clone()))
-            .route("/v1/chat/completions", post(answer))
-            .with_state(Arc::clone(self));
-        tasks.spawn(async move {
-            // It ends with the task.
-            let _ = axum::serve(listener, routes).await;
-        });
-        Ok(url)
-    }
-
-    /// Returns the stamp of the next frame.
-    fn stamp(&self) -> Stamp {
-        Stamp { seq: self.seq.fetch_add(1, Ordering::SeqCst) + 1, ..self.form.stamp }
-    }
-
-    /// Returns what is held: every second prompt is another one in each round.
-    fn runs(&self) -> Vec<Run> {
-        let round = self.round.load(Ordering::SeqCst);
-        // Keys spread over all 64 bits, as hashes do.
-        let key = |idx: usize| {
-            let salt = if (idx / BLOCKS_PER_RUN).is_multiple_of(2) { 0 } else { round << 40 };
-            BlockKey((idx as u64 + 1 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.form.stamp.worker_uid.0)
-        };
-        let run = |first: usize| Run {
-            keys: (first..self.n_blocks.min(first + BLOCKS_PER_RUN)).map(key).collect(),
-            tier: Tier::Resident,
-            state: RunState::Ready,
-            resume: Resume::EveryBlock,
-            slot: Some(SlotId(0)),
-        };
-        (0..self.n_blocks).step_by(BLOCKS_PER_RUN).map(run).collect()
-    }
-}
-
-async fn summary_stream(State(fake): State<Arc<Fake>>) -> Response {
-    fake.n_streams.fetch_add(1, Ordering::SeqCst);
-    let stamp = fake.stamp();
-    let snapshot = Snapshot { stamp, runs: fake.runs(), ..fake.form.clone() };
-    let digest = Digest::of(snapshot.runs.iter().flat_map(|run| &run.keys));
-    let first: Vec<Frame> = snapshot.into_frames();
-    let beats = stream::unfold(fake, move |fake| async move {
-        tokio::select! {
-            () = tokio::time::sleep(HEARTBEAT) => {
-                let body = FrameBody::Update { changes: Vec::new(), load: None, digest: Some(digest) };
-                Some((Frame { stamp: fake.stamp(), body }, fake))
-            }
-            () = fake.cut.notified() => None,
-        }
-    });
-    let frames = stream::iter(first).chain(beats).map(|frame| {
-        let bytes = frame.encode();
-        let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
-        Ok::<_, std::convert::Infallible>(Bytes::from([&length.to_be_bytes()[..], &bytes].concat()))
-    });
-    ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
-}
-
-async fn answer() -> Response {
-    ([(CONTENT_TYPE, "application/json")], r#"{"choices":[]}"#).into_response()
 }
 
 /// Is what requests felt, apart by whether a view was being replaced. The lock is held for one entry.
@@ -197,35 +102,10 @@ pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
 }
 
 /// Starts the fake workers and a router in front of them, and waits until the router knows all blocks.
-async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Arc<Fake>, Server)> {
+async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Arc<FakeWorker>, Server)> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
-    // What a real worker says of its model; it is not needed for more.
-    let spec = FleetSpec {
-        bin_dir: bin_dir.clone(),
-        model: args.model.clone(),
-        n_workers: 1,
-        worker_args: ["--flash-attn", "off", "--kv-unified", "off", "--threads", "1"].map(str::to_owned).into(),
-        router_args: Vec::new(),
-    };
-    let real = Fleet::start(spec).await?;
-    let url = real.workers[0].base_url();
-    let http = reqwest::Client::builder().no_proxy().build()?;
-    let form: Snapshot = http.get(format!("{url}{SNAPSHOT_PATH}")).send().await?.json().await?;
-    let vocabulary = http.get(format!("{url}{VOCABULARY_PATH}")).send().await?.bytes().await?;
-    drop(real);
-
-    let fake = |uid: u64, n_blocks| {
-        Arc::new(Fake {
-            form: Snapshot { stamp: Stamp { worker_uid: WorkerUid(uid), ..form.stamp }, ..form.clone() },
-            n_blocks,
-            vocabulary: vocabulary.clone(),
-            seq: AtomicU64::new(0),
-            round: AtomicU64::new(0),
-            n_streams: AtomicUsize::new(0),
-            cut: Notify::new(),
-        })
-    };
-    let (large, small) = (fake(1, args.blocks), fake(2, 0));
+    let likeness = Likeness::of(&bin_dir, &args.model).await?;
+    let (large, small) = (FakeWorker::new(1, args.blocks, &likeness), FakeWorker::new(2, 0, &likeness));
     let mut router_args: Vec<String> =
         ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).into();
     for fake in [&large, &small] {
@@ -238,13 +118,12 @@ async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Ar
 }
 
 /// Breaks the large worker's stream off and returns how long the router takes until it knows the new view.
-async fn resync(large: &Fake, page: &str, felt: &Felt) -> anyhow::Result<Duration> {
-    let n_streams = large.n_streams.load(Ordering::SeqCst);
-    large.round.fetch_add(1, Ordering::SeqCst);
+async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<Duration> {
+    let n_streams = large.n_streams();
     felt.is_resyncing.store(true, Ordering::SeqCst);
     let started = Instant::now();
-    large.cut.notify_waiters();
-    while large.n_streams.load(Ordering::SeqCst) == n_streams {
+    large.renew();
+    while large.n_streams() == n_streams {
         ensure!(started.elapsed() < RESYNC_TIMEOUT, "the router has not come back");
         tokio::time::sleep(POLL).await;
     }

@@ -32,6 +32,7 @@ use self::tables::Section;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
 use crate::fleet::bin_dir;
+use crate::peers;
 use crate::prompts::words;
 
 /// Is what `worker` is told on the command line.
@@ -70,10 +71,6 @@ pub enum Peer {
     LlamaServer,
 }
 
-/// Is the script that builds llama-server, and where it puts it, in the source tree.
-const PEER_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/llama-server.sh");
-const PEER_PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers/llama-server/llama-server");
-
 /// Is the context of a slot: the longest scenario's prompts and answers fit in. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
 
@@ -85,7 +82,7 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     let self_test_cache = tempfile::tempdir()?;
     let programs = Programs {
         worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
-        peer: args.against.map(|Peer::LlamaServer| peer_program()).transpose()?,
+        peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
         model: args.model.clone(),
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
@@ -105,13 +102,6 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     let failures = outcome.failures();
     anyhow::ensure!(failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
     Ok(())
-}
-
-/// Returns llama-server's path after building it where it is missing or out of date.
-fn peer_program() -> anyhow::Result<PathBuf> {
-    let status = std::process::Command::new(PEER_SCRIPT).status().with_context(|| format!("starting {PEER_SCRIPT}"))?;
-    anyhow::ensure!(status.success(), "{PEER_SCRIPT} ended with {status}");
-    Ok(PEER_PROGRAM.into())
 }
 
 /// Returns the tokens of a word of our texts in the model's vocabulary.

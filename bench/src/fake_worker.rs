@@ -1,0 +1,176 @@
+//! A fake worker: says what it holds, as long as it lives, and answers every chat at once.
+//!
+//! Not here: what is measured with it (`resync`, `overhead`). The idea: what a router does is measured best where nothing
+//! behind it takes time. What it says of its model is what a real worker says of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures::{StreamExt as _, stream};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::{SlotId, WorkerUid};
+use warmpath_common::summary::{
+    self, Body as FrameBody, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, Tier,
+    VOCABULARY_PATH,
+};
+
+use crate::fleet::{Fleet, FleetSpec};
+
+/// Is the number of blocks in a run: a prompt of some thousand tokens.
+const BLOCKS_PER_RUN: usize = 100;
+/// Is the pause between two frames of a worker that has nothing to say.
+const HEARTBEAT: Duration = Duration::from_millis(200);
+
+/// Is what a real worker says of a model.
+#[derive(Debug, Clone)]
+pub struct Likeness {
+    form: Snapshot,
+    vocabulary: Bytes,
+}
+
+impl Likeness {
+    /// Starts a worker on `model`, asks it, and ends it.
+    ///
+    /// Errors: it does not start or does not answer.
+    pub async fn of(bin_dir: &Path, model: &Path) -> anyhow::Result<Self> {
+        let spec = FleetSpec {
+            bin_dir: bin_dir.to_owned(),
+            model: model.to_owned(),
+            n_workers: 1,
+            worker_args: ["--flash-attn", "off", "--kv-unified", "off", "--threads", "1"].map(str::to_owned).into(),
+            router_args: Vec::new(),
+        };
+        let real = Fleet::start(spec).await?;
+        let url = real.workers[0].base_url();
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        let form = http.get(format!("{url}{SNAPSHOT_PATH}")).send().await?.json().await?;
+        let vocabulary = http.get(format!("{url}{VOCABULARY_PATH}")).send().await?.bytes().await?;
+        Ok(Self { form, vocabulary })
+    }
+}
+
+/// Is a fake worker.
+pub struct FakeWorker {
+    likeness: Likeness,
+    uid: WorkerUid,
+    n_blocks: usize,
+    /// Counts the updates; a later stream never goes back.
+    seq: AtomicU64,
+    round: AtomicU64,
+    n_streams: AtomicUsize,
+    cut: Notify,
+}
+
+impl FakeWorker {
+    /// Returns a worker that holds `n_blocks` blocks of nobody's prompts.
+    pub fn new(uid: u64, n_blocks: usize, likeness: &Likeness) -> Arc<Self> {
+        Arc::new(Self {
+            likeness: likeness.clone(),
+            uid: WorkerUid(uid),
+            n_blocks,
+            seq: AtomicU64::new(0),
+            round: AtomicU64::new(0),
+            n_streams: AtomicUsize::new(0),
+            cut: Notify::new(),
+        })
+    }
+
+    /// Serves at a free port as long as `tasks` live; returns `http://host:port`.
+    ///
+    /// Errors: no port is free.
+    pub async fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> anyhow::Result<String> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let routes = Router::new()
+            .route(STREAM_PATH, get(summary_stream))
+            .route(VOCABULARY_PATH, get(async |State(fake): State<Arc<Self>>| fake.likeness.vocabulary.clone()))
+            .route("/v1/chat/completions", post(answer))
+            .route("/v1/models", get(models))
+            .fallback(async || ([(CONTENT_TYPE, "application/json")], "{}"))
+            .with_state(Arc::clone(self));
+        tasks.spawn(async move {
+            // It ends with the task.
+            let _ = axum::serve(listener, routes).await;
+        });
+        Ok(url)
+    }
+
+    /// Ends every stream; from now on every second prompt that it holds is another one.
+    pub fn renew(&self) {
+        self.round.fetch_add(1, Ordering::SeqCst);
+        self.cut.notify_waiters();
+    }
+
+    /// Returns how many summary streams were opened.
+    pub fn n_streams(&self) -> usize {
+        self.n_streams.load(Ordering::SeqCst)
+    }
+
+    /// Returns the stamp of the next frame.
+    fn stamp(&self) -> Stamp {
+        let seq = self.seq.fetch_add(1, Ordering::SeqCst) + 1;
+        Stamp { worker_uid: self.uid, seq, ..self.likeness.form.stamp }
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        let round = self.round.load(Ordering::SeqCst);
+        // Keys spread over all 64 bits, as hashes do.
+        let key = |idx: usize| {
+            let salt = if (idx / BLOCKS_PER_RUN).is_multiple_of(2) { 0 } else { round << 40 };
+            BlockKey((idx as u64 + 1 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.uid.0)
+        };
+        let run = |first: usize| Run {
+            keys: (first..self.n_blocks.min(first + BLOCKS_PER_RUN)).map(key).collect(),
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            resume: Resume::EveryBlock,
+            slot: Some(SlotId(0)),
+        };
+        (0..self.n_blocks).step_by(BLOCKS_PER_RUN).map(run).collect()
+    }
+}
+
+async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
+    fake.n_streams.fetch_add(1, Ordering::SeqCst);
+    let stamp = fake.stamp();
+    let snapshot = Snapshot { stamp, runs: fake.runs(), ..fake.likeness.form.clone() };
+    let digest = Digest::of(snapshot.runs.iter().flat_map(|run| &run.keys));
+    let first: Vec<Frame> = snapshot.into_frames();
+    let beats = stream::unfold(fake, move |fake| async move {
+        tokio::select! {
+            () = tokio::time::sleep(HEARTBEAT) => {
+                let body = FrameBody::Update { changes: Vec::new(), load: None, digest: Some(digest) };
+                Some((Frame { stamp: fake.stamp(), body }, fake))
+            }
+            () = fake.cut.notified() => None,
+        }
+    });
+    let frames = stream::iter(first).chain(beats).map(|frame| {
+        let bytes = frame.encode();
+        let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
+        Ok::<_, std::convert::Infallible>(Bytes::from([&length.to_be_bytes()[..], &bytes].concat()))
+    });
+    ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
+}
+
+/// Lists one model, for gateways that ask before they send anything.
+async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
+    let name = fake.likeness.form.model.names.first().map_or("model", String::as_str);
+    axum::Json(serde_json::json!({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "nobody"}]}))
+        .into_response()
+}
+
+async fn answer(_body: Bytes) -> Response {
+    const ANSWER: &str = r#"{"id":"1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
+    ([(CONTENT_TYPE, "application/json")], ANSWER).into_response()
+}

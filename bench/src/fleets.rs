@@ -1,0 +1,100 @@
+//! `warmpath-bench fleets`: the same conversations with our fleet and with llama-servers behind other gateways.
+//!
+//! Not here: the load itself (`chat_load`), our policies beside each other (`policies`). The idea: every fleet has as many
+//! servers, slots and threads, on the same machine, one fleet after the other; llama-server runs in the setting that is
+//! best for it on a CPU. A round is all fleets once, with texts of its own; the rounds are shown one by one.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use crate::chat_load::{Outcome, Shape, drive};
+use crate::client::ChatClient;
+use crate::fleet::{Fleet, FleetArgs};
+use crate::peers::{self, Gateway};
+
+/// Is what `fleets` is told on the command line.
+#[derive(Debug, Args)]
+pub struct FleetsArgs {
+    #[command(flatten)]
+    fleet: FleetArgs,
+    /// Gateways to put before llama-servers; these and llama-server are fetched or built first where they are missing.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Gateway::NginxRoundRobin, Gateway::NginxLeastConn, Gateway::Smg])]
+    against: Vec<Gateway>,
+    #[command(flatten)]
+    shape: Shape,
+    /// Rounds, each with other texts.
+    #[arg(long, default_value_t = 1)]
+    rounds: u64,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Is what came of one fleet in one round.
+#[derive(Debug, Serialize)]
+struct Row {
+    round: u64,
+    fleet: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// Runs the load with every fleet and prints what came of each.
+///
+/// Errors: a process that does not start, a request that fails.
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
+    peers::fetch()?;
+    let llama_server = peers::llama_server()?;
+    let mut rows = Vec::new();
+    for round in 0..args.rounds.max(1) {
+        let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
+        let outcome = ours(args, &shape).await.context("our fleet")?;
+        rows.push(Row { round, fleet: "Warmpath".to_owned(), outcome });
+        for &gateway in &args.against {
+            let outcome = theirs(args, &shape, (gateway, &llama_server)).await;
+            let outcome = outcome.with_context(|| format!("llama-servers behind {gateway}"))?;
+            rows.push(Row { round, fleet: format!("llama-server behind {gateway}"), outcome });
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["round", "fleet"].into_iter().chain(Outcome::HEADER));
+    for Row { round, fleet, outcome } in &rows {
+        table.add_row([round.to_string(), fleet.clone()].into_iter().chain(outcome.row()));
+    }
+    println!("{table}");
+    Ok(())
+}
+
+async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<Outcome> {
+    let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
+    drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await
+}
+
+async fn theirs(
+    args: &FleetsArgs,
+    shape: &Shape,
+    (gateway, llama_server): (Gateway, &PathBuf),
+) -> anyhow::Result<Outcome> {
+    let spec = args.fleet.spec(Vec::new())?;
+    let best = ["--flash-attn", "off", "--no-kv-unified"].map(str::to_owned);
+    let flags: Vec<String> = args.fleet.flags().into_iter().chain(best).collect();
+    let mut servers = Vec::new();
+    for _ in 0..spec.n_workers {
+        servers.push(peers::start_llama_server(llama_server, &spec.model, &flags).await?);
+    }
+    let addresses: Vec<_> = servers.iter().map(crate::fleet::Server::address).collect();
+    let running = gateway.start(&addresses).await?;
+    let outcome = drive(&ChatClient::new(&running.base_url(), None)?, shape).await;
+    running.stop().await?;
+    outcome
+}

@@ -1,0 +1,269 @@
+//! `warmpath-bench overhead`: what the router adds to a request, beside other gateways, in front of workers that answer at once.
+//!
+//! Not here: routing quality (`sim`, `fleets`). The idea: wrk holds some connections and sends chats of a few sizes as fast as
+//! they are answered. Each is new in its last message only (*seen*), as the turns of a conversation are, or in every message
+//! (*new*). All run on one machine and share its processors, so figures of one run compare with each other only.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use crate::fake_worker::{FakeWorker, Likeness};
+use crate::fleet::{Server, bin_dir};
+use crate::peers::{self, Gateway};
+use crate::prompts::words;
+
+/// Is the number of fake workers.
+const N_WORKERS: u64 = 3;
+/// Is about what a message of a conversation takes. Units: bytes.
+const MESSAGE_BYTES: usize = 2048;
+/// Is the bytes of a word of our texts, with the space behind it.
+const WORD_BYTES: usize = 7;
+/// Is what stands in a body where something new goes in each request.
+const MARK: &str = "\u{1}";
+
+/// Is what `overhead` is told on the command line.
+#[derive(Debug, Args)]
+pub struct OverheadArgs {
+    /// GGUF file whose vocabulary and template the router uses.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Gateways to compare with; they are fetched first where they are missing.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    against: Vec<Gateway>,
+    /// Sizes of a chat, in KiB.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 32, 128])]
+    sizes: Vec<usize>,
+    /// Connections of wrk.
+    #[arg(long, default_value_t = 8)]
+    connections: u16,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 5)]
+    seconds: u16,
+    /// Rounds: in each all are measured in turn, and the median counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Says what of a chat is new in each request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Freshness {
+    /// The last message.
+    Seen,
+    /// Every message.
+    New,
+}
+
+impl fmt::Display for Freshness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Seen => "seen",
+            Self::New => "new",
+        })
+    }
+}
+
+/// Is what is measured: through what, and what is sent.
+#[derive(Debug, Clone, Serialize)]
+struct Case {
+    through: String,
+    kib: usize,
+    history: Freshness,
+}
+
+/// Is what wrk reports.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
+struct Measured {
+    requests_per_s: f64,
+    latency_us_p50: f64,
+    latency_us_p99: f64,
+    n_failed: u64,
+}
+
+/// Is a table's row.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    case: Case,
+    #[serde(flatten)]
+    measured: Measured,
+}
+
+/// Measures and prints.
+///
+/// Errors: a process that does not start; a gateway that does not answer every request with 200.
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
+    peers::fetch()?;
+    let folder = tempfile::tempdir()?;
+    let bin_dir = bin_dir(args.bin_dir.as_deref())?;
+    let likeness = Likeness::of(&bin_dir, &args.model).await?;
+    let mut tasks = JoinSet::new();
+    let mut workers = Vec::new();
+    for uid in 1..=N_WORKERS {
+        workers.push(FakeWorker::new(uid, 0, &likeness).serve(&mut tasks).await?);
+    }
+    let router = start_router(&bin_dir, &workers).await?;
+    let addresses = workers.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut gateways = Vec::new();
+    for gateway in &args.against {
+        gateways.push((*gateway, gateway.start(&addresses).await.with_context(|| format!("starting {gateway}"))?));
+    }
+    let mut targets =
+        vec![("nothing".to_owned(), workers[0].clone()), ("warmpath-router".to_owned(), router.base_url())];
+    targets.extend(gateways.iter().map(|(gateway, running)| (gateway.to_string(), running.base_url())));
+    let measured = measure_all(args, &targets, folder.path()).await;
+    for (_, running) in gateways {
+        running.stop().await?;
+    }
+    let rows = measured?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    } else {
+        println!("{}", table(&rows));
+    }
+    Ok(())
+}
+
+fn address(url: &str) -> anyhow::Result<SocketAddr> {
+    url.strip_prefix("http://").unwrap_or(url).parse().with_context(|| format!("reading the address of {url}"))
+}
+
+async fn start_router(bin_dir: &Path, workers: &[String]) -> anyhow::Result<Server> {
+    let mut router_args = ["--listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+    router_args.extend(workers.iter().flat_map(|url| ["--worker".to_owned(), url.clone()]));
+    let mut router = Server::start("router", &bin_dir.join("warmpath-router"), &router_args).await?;
+    router.ready(std::time::Duration::from_secs(60)).await?;
+    Ok(router)
+}
+
+async fn measure_all(args: &OverheadArgs, targets: &[(String, String)], folder: &Path) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for &kib in &args.sizes {
+        for history in [Freshness::Seen, Freshness::New] {
+            let script = folder.join(format!("{kib}-{history}.lua"));
+            std::fs::write(&script, lua_script(&body(kib << 10, history)))?;
+            let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
+            for _ in 0..args.rounds.max(1) {
+                for (idx, (name, url)) in targets.iter().enumerate() {
+                    let measured = wrk(args, &script, url).await.with_context(|| format!("through {name}"))?;
+                    anyhow::ensure!(measured.n_failed == 0, "{} requests through {name} failed", measured.n_failed);
+                    rounds[idx].push(measured);
+                }
+            }
+            for ((through, _), mut rounds) in targets.iter().zip(rounds) {
+                rounds.sort_by(|a, b| a.requests_per_s.total_cmp(&b.requests_per_s));
+                let measured = rounds[rounds.len() / 2];
+                rows.push(Row { case: Case { through: through.clone(), kib, history }, measured });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Measured> {
+    let mut command = tokio::process::Command::from(peers::wrk());
+    command.args(["--threads", "1", "--connections", &args.connections.to_string()]);
+    command.args(["--duration", &format!("{}s", args.seconds), "--timeout", "30s", "--script"]).arg(script).arg(url);
+    let output = command.kill_on_drop(true).output().await.context("starting wrk")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    anyhow::ensure!(output.status.success(), "wrk: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let line = text.lines().rfind(|line| line.starts_with('{')).with_context(|| format!("wrk said: {text}"))?;
+    Ok(serde_json::from_str(line)?)
+}
+
+/// Returns a chat of about `n_bytes`, with a mark where each request says something new.
+fn body(n_bytes: usize, history: Freshness) -> String {
+    let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
+    let bytes_each = n_bytes / n_messages;
+    let message = |n: usize| {
+        let role = match n {
+            0 => "system",
+            n if n % 2 == 1 => "user",
+            _ => "assistant",
+        };
+        let is_last = n + 1 == n_messages;
+        let mark = if is_last || history == Freshness::New { MARK } else { "" };
+        format!(r#"{{"role":"{role}","content":"{mark} {}"}}"#, words(n as u64, bytes_each / WORD_BYTES))
+    };
+    let messages: Vec<String> = (0..n_messages).map(message).collect();
+    format!(r#"{{"messages":[{}],"max_tokens":1,"temperature":0}}"#, messages.join(","))
+}
+
+/// Returns wrk's script: each request is the body with a new number in place of every mark; the end is a line of JSON.
+fn lua_script(body: &str) -> String {
+    let parts: Vec<String> = body.split(MARK).map(|part| format!("[==[{part}]==]")).collect();
+    format!(
+        r#"local parts = {{{parts}}}
+local headers = {{["Content-Type"] = "application/json"}}
+local n = math.floor((os.time() % 100000) * 1000000)
+request = function()
+  n = n + 1
+  return wrk.format("POST", "/v1/chat/completions", headers, table.concat(parts, tostring(n)))
+end
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format('{{"requests_per_s": %f, "latency_us_p50": %d, "latency_us_p99": %d, "n_failed": %d}}\n',
+    summary.requests / summary.duration * 1e6, latency:percentile(50), latency:percentile(99),
+    e.connect + e.read + e.write + e.status + e.timeout))
+end
+"#,
+        parts = parts.join(",")
+    )
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["chat", "history", "through", "requests/s", "latency ms p50", "p99"]);
+    for Row { case, measured } in rows {
+        let ms = |us: f64| format!("{:.2}", us / 1e3);
+        table.add_row([
+            format!("{} KiB", case.kib),
+            case.history.to_string(),
+            case.through.clone(),
+            format!("{:.0}", measured.requests_per_s),
+            ms(measured.latency_us_p50),
+            ms(measured.latency_us_p99),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_chat_is_json_of_about_its_size_and_new_where_it_says() {
+        for (history, n_new) in [(Freshness::Seen, 1), (Freshness::New, 16)] {
+            let body = body(32 << 10, history);
+            assert_eq!(body.matches(MARK).count(), n_new);
+            assert!((24 << 10..36 << 10).contains(&body.len()), "{}", body.len());
+            let body: Value = serde_json::from_str(&body.replace(MARK, "17")).expect("JSON");
+            assert_eq!(body["messages"].as_array().map(Vec::len), Some(16));
+            assert_eq!(body["messages"][15]["role"], "user");
+        }
+    }
+
+    #[test]
+    fn a_script_has_a_part_more_than_there_are_marks() {
+        let script = lua_script(&format!("a{MARK}b{MARK}c"));
+        assert!(script.starts_with("local parts = {[==[a]==],[==[b]==],[==[c]==]}"), "{script}");
+    }
+}

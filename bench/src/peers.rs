@@ -1,0 +1,195 @@
+//! Other gateways and servers, started beside ours: nginx, SMG, llama-server; and wrk, which drives load.
+//!
+//! Not here: what is measured (`overhead`, `fleets`), how they are built or fetched (`scripts/`). The idea: each gets a free
+//! port, a folder of its own that goes with it, and the settings that are best for it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use tempfile::TempDir;
+
+use crate::fleet::Server;
+
+/// Is the source tree.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Is how long a peer may take until it answers.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Is how long one may take to end when asked to.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Is the most idle connections that nginx keeps to its workers: more than any benchmark has at a time.
+const NGINX_KEEPALIVE: u32 = 256;
+
+/// Is a gateway that is compared with the router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Gateway {
+    /// nginx, in turn.
+    NginxRoundRobin,
+    /// nginx, to whom has the fewest connections.
+    NginxLeastConn,
+    /// SMG with its policy `cache_aware`.
+    Smg,
+}
+
+impl fmt::Display for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NginxRoundRobin => "nginx, round robin",
+            Self::NginxLeastConn => "nginx, least_conn",
+            Self::Smg => "SMG, cache_aware",
+        })
+    }
+}
+
+/// Fetches nginx, SMG and wrk where they are missing.
+///
+/// Errors: the script fails; what it says has been printed.
+pub fn fetch() -> anyhow::Result<()> {
+    script("routing-peers.sh")
+}
+
+/// Returns llama-server's path after building it where it is missing or out of date.
+///
+/// Errors: the script fails; what it says has been printed.
+pub fn llama_server() -> anyhow::Result<PathBuf> {
+    script("llama-server.sh")?;
+    Ok(peer("llama-server/llama-server"))
+}
+
+/// Returns wrk with what it needs to run.
+pub fn wrk() -> Command {
+    let mut command = Command::new(peer("wrk"));
+    command.env("LD_LIBRARY_PATH", peer("routing-lib"));
+    command
+}
+
+fn script(name: &str) -> anyhow::Result<()> {
+    let path = Path::new(ROOT).join("scripts").join(name);
+    let status = Command::new(&path).status().with_context(|| format!("starting {}", path.display()))?;
+    anyhow::ensure!(status.success(), "{} ended with {status}", path.display());
+    Ok(())
+}
+
+fn peer(name: &str) -> PathBuf {
+    Path::new(ROOT).join("target/peers").join(name)
+}
+
+/// Is a gateway that runs, with the folder that it uses.
+#[derive(Debug)]
+pub struct RunningGateway {
+    server: Server,
+    _folder: TempDir,
+}
+
+impl Gateway {
+    /// Starts the gateway in front of `workers` and waits until a request through it is answered with 200.
+    ///
+    /// Errors: it does not start or does not answer; its log is in the message.
+    pub async fn start(self, workers: &[SocketAddr]) -> anyhow::Result<RunningGateway> {
+        let address = free_address()?;
+        let folder = tempfile::tempdir()?;
+        let mut server = match self {
+            Self::NginxRoundRobin => nginx(address, folder.path(), ("", workers)).await?,
+            Self::NginxLeastConn => nginx(address, folder.path(), ("least_conn;", workers)).await?,
+            Self::Smg => smg(address, workers).await?,
+        };
+        server.answers("/v1/models", READY_TIMEOUT).await?;
+        Ok(RunningGateway { server, _folder: folder })
+    }
+}
+
+impl RunningGateway {
+    /// Returns `http://host:port`.
+    pub fn base_url(&self) -> String {
+        self.server.base_url()
+    }
+
+    /// Ends it, and with it the processes that it has started itself.
+    ///
+    /// Errors: it does not end.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.server.terminate(END_TIMEOUT).await.map(drop)
+    }
+}
+
+/// Returns an address of this machine at which nothing listens.
+///
+/// Errors: no port is free.
+pub fn free_address() -> anyhow::Result<SocketAddr> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+async fn nginx(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> anyhow::Result<Server> {
+    let config = folder.join("nginx.conf");
+    std::fs::write(&config, nginx_config(address, folder, (policy, workers)))?;
+    let args = ["-p", &folder.display().to_string(), "-c", &config.display().to_string()].map(str::to_owned);
+    Server::start_at("nginx", &peer("nginx"), &args, address).await
+}
+
+/// Returns a configuration with connections kept to the workers, bodies in memory and answers passed on as they come.
+fn nginx_config(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> String {
+    let servers: String = workers.iter().map(|worker| format!("server {worker};")).collect();
+    let folder = folder.display();
+    format!(
+        "daemon off; worker_processes auto; pid {folder}/pid; error_log stderr warn;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  upstream workers {{ {policy} {servers} keepalive {NGINX_KEEPALIVE}; keepalive_requests 1000000; }}
+  server {{
+    listen {address};
+    location / {{
+      proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection \"\";
+      proxy_buffering off; proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"
+    )
+}
+
+async fn smg(address: SocketAddr, workers: &[SocketAddr]) -> anyhow::Result<Server> {
+    let mut args =
+        ["-m", "smg", "launch", "--policy", "cache_aware", "--host", "127.0.0.1"].map(str::to_owned).to_vec();
+    args.extend(["--port".to_owned(), address.port().to_string()]);
+    args.extend(["--prometheus-port".to_owned(), free_address()?.port().to_string()]);
+    args.extend(["--log-level", "error", "--worker-urls"].map(str::to_owned));
+    args.extend(workers.iter().map(|worker| format!("http://{worker}")));
+    Server::start_at("smg", &peer("smg/bin/python"), &args, address).await
+}
+
+/// Starts llama-server on `model` with further flags and waits until it answers.
+///
+/// Errors: it does not start or does not answer; its log is in the message.
+pub async fn start_llama_server(program: &Path, model: &Path, flags: &[String]) -> anyhow::Result<Server> {
+    let mut args = ["--host", "127.0.0.1", "--port", "0", "--model"].map(str::to_owned).to_vec();
+    args.push(model.display().to_string());
+    args.extend_from_slice(flags);
+    let mut server = Server::start("llama-server", program, &args).await?;
+    server.answers("/health", READY_TIMEOUT).await?;
+    Ok(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nginx_is_told_of_every_worker() {
+        let addresses: Vec<SocketAddr> =
+            ["127.0.0.1:1", "127.0.0.1:2"].iter().map(|address| address.parse().expect("an address")).collect();
+        let config =
+            nginx_config("127.0.0.1:9".parse().expect("an address"), Path::new("/f"), ("least_conn;", &addresses));
+        assert!(
+            config.contains("upstream workers { least_conn; server 127.0.0.1:1;server 127.0.0.1:2; keepalive"),
+            "{config}"
+        );
+        assert!(config.contains("listen 127.0.0.1:9;") && config.contains("pid /f/pid;"), "{config}");
+    }
+}
