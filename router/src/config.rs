@@ -5,6 +5,7 @@
 pub mod flags;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
@@ -86,6 +87,29 @@ pub const PROMPTS_WAITING_MAX: usize = 256;
 /// Source: a worker pushes its load at most every 10 ms.
 pub const QUEUE_POLL: Duration = Duration::from_millis(10);
 
+/// Is the pause between two looks at a stock server.
+///
+/// Source: own choice: a server that is lost is found out within about a second, as a summary stream's end is.
+pub const STOCK_POLL: Duration = Duration::from_secs(1);
+
+/// Is how long a stock server may take to say how it is.
+///
+/// Source: own choice: llama-server answers `/health` while it computes.
+pub const STOCK_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Is the longest answer to that. Units: bytes.
+pub const STOCK_ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// Is the number of requests that a stock server is taken to run at a time if it does not say.
+///
+/// Source: own choice.
+pub const STOCK_SLOTS_DEFAULT: u16 = 8;
+
+/// Is the context that each of them is taken to have if the server does not say. Units: tokens.
+///
+/// Source: own choice.
+pub const STOCK_CONTEXT_DEFAULT: u32 = 8192;
+
 /// Is what a router does.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -104,14 +128,43 @@ pub struct Config {
 /// Is what the fleet is and how it is followed.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
-    /// Lists the workers, each URL without a path.
-    pub workers: Vec<Url>,
+    /// Lists the workers.
+    pub workers: Vec<WorkerAddress>,
+    /// Lists the vocabularies for stock servers.
+    pub vocabularies: Vec<VocabularyFile>,
     /// Is the most memory of the prefix index. Units: bytes.
     pub index_bytes_max: usize,
     /// Directs the choice.
     pub dispatch: DispatchOptions,
     /// Is how long a worker may take to accept a connection.
     pub connect_timeout: Duration,
+}
+
+/// Says where a worker is and what it speaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerAddress {
+    /// Is its URL, without a path.
+    pub url: Url,
+    /// Says what it speaks.
+    pub api: WorkerApi,
+}
+
+/// Says what a worker speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerApi {
+    /// OpenAI's API and the summary protocol.
+    Warmpath,
+    /// OpenAI's API alone.
+    OpenAi,
+}
+
+/// Is a GGUF file that stock servers tokenize like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VocabularyFile {
+    /// Is the name under which they serve the model; absent where the file is for all of them.
+    pub name: Option<String>,
+    /// Is the file.
+    pub path: PathBuf,
 }
 
 /// Bounds requests.
@@ -156,6 +209,12 @@ pub enum ConfigError {
         /// Says what is wrong with it.
         reason: &'static str,
     },
+    /// A vocabulary's name or file is missing.
+    #[error("--vocab {text}: it must be FILE or NAME=FILE")]
+    Vocabulary {
+        /// Is what was given.
+        text: String,
+    },
     /// A flag's value is out of range.
     #[error("{flag} must be {range}")]
     Range {
@@ -185,6 +244,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         drain_timeout: seconds("--drain-timeout", flags.drain_timeout)?,
         fleet: FleetConfig {
             workers: resolve_workers(flags.workers)?,
+            vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
             dispatch: DispatchOptions {
@@ -227,14 +287,23 @@ fn at_least_one(flag: &'static str, value: usize) -> Result<(), ConfigError> {
     if value > 0 { Ok(()) } else { Err(ConfigError::Range { flag, range: "1 or more" }) }
 }
 
-fn resolve_workers(urls: Vec<Url>) -> Result<Vec<Url>, ConfigError> {
+/// Is what stands before the scheme of a stock server's URL.
+const STOCK_PREFIX: &str = "openai+";
+
+fn resolve_workers(urls: Vec<Url>) -> Result<Vec<WorkerAddress>, ConfigError> {
     if urls.len() > WORKERS_MAX {
         return Err(ConfigError::TooManyWorkers { n: urls.len() });
     }
-    for (idx, url) in urls.iter().enumerate() {
-        let refuse = |reason| Err(ConfigError::WorkerUrl { url: url.to_string(), reason });
+    let mut workers: Vec<WorkerAddress> = Vec::with_capacity(urls.len());
+    for given in urls {
+        let refuse = |reason| Err(ConfigError::WorkerUrl { url: given.to_string(), reason });
+        let (url, api) = match given.as_str().strip_prefix(STOCK_PREFIX).map(Url::parse) {
+            Some(Ok(url)) => (url, WorkerApi::OpenAi),
+            Some(Err(_)) => return refuse("what follows openai+ must be a URL"),
+            None => (given.clone(), WorkerApi::Warmpath),
+        };
         if url.scheme() != "http" {
-            return refuse("the scheme must be http");
+            return refuse("the scheme must be http or openai+http");
         }
         if url.host_str().is_none_or(str::is_empty) {
             return refuse("the host is missing");
@@ -242,11 +311,20 @@ fn resolve_workers(urls: Vec<Url>) -> Result<Vec<Url>, ConfigError> {
         if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
             return refuse("only scheme, host and port can be given");
         }
-        if urls[..idx].contains(url) {
+        if workers.iter().any(|worker| worker.url == url) {
             return refuse("the worker is listed twice");
         }
+        workers.push(WorkerAddress { url, api });
     }
-    Ok(urls)
+    Ok(workers)
+}
+
+fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {
+    let (name, path) = text.split_once('=').map_or((None, text), |(name, path)| (Some(name.to_owned()), path));
+    if path.is_empty() || name.as_ref().is_some_and(String::is_empty) {
+        return Err(ConfigError::Vocabulary { text: text.to_owned() });
+    }
+    Ok(VocabularyFile { name, path: path.into() })
 }
 
 #[cfg(test)]
@@ -263,8 +341,19 @@ mod tests {
     #[test]
     fn workers_are_listed_by_flags_or_commas() {
         let config = resolve_line("--worker http://a:1,http://b:2 --worker http://c:3").expect("a good line");
-        let hosts: Vec<_> = config.fleet.workers.iter().map(|url| url.host_str().unwrap_or_default()).collect();
+        let hosts: Vec<_> =
+            config.fleet.workers.iter().map(|worker| worker.url.host_str().unwrap_or_default()).collect();
         assert_eq!(hosts, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn stock_servers_are_told_by_their_scheme_and_vocabularies_by_name_or_for_all() {
+        let line = "--worker openai+http://a:1 --worker http://b:2 --vocab org/m=m.gguf --vocab all.gguf";
+        let fleet = resolve_line(line).expect("a good line").fleet;
+        let workers: Vec<_> = fleet.workers.iter().map(|worker| (worker.url.as_str(), worker.api)).collect();
+        assert_eq!(workers, [("http://a:1/", WorkerApi::OpenAi), ("http://b:2/", WorkerApi::Warmpath)]);
+        let named = VocabularyFile { name: Some("org/m".into()), path: "m.gguf".into() };
+        assert_eq!(fleet.vocabularies, [named, VocabularyFile { name: None, path: "all.gguf".into() }]);
     }
 
     #[test]
@@ -275,7 +364,13 @@ mod tests {
     #[test]
     fn bad_values_are_named() {
         for (line, expected) in [
-            ("--worker https://a:1", "--worker https://a:1/: the scheme must be http"),
+            ("--worker https://a:1", "--worker https://a:1/: the scheme must be http or openai+http"),
+            ("--worker openai+https://a:1", "--worker openai+https://a:1: the scheme must be http or openai+http"),
+            ("--worker openai+http://", "--worker openai+http://: what follows openai+ must be a URL"),
+            ("--worker openai+http://a:1/v1", "--worker openai+http://a:1/v1: only scheme, host and port can be given"),
+            ("--worker openai+http://a:1,http://a:1", "--worker http://a:1/: the worker is listed twice"),
+            ("--worker http://a:1 --vocab m=", "--vocab m=: it must be FILE or NAME=FILE"),
+            ("--worker http://a:1 --vocab =a.gguf", "--vocab =a.gguf: it must be FILE or NAME=FILE"),
             ("--worker http://a:1/v1", "--worker http://a:1/v1: only scheme, host and port can be given"),
             ("--worker http://a:1,http://a:1", "--worker http://a:1/: the worker is listed twice"),
             ("--worker http://a:1 --drain-timeout=-1", "--drain-timeout must be a number of seconds, 0 or more"),

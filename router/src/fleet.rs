@@ -1,11 +1,13 @@
-//! The fleet: what requests read at once, and the four kinds of task that keep it.
+//! The fleet: what requests read at once, and the tasks that keep it.
 //!
 //! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
-//! The idea: `subscriber` tasks listen to one worker each, the one `tracker` task owns the view and publishes it, the one
+//! The idea: `subscriber` tasks listen to one Warmpath worker each, `stock` tasks look after one other server each, the one `tracker` task owns the view and publishes it, the one
 //! `indexer` thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never
 //! wait for any of them.
 
+pub mod given;
 pub mod indexer;
+pub mod stock;
 pub mod subscriber;
 pub mod tracker;
 pub mod vocabulary;
@@ -26,16 +28,24 @@ use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker, Ticket};
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
+use warmpath_router_core::stock::{Declared, Footing, Sending};
 
+use self::given::Given;
 use self::indexer::BlockView;
+use self::stock::{Stock, Visit};
 use self::subscriber::Outbox;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
-use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX};
+use crate::config::{
+    BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX, WorkerAddress, WorkerApi,
+};
 use crate::metrics::Metrics;
 
 /// Is the fleet, shared by everything that asks for it.
 pub struct Fleet {
     urls: Vec<Url>,
+    /// Has an entry for each worker that is a stock server.
+    stock: Vec<Option<Arc<Stock>>>,
+    given: Vec<Given>,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
@@ -53,11 +63,14 @@ pub struct Fleet {
 
 impl Fleet {
     /// Returns a fleet whose workers have not been heard, and starts the tasks that listen to them.
-    pub fn start(config: &FleetConfig, metrics: Arc<Metrics>, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    pub fn start(config: &FleetConfig, given: Vec<Given>, metrics: Arc<Metrics>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
-        let workers = config.workers.iter().enumerate().map(|(idx, url)| unheard(idx, url)).collect();
+        let workers = config.workers.iter().enumerate().map(|(idx, address)| unheard(idx, address)).collect();
+        let stock = |address: &WorkerAddress| (address.api == WorkerApi::OpenAi).then(Arc::default);
         let fleet = Arc::new(Self {
-            urls: config.workers.clone(),
+            urls: config.workers.iter().map(|address| address.url.clone()).collect(),
+            stock: config.workers.iter().map(stock).collect(),
+            given,
             view: ArcSwap::from_pointee(FleetView { workers }),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
@@ -73,7 +86,11 @@ impl Fleet {
         let (blocks, blocks_inbox) = mpsc::channel(BLOCK_REPORTS_QUEUED_MAX);
         for idx in (0..fleet.urls.len()).map(worker_idx) {
             let outbox = Outbox { reports: reports.clone(), blocks: blocks.clone() };
-            tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
+            if fleet.stock(idx).is_some() {
+                tasks.spawn(stock::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
+            } else {
+                tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
+            }
         }
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), config.connect_timeout, reports));
         tasks.spawn(tracker::track(Arc::clone(&fleet), inbox));
@@ -102,9 +119,21 @@ impl Fleet {
         &self.urls[worker.0 as usize]
     }
 
-    /// Returns what is needed to tokenize for a model, if it has been fetched.
+    /// Returns the stock server that a worker is; absent for a Warmpath worker.
+    pub fn stock(&self, worker: WorkerIdx) -> Option<&Arc<Stock>> {
+        self.stock[worker.0 as usize].as_ref()
+    }
+
+    /// Returns the vocabularies that the operator gives.
+    pub fn given(&self) -> &[Given] {
+        &self.given
+    }
+
+    /// Returns what is needed to tokenize for a model, if it has been given or fetched.
     pub fn vocabulary(&self, key: &VocabularyKey) -> Option<VocabularyState> {
-        self.vocabularies.load().get(key).cloned()
+        let given = self.given.iter().find(|given| VocabularyKey::of(&given.model) == *key);
+        let ready = |given: &Given| VocabularyState::Ready(Arc::clone(&given.vocabulary));
+        given.map(ready).or_else(|| self.vocabularies.load().get(key).cloned())
     }
 
     /// Returns all vocabularies that are wanted, and how far they are.
@@ -133,7 +162,7 @@ impl Fleet {
     /// Errors: [`NoWorker`], with the reasons.
     pub fn dispatch(self: &Arc<Self>, view: &FleetView, ask: &Ask<'_>) -> Result<(Decision, Booking), NoWorker> {
         let (decision, ticket) = self.books().choose(view, ask, &mut rand::rng())?;
-        let booking = Booking { fleet: Arc::clone(self), worker: decision.worker, ticket: Some(ticket) };
+        let booking = Booking { fleet: Arc::clone(self), worker: decision.worker, ticket: Some(ticket), visit: None };
         Ok((decision, booking))
     }
 
@@ -161,7 +190,7 @@ impl Fleet {
             return Some("some workers have not been tried yet".to_owned());
         }
         let vocabularies = self.vocabularies.load();
-        let wanted = vocabulary::wanted(&view);
+        let wanted = vocabulary::wanted(self, &view);
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
         wanted.iter().any(is_pending).then(|| "a vocabulary is being fetched".to_owned())
     }
@@ -177,6 +206,8 @@ pub struct Booking {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     ticket: Option<Ticket>,
+    /// Is what becomes of it, where the worker is a stock server.
+    visit: Option<Visit>,
 }
 
 impl Booking {
@@ -185,8 +216,28 @@ impl Booking {
         self.fleet.books().succeeded(self.worker);
     }
 
+    /// Watches what becomes of the request, if the worker is a stock server.
+    pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> Sending) {
+        if let Some(stock) = self.fleet.stock(self.worker) {
+            self.visit = Some(Visit::new(stock, &self.fleet.metrics, (request_id, sending())));
+        }
+    }
+
+    /// Returns whether the worker is a stock server.
+    pub fn is_visit(&self) -> bool {
+        self.visit.is_some()
+    }
+
+    /// Returns what watches the request, where the worker is a stock server.
+    pub fn visit(&mut self) -> Option<&mut Visit> {
+        self.visit.as_mut()
+    }
+
     /// Records that the worker has failed the request.
     pub fn failed(&self, failure: Failure) {
+        if let Some(visit) = &self.visit {
+            visit.failed(failure);
+        }
         self.fleet.books().failed(self.worker, failure, Instant::now());
     }
 }
@@ -203,20 +254,21 @@ fn worker_idx(idx: usize) -> WorkerIdx {
     WorkerIdx(u32::try_from(idx).expect("the configuration bounds the number of workers"))
 }
 
-fn unheard(idx: usize, url: &Url) -> Arc<WorkerView> {
+fn unheard(idx: usize, address: &WorkerAddress) -> Arc<WorkerView> {
     Arc::new(WorkerView {
         idx: worker_idx(idx),
-        name: url.as_str().trim_end_matches('/').to_owned(),
+        name: address.url.as_str().trim_end_matches('/').to_owned(),
         uid: None,
         model: None,
         load: Default::default(),
         link: Link::Connecting,
         excluded: None,
         n_blocks: 0,
+        stock: (address.api == WorkerApi::OpenAi).then_some(Footing::Load),
     })
 }
 
-/// Is what the subscribers and the vocabulary task tell the tracker.
+/// Is what the followers of workers and the vocabulary task tell the tracker.
 pub enum Report {
     /// A worker shows a snapshot, of which model and load have come.
     Opened {
@@ -224,6 +276,18 @@ pub enum Report {
         worker: WorkerIdx,
         /// Is what has come.
         new: Box<warmpath_router_core::follower::NewWorker>,
+    },
+    /// A stock server was found.
+    Found {
+        /// Names the worker.
+        worker: WorkerIdx,
+        /// Is what it says of itself.
+        declared: Declared,
+    },
+    /// A stock server counts tokens otherwise than the vocabulary that it was taken to have.
+    Differs {
+        /// Names the worker.
+        worker: WorkerIdx,
     },
     /// A worker's stream goes on where it was lost.
     Resumed {

@@ -24,6 +24,7 @@ use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::index::Match;
 use warmpath_router_core::retry::{Failure, Verdict};
+use warmpath_router_core::stock::Sending;
 
 use crate::error::RequestError;
 use crate::fleet::Booking;
@@ -114,7 +115,8 @@ async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared)
             app.metrics.retries.inc();
         }
         let worker = choice.decision.worker;
-        let upstream = Upstream { client: &app.client, limits: &app.requests, base: app.fleet.url(worker) };
+        let client = app.client_for(worker);
+        let upstream = Upstream { client, limits: &app.requests, base: app.fleet.url(worker) };
         let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
@@ -265,7 +267,8 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         tried: &trail.tried,
         now: start,
     };
-    let (mut decision, booking) = app.fleet.dispatch(&view, &ask)?;
+    let (mut decision, mut booking) = app.fleet.dispatch(&view, &ask)?;
+    booking.watch(&arrival.id, || sending(prepared, &decision));
     if trail.n_attempts > 0 {
         decision.reason = Reason::Retry;
     }
@@ -295,9 +298,35 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     })
 }
 
+/// Returns what a stock server is sent.
+fn sending(prepared: &Prepared, decision: &Decision) -> Sending {
+    let (keys, n_tokens) = match &prepared.prompt {
+        Prompt::Known { keys, n_tokens } => (keys.clone(), *n_tokens),
+        Prompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
+    };
+    Sending {
+        keys,
+        n_tokens,
+        block_size_tokens: prepared.model.block_size_tokens,
+        cached_tokens: decision.cached_tokens,
+        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, Prompt::Known { .. }),
+    }
+}
+
+/// Looks at what a stock server answers; returns how many prompt tokens it says were reused, if it says so at once.
+fn look(booking: &mut Booking, answer: &Answer) -> Option<u32> {
+    let visit = booking.visit().filter(|_| answer.head().status.is_success())?;
+    visit.begun();
+    match answer {
+        Answer::Whole { body, .. } => visit.whole(body),
+        Answer::Stream { .. } => None,
+    }
+}
+
 /// Returns a worker's answer with the router's headers; its body is relayed as it comes.
-fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Response {
+fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> Response {
     choice.booking.succeeded();
+    let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
     if head.status.is_success() && arrival.shape != Shape::None {
         app.metrics.ttft.observe(arrival.at.elapsed().as_secs_f64());
@@ -306,6 +335,9 @@ fn respond(app: &App, arrival: Arrival, choice: Choice, answer: Answer) -> Respo
     let mut headers = headers::to_client(&head.headers);
     let worker = app.fleet.url(choice.decision.worker);
     headers::describe(&mut headers, &choice, worker);
+    if let Some(cached_tokens) = cached_tokens {
+        headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
+    }
     let body = match answer {
         Answer::Whole { body, .. } => {
             app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());

@@ -97,6 +97,12 @@ metrics! {
     summary_streams: IntCounterVec = counters("summary_streams_total", &["start"]);
     /// Frames of summary streams.
     summary_frames: IntCounter = counter("summary_frames_total");
+    /// Predictions of reuse at stock servers by what came of them: exact, less, more, or unchecked (the answer did not say).
+    stock_predictions: IntCounterVec = counters("stock_predictions_total", &["outcome"]);
+    /// Stock servers that were lost or not found, by reason; counted at every try.
+    stock_losses: IntCounterVec = counters("stock_losses_total", &["reason"]);
+    /// Stock servers that counted a prompt's tokens otherwise than the vocabulary that they were taken to have.
+    stock_mismatches: IntCounter = counter("stock_vocabulary_mismatches_total");
     /// Downloads of vocabularies, by outcome.
     vocabularies: IntCounterVec = counters("vocabulary_downloads_total", &["outcome"]);
     /// Workers by state.

@@ -19,6 +19,7 @@ use warmpath_common::openai::{ChatPrompt, CompletionPrompt, PromptField};
 use warmpath_prompt::PromptError;
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::FleetView;
+use warmpath_router_core::stock::text;
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
@@ -236,6 +237,13 @@ fn tokenize(
 ) -> Result<Result<Vec<Token>, &'static str>, RequestError> {
     if let Parsed::Completion(PromptField::Tokens(tokens)) = parsed {
         return Ok(Ok(tokens));
+    }
+    if text::is_text(model) {
+        return Ok(match parsed {
+            Parsed::Chat(chat) => Ok(text::chat(&chat)),
+            Parsed::Completion(field) => longest(field, |prompt| text::cut(prompt.as_bytes())).ok_or("no_prompt"),
+            Parsed::None => Err("no_prompt"),
+        });
     }
     let vocabulary = match fleet.vocabulary(&VocabularyKey::of(model)) {
         Some(VocabularyState::Ready(vocabulary)) => vocabulary,

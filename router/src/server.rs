@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::config::Config;
 use crate::fleet::Fleet;
+use crate::fleet::given::{Given, GivenError};
 use crate::http::state::App;
 use crate::http::{admin_routes, client_routes};
 use crate::metrics::Metrics;
@@ -25,6 +26,9 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
+    /// A vocabulary cannot be used.
+    #[error(transparent)]
+    Vocabulary(#[from] GivenError),
 }
 
 /// Is a router that serves; dropping it ends it at once.
@@ -54,7 +58,8 @@ impl Server {
         let admin_address = admin_listener.local_addr().unwrap_or(config.admin_listen);
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
-        let fleet = Fleet::start(&config.fleet, Arc::clone(&metrics), &mut tasks);
+        let given = config.fleet.vocabularies.iter().map(Given::open).collect::<Result<_, _>>()?;
+        let fleet = Fleet::start(&config.fleet, given, Arc::clone(&metrics), &mut tasks);
         let app = App::new(fleet, config.requests, metrics);
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);

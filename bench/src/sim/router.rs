@@ -90,6 +90,7 @@ impl Router {
             link: Link::Connecting,
             excluded: None,
             n_blocks: 0,
+            stock: None,
         };
         let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });

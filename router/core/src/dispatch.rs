@@ -239,7 +239,10 @@ impl Dispatch {
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
-        let filling = self.pending.add(decision.worker, ask.prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks)));
+        // A stock server computes a prefix for each of the requests that come while it is being computed.
+        let is_lent = chosen.worker.stock.is_none();
+        let fills = ask.prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks));
+        let filling = self.pending.add(decision.worker, if is_lent { fills } else { &[] });
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book(sent, filling)))
     }

@@ -12,6 +12,7 @@ use warmpath_common::summary::Load;
 
 use crate::WorkerIdx;
 use crate::agreement::Disagreement;
+use crate::stock::Footing;
 
 /// Is how long a view may be stale before its worker gets no more requests.
 ///
@@ -56,6 +57,8 @@ pub struct WorkerView {
     pub excluded: Option<Disagreement>,
     /// Is the number of blocks that it holds, as far as the index knows; may be an update behind the index.
     pub n_blocks: usize,
+    /// Says on what footing a stock server stands; absent for a Warmpath worker.
+    pub stock: Option<Footing>,
 }
 
 /// Says why a worker cannot be given a request.

@@ -19,6 +19,7 @@ pub mod index;
 pub mod pending;
 pub mod retry;
 pub mod reuse;
+pub mod stock;
 
 #[cfg(test)]
 mod testing;

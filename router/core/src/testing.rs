@@ -44,5 +44,6 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         link: Link::Live,
         excluded: None,
         n_blocks: 0,
+        stock: None,
     }
 }

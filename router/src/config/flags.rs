@@ -12,9 +12,13 @@ use warmpath_router_core::choose::Policy;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
-    /// URL of a worker, as http://10.0.0.5:8081; may be repeated, or a list with commas.
+    /// URL of a worker, as http://10.0.0.5:8081, or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
     #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',', required = true)]
     pub workers: Vec<Url>,
+
+    /// GGUF file that OpenAI-like servers tokenize like, those that serve NAME or all of them; may be repeated. Without one their prompts are compared as text.
+    #[arg(long = "vocab", env = "WARMPATH_VOCAB", value_name = "[NAME=]FILE", value_delimiter = ',')]
+    pub vocabularies: Vec<String>,
 
     /// Address to serve clients on; port 0 takes a free one.
     #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]

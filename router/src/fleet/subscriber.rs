@@ -99,14 +99,14 @@ pub struct Outbox {
 }
 
 /// Says that the router ends.
-struct Closed;
+pub(super) struct Closed;
 
 impl Outbox {
-    async fn tell(&self, report: Report) -> Result<(), Closed> {
+    pub(super) async fn tell(&self, report: Report) -> Result<(), Closed> {
         self.reports.send(report).await.map_err(|_| Closed)
     }
 
-    async fn tell_blocks(&self, report: BlockReport) -> Result<(), Closed> {
+    pub(super) async fn tell_blocks(&self, report: BlockReport) -> Result<(), Closed> {
         self.blocks.send(report).await.map_err(|_| Closed)
     }
 }

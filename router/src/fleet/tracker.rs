@@ -15,7 +15,9 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::{self, Disagreement, Twin};
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::follower::NewWorker;
+use warmpath_router_core::stock::Declared;
 
+use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
 use super::{Fleet, Report};
 
@@ -26,7 +28,8 @@ const BATCH_MAX: usize = 256;
 pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
     let workers = fleet.view().workers.clone();
     let lives = vec![None; workers.len()];
-    let mut tracker = Tracker { fleet, workers, lives, models_changed: false };
+    let stock = Stocks::new(&fleet, workers.len());
+    let mut tracker = Tracker { fleet, workers, lives, stock, models_changed: false };
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
         batch.drain(..).for_each(|report| tracker.apply(report));
@@ -39,6 +42,7 @@ struct Tracker {
     workers: Vec<Arc<WorkerView>>,
     /// Says for each worker which life of which process it was when it was last heard.
     lives: Vec<Option<Stamp>>,
+    stock: Stocks,
     /// Says that the workers that are there, or their models, may have changed since the last agreement.
     models_changed: bool,
 }
@@ -47,6 +51,8 @@ impl Tracker {
     fn apply(&mut self, report: Report) {
         match report {
             Report::Opened { worker, new } => self.opened(worker, *new),
+            Report::Found { worker, declared } => self.found(worker, declared),
+            Report::Differs { worker } => self.differs(worker),
             Report::Resumed { worker } => self.view_mut(worker).link = Link::Live,
             Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
             Report::Lost { worker } => self.lost(worker),
@@ -125,6 +131,7 @@ impl Tracker {
 
     /// Finds out who disagrees, and says so once.
     fn settle(&mut self) {
+        self.stock.place(&self.fleet, &mut self.workers);
         let vocabularies = self.fleet.vocabularies();
         let models: Vec<_> = self
             .workers
@@ -157,6 +164,22 @@ impl Tracker {
 }
 
 impl Tracker {
+    fn found(&mut self, worker: WorkerIdx, declared: Declared) {
+        let view = self.view_mut(worker);
+        view.link = Link::Live;
+        tracing::info!(worker = %view.name, names = ?declared.names, slots = declared.n_slots, "stock server is found");
+        self.stock.found(worker, declared);
+        self.models_changed = true;
+        self.fleet.books().reconnected(worker);
+    }
+
+    fn differs(&mut self, worker: WorkerIdx) {
+        let view = &self.workers[worker.0 as usize];
+        self.stock.differs(&self.fleet, view);
+        tracing::warn!(worker = %view.name, "stock server counts tokens otherwise; it is not taken to have that vocabulary");
+        self.models_changed = true;
+    }
+
     /// Keeps out a process that is in the fleet under another URL already, and says which processes share an identity.
     fn find_twins(&self, verdicts: &mut [Option<Disagreement>]) {
         let is_there = |idx: &usize| matches!(self.workers[*idx].link, Link::Live | Link::Stale { .. });

@@ -18,6 +18,7 @@ use warmpath_common::summary::VOCABULARY_PATH;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router_core::agreement::Disagreement;
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::stock::text::is_text;
 
 use super::subscriber::{chain, client, endpoint};
 use super::{Fleet, Report};
@@ -138,12 +139,15 @@ enum FetchError {
     TooMany,
 }
 
-/// Returns the vocabularies that the workers in the fleet need, in the order of the workers.
-pub fn wanted(view: &FleetView) -> Vec<VocabularyKey> {
+/// Returns the vocabularies that the workers in the fleet need and nobody has given, in the order of the workers.
+pub fn wanted(fleet: &Fleet, view: &FleetView) -> Vec<VocabularyKey> {
     let mut keys = Vec::new();
-    for worker in &view.workers {
-        let key = worker.model.as_deref().map(VocabularyKey::of);
-        keys.extend(key.filter(|key| !keys.contains(key)));
+    for model in view.workers.iter().filter_map(|worker| worker.model.as_deref()).filter(|model| !is_text(model)) {
+        let key = VocabularyKey::of(model);
+        let is_given = fleet.given().iter().any(|given| VocabularyKey::of(&given.model) == key);
+        if !is_given && !keys.contains(&key) {
+            keys.push(key);
+        }
     }
     keys
 }
@@ -159,7 +163,7 @@ pub async fn fetch(fleet: Arc<Fleet>, connect_timeout: Duration, reports: mpsc::
     let client = client(connect_timeout);
     let mut retries: HashMap<VocabularyKey, Retry> = HashMap::new();
     loop {
-        let wanted = wanted(&fleet.view());
+        let wanted = wanted(&fleet, &fleet.view());
         retries.retain(|key, _| wanted.contains(key));
         keep_only(&fleet, &wanted);
         let now = Instant::now();
@@ -223,6 +227,7 @@ async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> 
     let view = fleet.view();
     let has_it = |worker: &&Arc<WorkerView>| {
         !matches!(worker.link, Link::Down { .. } | Link::Connecting)
+            && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
     };
     // Another one each time, should one be unable to give it.

@@ -57,6 +57,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     json!({
         "url": worker.name,
         "uid": worker.uid,
+        "mode": mode(worker),
         "state": state(app, worker),
         "excluded": worker.excluded.as_ref().map(ToString::to_string),
         "stale_seconds": stale,
@@ -69,6 +70,11 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "in_flight": n_in_flight,
         "unreported": {"requests": unreported.n_requests, "prefill_tokens": unreported.prefill_tokens},
     })
+}
+
+/// Returns how a worker's blocks are known: by its summary, or as a stock server's are.
+pub(super) fn mode(worker: &WorkerView) -> &'static str {
+    worker.stock.map_or("summary", |footing| footing.label())
 }
 
 fn state(app: &App, worker: &WorkerView) -> &'static str {

@@ -13,6 +13,7 @@ use warmpath_router_core::dispatch::{Ask, Weighed};
 use warmpath_router_core::fleet::Link;
 use warmpath_router_core::index::Match;
 
+use super::admin::mode;
 use super::completions::read_whole;
 use super::state::App;
 use crate::error::RequestError;
@@ -84,6 +85,7 @@ fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
         "url": worker.name,
+        "mode": mode(worker),
         "unavailable": weighed.unavailable.map(|why| why.label()),
         "has_room": weighed.has_room,
         "claimed_blocks": claimed,

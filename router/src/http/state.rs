@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
 
@@ -24,8 +25,10 @@ pub struct App {
     pub requests: Arc<RequestConfig>,
     /// Is the metrics.
     pub metrics: Arc<Metrics>,
-    /// Connects to workers.
-    pub client: reqwest::Client,
+    /// Connects to Warmpath workers.
+    client: reqwest::Client,
+    /// Connects to stock servers.
+    stock_client: reqwest::Client,
     /// Bounds the work before a choice.
     pub preparing: Arc<Preparing>,
     /// Is when the router started. Units: seconds since 1970.
@@ -55,17 +58,22 @@ impl Drop for Place {
 impl App {
     /// Returns the state of a router that has answered nothing.
     pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, metrics: Arc<Metrics>) -> Self {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(requests.connect_timeout)
-            .tcp_nodelay(true)
-            .build()
-            .expect("a client without TLS has nothing to fail on");
+        let client = |idle_max| {
+            reqwest::Client::builder()
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .connect_timeout(requests.connect_timeout)
+                .pool_max_idle_per_host(idle_max)
+                .tcp_nodelay(true)
+                .build()
+                .expect("a client without TLS has nothing to fail on")
+        };
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             fleet,
-            client,
+            client: client(usize::MAX),
+            // A connection for each request: llama-server ends one after 5 s or 100 requests, and what is sent just then is lost.
+            stock_client: client(0),
             preparing: Arc::default(),
             started_s: started.as_secs(),
             turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
@@ -76,6 +84,11 @@ impl App {
             requests: Arc::new(requests),
             metrics,
         }
+    }
+
+    /// Returns what connects to a worker.
+    pub fn client_for(&self, worker: WorkerIdx) -> &reqwest::Client {
+        if self.fleet.stock(worker).is_some() { &self.stock_client } else { &self.client }
     }
 
     /// Returns a place for one more request.

@@ -53,6 +53,10 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     headers.remove(header::EXPECT);
     OURS.iter().for_each(|name| drop(headers.remove(*name)));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
+    if choice.booking.is_visit() {
+        // A stock server knows no hints.
+        return headers;
+    }
     if let Some(slot) = choice.decision.slot {
         set(&mut headers, headers::SLOT, &slot.to_string());
     }

@@ -83,6 +83,9 @@ impl State {
         }
         match self.pieces.next().await {
             Some(Ok(piece)) => {
+                if let Some(visit) = self.relay.booking.visit() {
+                    visit.passed(&piece);
+                }
                 for &byte in piece.iter().rev().take(2).rev() {
                     self.tail = [self.tail[1], byte];
                 }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod stock;
 pub mod worker;
 
 use std::future::Future;
@@ -45,6 +46,18 @@ impl TestRouter {
     /// Starts a router and waits until it is ready.
     pub async fn ready(workers: &[&FakeWorker], flags: &[&str]) -> Self {
         let router = Self::start(workers, flags).await;
+        router.wait_until_ready().await
+    }
+
+    /// Starts a router in front of workers of any kind, each as the command line has it, and waits until it is ready.
+    pub async fn ready_for(workers: &[String], flags: &[&str]) -> Self {
+        let server = Server::start(config_of(workers, flags)).await.expect("port 0 is free");
+        let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+        Self { server, client }.wait_until_ready().await
+    }
+
+    async fn wait_until_ready(self) -> Self {
+        let router = self;
         eventually("the router is ready", || async { router.get("/readyz").await.0 == 200 }).await;
         router
     }
@@ -96,7 +109,10 @@ impl TestRouter {
 }
 
 pub fn config(workers: &[&FakeWorker], flags: &[&str]) -> Config {
-    let urls: Vec<_> = workers.iter().map(|worker| worker.url()).collect();
+    config_of(&workers.iter().map(|worker| worker.url()).collect::<Vec<_>>(), flags)
+}
+
+pub fn config_of(urls: &[String], flags: &[&str]) -> Config {
     let line = ["warmpath-router", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--index-max", "16"];
     let workers = urls.iter().flat_map(|url| ["--worker", url.as_str()]);
     let line: Vec<_> = line.into_iter().chain(workers).chain(flags.iter().copied()).collect();

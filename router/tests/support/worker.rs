@@ -246,7 +246,7 @@ pub fn model() -> ModelInfo {
     }
 }
 
-static MAKER: std::sync::LazyLock<PromptMaker> = std::sync::LazyLock::new(|| {
+pub static MAKER: std::sync::LazyLock<PromptMaker> = std::sync::LazyLock::new(|| {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::io::Write::write_all(&mut file, &VOCABULARY).expect("it takes the vocabulary");
     PromptMaker::open(file.path(), PromptOptions::default()).expect("the vocabulary loads")

@@ -1,0 +1,391 @@
+//! A stock server: what is known of a worker that speaks OpenAI's API and publishes no summary, from this router's own requests.
+//!
+//! Not here: HTTP and polling (the router's `fleet::stock`), the prefix index, which learns of every change of what is
+//! remembered as it does from a summary. The idea: what a Warmpath worker says of itself is made up here from what was sent
+//! to the server and what it answered: which blocks it holds, how busy it is, how fast. It is approximate: other routers'
+//! requests show only where the server counts them, and evictions only afterwards, in what it reuses.
+
+mod footing;
+mod memory;
+mod speed;
+pub mod text;
+pub mod usage;
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::summary::{Change, Load};
+
+pub use self::footing::{Counts, Declared, Footing, place};
+pub use self::memory::MemoryLimits;
+use self::memory::{Memory, Use};
+use self::speed::Speed;
+use self::usage::Usage;
+
+/// Is the most block keys of changes that wait to be taken; beyond it everything is forgotten.
+///
+/// Source: own choice: 1 MB, two million tokens.
+const CHANGED_KEYS_MAX: usize = 1 << 17;
+
+/// Is how many answers in a row must count other tokens than this router for its vocabulary to be wrong.
+///
+/// Source: own choice: one may have said the date at midnight.
+const DIFFERING_MAX: u32 = 3;
+
+/// Is the shortest computed part of a prompt whose time says how fast a server is. Units: tokens.
+///
+/// Source: own choice: of fewer tokens, overhead is most.
+const COMPUTED_TOKENS_MIN: f64 = 16.0;
+
+/// Names a request at a stock server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VisitId(u64);
+
+/// Is a request that is sent to a stock server.
+#[derive(Debug, Clone, Default)]
+pub struct Sending {
+    /// Names the blocks of its prompt; none where they are not known or must not be reused.
+    pub keys: Vec<BlockKey>,
+    /// Is the prompt's length. Units: tokens.
+    pub n_tokens: u32,
+    /// Is the number of tokens in a block.
+    pub block_size_tokens: u32,
+    /// Is how much of the prompt the router counts on being reused, whole blocks. Units: tokens.
+    pub cached_tokens: u32,
+    /// Says whether the answer's counts are those of one prompt whose tokens are known here.
+    pub is_countable: bool,
+}
+
+/// Says how an answer came.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ending {
+    /// Is what the answer said.
+    pub usage: Usage,
+    /// Is the number of its events, each about one token; 0 for one that came whole.
+    pub n_events: u32,
+    /// Is when it ended.
+    pub at: Instant,
+}
+
+/// Is what came of a prediction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reused {
+    /// Is the prompt's length by the server. Units: tokens.
+    pub prompt_tokens: u32,
+    /// Is how much of it was reused, by the server. Units: tokens.
+    pub cached_tokens: u32,
+    /// Is how much of it was counted on, in the server's tokens.
+    pub predicted_tokens: u32,
+    /// Says whether that was less, about as much or more than was counted on.
+    pub outcome: Ordering,
+}
+
+/// Is what a server itself says of its load, all its clients together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pulse {
+    /// Is the number of requests that run.
+    pub n_running: u32,
+    /// Is the number of requests that wait.
+    pub n_waiting: u32,
+    /// Is a count that only grows while the server lives.
+    pub progress: Option<u64>,
+}
+
+/// Is what has changed since it was last asked.
+#[derive(Debug, Default, PartialEq)]
+pub struct News {
+    /// Lists the requests that the load counts.
+    pub accepted: Vec<RequestId>,
+    /// Says that nothing of what was told before is remembered any more.
+    pub is_forgotten: bool,
+    /// Lists changes of what is remembered.
+    pub changes: Vec<Change>,
+    /// Is the load.
+    pub load: Load,
+    /// Says that the server counts tokens otherwise than this router does; said once in a life.
+    pub differs: bool,
+}
+
+struct Visit {
+    life: u64,
+    sending: Sending,
+    /// Is the last use, before this one, of each leading block that could be reused.
+    known: Vec<Use>,
+    /// Lists the uses of requests that ran when this one came: what they hold may be lent to nobody.
+    busy: Vec<Use>,
+    /// Says that it had the server's prefill to itself, as far as this router knows.
+    is_undisturbed: bool,
+    sent_at: Instant,
+    begun: Option<Begun>,
+}
+
+#[derive(Clone, Copy)]
+struct Begun {
+    at: Instant,
+    used: Use,
+}
+
+/// Is what is known of one stock server.
+pub struct StockServer {
+    n_slots: u16,
+    footing: Footing,
+    block_size_tokens: u32,
+    memory: Memory,
+    speed: Speed,
+    visits: BTreeMap<VisitId, Visit>,
+    next_visit: u64,
+    /// Counts the server's lives; what was sent in an earlier one is lost.
+    life: u64,
+    others: Pulse,
+    progress: Option<u64>,
+    n_differing: u32,
+    accepted: Vec<RequestId>,
+    changes: Vec<Change>,
+    is_forgotten: bool,
+    differs: bool,
+}
+
+/// Is the memory of a server that has said nothing.
+const NO_MEMORY: MemoryLimits = MemoryLimits { blocks_max: 0, blocks_expected: 0 };
+
+impl Default for StockServer {
+    /// Returns a server that has not been found.
+    fn default() -> Self {
+        Self {
+            n_slots: 1,
+            footing: Footing::Load,
+            block_size_tokens: 1,
+            memory: Memory::new(NO_MEMORY),
+            speed: Speed::default(),
+            visits: BTreeMap::new(),
+            next_visit: 0,
+            life: 0,
+            others: Pulse::default(),
+            progress: None,
+            n_differing: 0,
+            accepted: Vec::new(),
+            changes: Vec::new(),
+            is_forgotten: false,
+            differs: false,
+        }
+    }
+}
+
+impl StockServer {
+    /// Records on what footing the server stands; where that is new, what was remembered is forgotten.
+    pub fn placed(&mut self, footing: Footing, (n_slots, block_size_tokens): (u16, u32), limits: MemoryLimits) {
+        self.n_slots = n_slots;
+        if (self.footing, self.block_size_tokens) != (footing, block_size_tokens) || self.memory.limits() != limits {
+            (self.footing, self.block_size_tokens) = (footing, block_size_tokens);
+            self.memory = Memory::new(limits);
+            self.forget();
+        }
+    }
+
+    /// Records that the server was lost or has begun anew: it holds nothing of what was sent there.
+    pub fn lost(&mut self) {
+        self.life += 1;
+        self.others = Pulse::default();
+        self.progress = None;
+        self.n_differing = 0;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.memory.clear();
+        self.changes.clear();
+        self.is_forgotten = true;
+    }
+
+    /// Records a request that is sent there.
+    pub fn sent(&mut self, request_id: &RequestId, mut sending: Sending, now: Instant) -> VisitId {
+        if self.footing == Footing::Load || sending.block_size_tokens != self.block_size_tokens {
+            sending.keys.clear();
+        }
+        // At least one token is computed.
+        let blocks_max = sending.n_tokens.saturating_sub(1) / self.block_size_tokens.max(1);
+        let n_reusable = sending.keys.len().min(blocks_max as usize);
+        let is_filling = |visit: &Visit| visit.begun.is_none();
+        let visit = Visit {
+            life: self.life,
+            known: self.memory.known(&sending.keys[..n_reusable]),
+            busy: self.visits.values().filter_map(|visit| Some(visit.begun?.used)).collect(),
+            is_undisturbed: self.visits.len() < usize::from(self.n_slots) && !self.visits.values().any(is_filling),
+            sending,
+            sent_at: now,
+            begun: None,
+        };
+        let id = VisitId(self.next_visit);
+        self.next_visit += 1;
+        self.visits.insert(id, visit);
+        self.accepted.push(request_id.clone());
+        id
+    }
+
+    /// Records that the answer to a request has begun: its prompt is computed.
+    pub fn begun(&mut self, id: VisitId, now: Instant) {
+        let Some(visit) = self.visits.get_mut(&id).filter(|visit| visit.begun.is_none()) else { return };
+        let is_lost = visit.life != self.life;
+        let keys: &[BlockKey] = if is_lost { &[] } else { &visit.sending.keys };
+        let used = self.memory.hold(keys, &mut self.changes);
+        visit.begun = Some(Begun { at: now, used });
+        self.bound_changes();
+    }
+
+    /// Records that a request has left the server, with or without an answer; returns what came of the prediction.
+    pub fn ended(&mut self, id: VisitId, ending: Option<Ending>) -> Option<Reused> {
+        let visit = self.visits.remove(&id)?;
+        let ending = ending.filter(|_| visit.begun.is_some())?;
+        self.learn_speed(&visit, &ending);
+        self.compare_counts(&visit, &ending.usage);
+        if !visit.sending.is_countable {
+            return None;
+        }
+        let reused = self.compare_reuse(&visit, &ending.usage);
+        self.bound_changes();
+        reused
+    }
+
+    /// Records what the server says of its load; returns whether it has begun anew since it last did.
+    pub fn observed(&mut self, pulse: Pulse) -> bool {
+        let is_new = matches!((self.progress, pulse.progress), (Some(before), Some(now)) if now < before);
+        self.progress = pulse.progress;
+        let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
+        let n_own_running = n_own.min(u32::from(self.n_slots));
+        self.others = Pulse {
+            n_running: pulse.n_running.saturating_sub(n_own_running),
+            n_waiting: pulse.n_waiting.saturating_sub(n_own - n_own_running),
+            progress: None,
+        };
+        is_new
+    }
+
+    /// Takes what has changed.
+    pub fn take_news(&mut self) -> News {
+        News {
+            accepted: std::mem::take(&mut self.accepted),
+            is_forgotten: std::mem::take(&mut self.is_forgotten),
+            changes: std::mem::take(&mut self.changes),
+            load: self.load(),
+            differs: std::mem::take(&mut self.differs),
+        }
+    }
+
+    /// Returns the number of requests of this router that are there.
+    pub fn n_visits(&self) -> usize {
+        self.visits.len()
+    }
+
+    fn load(&self) -> Load {
+        let n_slots = u32::from(self.n_slots);
+        let mut load = Load { rates: self.speed.rates(), ..Load::default() };
+        for (nth, visit) in self.visits.values().enumerate() {
+            let tokens = u64::from(visit.sending.n_tokens.saturating_sub(visit.sending.cached_tokens));
+            match visit.begun {
+                Some(_) => load.n_decoding += 1,
+                None if nth < n_slots as usize => load.running_prefill_tokens += tokens,
+                None => load.queued_prefill_tokens += tokens,
+            }
+        }
+        let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
+        let n_all = n_own.saturating_add(self.others.n_running).saturating_add(self.others.n_waiting);
+        let n_busy = n_all.min(n_slots);
+        load.n_queued = n_all - n_busy;
+        load.n_decoding = load.n_decoding.saturating_add(self.others.n_running).min(n_busy);
+        load.busy_slots = (0..u16::try_from(n_busy).unwrap_or(self.n_slots)).map(SlotId).collect();
+        load.free_cells = self.memory.n_free() as u64 * u64::from(self.block_size_tokens);
+        load
+    }
+
+    fn learn_speed(&mut self, visit: &Visit, ending: &Ending) {
+        let Ending { usage, n_events, at } = *ending;
+        let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
+        let begun = visit.begun.map_or(at, |begun| begun.at);
+        if let Some((prompt, cached)) = usage.reuse() {
+            // In tokens as this router counts them, which costs are in.
+            let scale = f64::from(visit.sending.n_tokens) / f64::from(prompt);
+            let computed = f64::from(prompt - cached) * scale;
+            let streamed_ms = (n_events > 0 && visit.is_undisturbed).then(|| ms(visit.sent_at, begun));
+            if let Some(prefill_ms) = usage.prefill_ms.or(streamed_ms).filter(|_| computed >= COMPUTED_TOKENS_MIN) {
+                self.speed.prefilled(computed, prefill_ms);
+            }
+        }
+        let n_answered = usage.completion_tokens.unwrap_or(n_events);
+        self.speed.answered(f64::from(n_answered));
+        let streamed_ms = (n_events > 1).then(|| ms(begun, at) / f64::from(n_answered.max(2) - 1));
+        if let Some(step_ms) = usage.decode_step_ms.or(streamed_ms) {
+            self.speed.decoded(step_ms);
+        }
+    }
+
+    fn compare_counts(&mut self, visit: &Visit, usage: &Usage) {
+        let is_comparable = visit.sending.is_countable && self.footing == Footing::Vocabulary;
+        let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable && visit.life == self.life) else { return };
+        self.n_differing = if counted == visit.sending.n_tokens { 0 } else { self.n_differing + 1 };
+        self.differs |= self.n_differing == DIFFERING_MAX;
+    }
+
+    /// Compares what was reused with what was counted on and with what is remembered, and corrects the memory.
+    fn compare_reuse(&mut self, visit: &Visit, usage: &Usage) -> Option<Reused> {
+        let (prompt_tokens, cached_tokens) = usage.reuse()?;
+        let n_tokens = u64::from(visit.sending.n_tokens.max(1));
+        // In text blocks, the reused share of the tokens is the reused share of the text, nearly.
+        let cached = match self.footing {
+            Footing::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
+            Footing::Vocabulary | Footing::Load => u64::from(cached_tokens),
+        };
+        let block_size = u64::from(self.block_size_tokens.max(1));
+        let actual = (cached / block_size) as usize;
+        if visit.life == self.life {
+            self.correct(visit, actual);
+        }
+        let expected = (u64::from(visit.sending.cached_tokens) / block_size) as usize;
+        let slack = self.slack(expected);
+        let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
+        let predicted = u64::from(visit.sending.cached_tokens);
+        let predicted_tokens = match self.footing {
+            Footing::Text => predicted * u64::from(prompt_tokens) / n_tokens,
+            Footing::Vocabulary | Footing::Load => predicted,
+        };
+        let predicted_tokens = u32::try_from(predicted_tokens).unwrap_or(u32::MAX);
+        Some(Reused { prompt_tokens, cached_tokens, predicted_tokens, outcome })
+    }
+
+    fn correct(&mut self, visit: &Visit, actual: usize) {
+        let known = visit.known.len();
+        if actual > known {
+            self.memory.surpassed(actual - known);
+        } else if actual + self.slack(known) < known {
+            let last_use = visit.known[actual];
+            // What a running request holds is there, and cannot be lent.
+            if !visit.busy.contains(&last_use) {
+                self.memory.missed(last_use, &visit.sending.keys, &mut self.changes);
+            }
+        }
+    }
+
+    /// Returns how many blocks a count may be wrong by: none in tokens; in text, markup and rare words are spread unevenly.
+    fn slack(&self, n_blocks: usize) -> usize {
+        match self.footing {
+            Footing::Text => 1 + n_blocks / 8,
+            Footing::Vocabulary | Footing::Load => 0,
+        }
+    }
+
+    fn bound_changes(&mut self) {
+        let n_keys = |change: &Change| match change {
+            Change::Stored(run) => run.keys.len(),
+            Change::Removed(keys) => keys.len(),
+            Change::Accepted(_) => 0,
+        };
+        if self.changes.iter().map(n_keys).sum::<usize>() > CHANGED_KEYS_MAX {
+            self.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! How fast a stock server is, learnt from its answers.
+//!
+//! Not here: what an answer says (`stock::Usage`). The idea: the same three rates that a Warmpath worker measures of itself, as
+//! averages in which a long prompt weighs more than a short one, because a short one's time is mostly overhead.
+
+use warmpath_common::summary::Rates;
+
+/// Is the weight that the newest answer's sample approaches.
+///
+/// Source: own choice: the last five or so count.
+const WEIGHT: f64 = 0.3;
+
+/// Is the number of prompt tokens whose time weighs half of [`WEIGHT`].
+///
+/// Source: own choice: a quarter of a second on a small machine.
+const HALF_WEIGHT_TOKENS: f64 = 256.0;
+
+/// Learns rates.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Speed {
+    prefill_tokens_per_s: Option<f64>,
+    decode_step_ms: Option<f64>,
+    answer_tokens: Option<f64>,
+}
+
+impl Speed {
+    /// Counts a prompt of which `tokens` were computed in `ms`.
+    pub(super) fn prefilled(&mut self, tokens: f64, ms: f64) {
+        let weight = WEIGHT * tokens / (tokens + HALF_WEIGHT_TOKENS);
+        blend(&mut self.prefill_tokens_per_s, tokens / ms * 1e3, weight);
+    }
+
+    /// Counts an answer of `tokens`.
+    pub(super) fn answered(&mut self, tokens: f64) {
+        blend(&mut self.answer_tokens, tokens, WEIGHT);
+    }
+
+    /// Counts tokens of an answer that took `ms_per_token`.
+    pub(super) fn decoded(&mut self, ms_per_token: f64) {
+        blend(&mut self.decode_step_ms, ms_per_token, WEIGHT);
+    }
+
+    /// Returns what was learnt.
+    pub(super) fn rates(&self) -> Rates {
+        let single = |rate: Option<f64>| rate.map(|rate| rate as f32);
+        Rates {
+            prefill_tokens_per_s: single(self.prefill_tokens_per_s),
+            decode_step_ms: single(self.decode_step_ms),
+            answer_tokens: single(self.answer_tokens),
+        }
+    }
+}
+
+/// Counts a sample, if it can be one.
+fn blend(average: &mut Option<f64>, sample: f64, weight: f64) {
+    if sample.is_finite() && sample > 0.0 {
+        *average = Some(average.map_or(sample, |average| average + weight * (sample - average)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_sample_counts_alone_and_later_ones_by_their_length() {
+        let mut speed = Speed::default();
+        assert_eq!(speed.rates(), Rates::default());
+        speed.prefilled(100.0, 100.0);
+        assert_eq!(speed.rates().prefill_tokens_per_s, Some(1000.0));
+        let mut other = speed;
+        speed.prefilled(10.0, 100.0);
+        other.prefilled(1000.0, 10_000.0);
+        let rate = |speed: &Speed| speed.rates().prefill_tokens_per_s.expect("it is measured");
+        assert!(rate(&speed) > 980.0 && rate(&other) < 800.0, "{speed:?} {other:?}");
+        (0..20).for_each(|_| speed.prefilled(1000.0, 2000.0));
+        assert!((rate(&speed) - 500.0).abs() < 10.0, "{speed:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_counted() {
+        let mut speed = Speed::default();
+        for (tokens, ms) in [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
+            speed.prefilled(tokens, ms);
+        }
+        speed.answered(0.0);
+        speed.decoded(f64::INFINITY);
+        assert_eq!(speed.rates(), Rates::default());
+    }
+}

@@ -1,0 +1,278 @@
+//! Tests of a stock server: what is remembered, corrected and forgotten, load, speed, and whose tokens count.
+
+use std::time::Duration;
+
+use super::*;
+
+const BLOCK: u32 = 16;
+const LIMITS: MemoryLimits = MemoryLimits { blocks_max: 1000, blocks_expected: 100 };
+
+struct World {
+    server: StockServer,
+    now: Instant,
+    n_sent: u32,
+    /// Is what the index would have.
+    told: std::collections::HashSet<BlockKey>,
+}
+
+/// Returns a chain whose first `shared` blocks every chain has.
+fn chain(nth: u64, shared: u64, len: u64) -> Vec<BlockKey> {
+    (0..len).map(|at| BlockKey(if at < shared { at } else { (nth + 1) << 32 | at })).collect()
+}
+
+fn usage(prompt: u32, cached: u32) -> Usage {
+    Usage { prompt_tokens: Some(prompt), cached_tokens: Some(cached), ..Usage::default() }
+}
+
+impl World {
+    fn new(footing: Footing) -> Self {
+        let mut server = StockServer::default();
+        server.placed(footing, (2, BLOCK), LIMITS);
+        server.take_news();
+        Self { server, now: Instant::now(), n_sent: 0, told: Default::default() }
+    }
+
+    fn pass(&mut self, ms: u64) -> Instant {
+        self.now += Duration::from_millis(ms);
+        self.now
+    }
+
+    /// Sends a prompt of whole blocks and five tokens, all of what is remembered of it counted on.
+    fn send(&mut self, keys: &[BlockKey]) -> VisitId {
+        self.n_sent += 1;
+        let known = keys.iter().take_while(|key| self.told.contains(key)).count() as u32;
+        let sending = Sending {
+            keys: keys.to_vec(),
+            n_tokens: keys.len() as u32 * BLOCK + 5,
+            block_size_tokens: BLOCK,
+            cached_tokens: known * BLOCK,
+            is_countable: true,
+        };
+        let id = RequestId::new(&format!("r{}", self.n_sent)).expect("visible ASCII");
+        self.server.sent(&id, sending, self.now)
+    }
+
+    fn end(&mut self, id: VisitId, usage: Usage) -> Option<Reused> {
+        let reused = self.server.ended(id, Some(Ending { usage, n_events: 0, at: self.now }));
+        self.hear();
+        reused
+    }
+
+    fn hear(&mut self) -> News {
+        let news = self.server.take_news();
+        if news.is_forgotten {
+            self.told.clear();
+        }
+        for change in &news.changes {
+            match change {
+                Change::Stored(run) => self.told.extend(&run.keys),
+                Change::Removed(keys) => self.told.retain(|key| !keys.contains(key)),
+                Change::Accepted(_) => {}
+            }
+        }
+        news
+    }
+
+    /// Sends a prompt of which the server reuses `cached` blocks; returns what came of the prediction.
+    fn ask(&mut self, keys: &[BlockKey], cached: u32) -> Option<Ordering> {
+        let id = self.send(keys);
+        self.server.begun(id, self.now);
+        self.hear();
+        let n_tokens = keys.len() as u32 * BLOCK + 5;
+        self.end(id, usage(n_tokens, cached * BLOCK)).map(|reused| reused.outcome)
+    }
+
+    fn known(&self, keys: &[BlockKey]) -> usize {
+        keys.iter().take_while(|key| self.told.contains(key)).count()
+    }
+}
+
+#[test]
+fn what_was_computed_there_is_counted_on_and_what_was_not_is_not() {
+    let mut world = World::new(Footing::Vocabulary);
+    let (chat, sibling) = (chain(0, 4, 10), chain(1, 4, 10));
+    let refused = world.send(&chat);
+    assert_eq!(world.server.ended(refused, None), None);
+    world.hear();
+    assert_eq!(world.known(&chat), 0, "it was refused");
+    assert_eq!(world.ask(&chat, 0), Some(Ordering::Equal));
+    assert_eq!((world.known(&chat), world.known(&sibling)), (10, 4));
+    assert_eq!(world.ask(&sibling, 4), Some(Ordering::Equal));
+    assert_eq!(world.ask(&chain(0, 4, 14), 10), Some(Ordering::Equal));
+    assert_eq!(world.ask(&chain(2, 4, 10), 6), Some(Ordering::Greater));
+}
+
+#[test]
+fn a_miss_of_an_idle_server_shows_that_what_is_older_is_gone_too() {
+    let mut world = World::new(Footing::Vocabulary);
+    let chats: Vec<_> = (0..4).map(|nth| chain(nth, 2, 10)).collect();
+    for (nth, chat) in chats.iter().enumerate() {
+        world.ask(chat, if nth == 0 { 0 } else { 2 });
+    }
+    assert_eq!(world.ask(&chats[1], 2), Some(Ordering::Less));
+    let known: Vec<_> = chats.iter().map(|chat| world.known(chat)).collect();
+    assert_eq!(known[0], 2, "only what all share");
+    assert_eq!(known[1], 10, "it has just computed it");
+}
+
+#[test]
+fn what_a_running_request_holds_and_does_not_lend_is_no_miss() {
+    let mut world = World::new(Footing::Vocabulary);
+    let (chat, sibling) = (chain(0, 8, 10), chain(1, 8, 10));
+    let running = world.send(&chat);
+    world.server.begun(running, world.now);
+    world.hear();
+    assert_eq!(world.ask(&sibling, 0), Some(Ordering::Less));
+    assert_eq!((world.known(&chat), world.known(&sibling)), (10, 10));
+}
+
+#[test]
+fn what_is_lost_is_forgotten_and_late_answers_of_an_earlier_life_bring_nothing_back() {
+    let mut world = World::new(Footing::Vocabulary);
+    let (early, late) = (chain(0, 2, 10), chain(1, 2, 10));
+    world.ask(&early, 0);
+    let running = world.send(&late);
+    world.server.lost();
+    assert!(world.hear().is_forgotten);
+    world.server.begun(running, world.now);
+    world.end(running, usage(165, 160));
+    assert_eq!((world.known(&early), world.known(&late)), (0, 0));
+    world.ask(&late, 0);
+    assert_eq!(world.known(&late), 10);
+}
+
+#[test]
+fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
+    let mut world = World::new(Footing::Text);
+    let ids: Vec<_> = (0..3).map(|nth| world.send(&chain(nth, 0, 10))).collect();
+    let news = world.hear();
+    assert_eq!(news.accepted.len(), 3);
+    let load = news.load;
+    assert_eq!((load.running_prefill_tokens, load.queued_prefill_tokens), (330, 165));
+    assert_eq!((load.busy_slots.len(), load.n_queued, load.n_decoding), (2, 1, 0));
+    assert_eq!(load.free_cells, 100 * 16);
+    world.server.begun(ids[0], world.now);
+    let load = world.hear().load;
+    assert_eq!((load.running_prefill_tokens, load.n_decoding, load.free_cells), (165, 1, 90 * 16));
+    assert!(!world.server.observed(Pulse { n_running: 2, n_waiting: 4, progress: None }));
+    assert_eq!(world.hear().load.n_queued, 4, "three of others wait");
+    ids.into_iter().for_each(|id| assert_eq!(world.server.ended(id, None), None));
+    assert_eq!(world.server.n_visits(), 0);
+    world.server.observed(Pulse { n_running: 1, n_waiting: 0, progress: None });
+    let load = world.hear().load;
+    assert_eq!((load.busy_slots.len(), load.n_queued, load.n_decoding), (1, 0, 1));
+}
+
+#[test]
+fn a_count_that_falls_shows_a_new_life() {
+    let mut server = StockServer::default();
+    let mut observe = |progress| server.observed(Pulse { progress, ..Pulse::default() });
+    assert_eq!(
+        [Some(5), Some(9), Some(9), Some(3), None, Some(1)].map(&mut observe),
+        [false, false, false, true, false, false]
+    );
+}
+
+#[test]
+fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream() {
+    let mut world = World::new(Footing::Vocabulary);
+    let rates = |world: &World| world.server.load().rates;
+    let stream = |world: &mut World, wait_ms| {
+        let id = world.send(&chain(0, 0, 10));
+        let at = world.pass(wait_ms);
+        world.server.begun(id, at);
+        let at = world.pass(90);
+        world.server.ended(id, Some(Ending { usage: usage(165, 65), n_events: 10, at }));
+    };
+    let disturbing = world.send(&[]);
+    stream(&mut world, 1);
+    assert_eq!(rates(&world).prefill_tokens_per_s, None, "another one was there");
+    assert_eq!(rates(&world).decode_step_ms, Some(10.0));
+    world.server.ended(disturbing, None);
+    stream(&mut world, 200);
+    assert_eq!(rates(&world).prefill_tokens_per_s, Some(500.0));
+    assert_eq!(rates(&world).answer_tokens, Some(10.0));
+
+    let mut world = World::new(Footing::Vocabulary);
+    let id = world.send(&[]);
+    world.server.begun(id, world.now);
+    let said = Usage { prefill_ms: Some(5.0), decode_step_ms: Some(7.0), completion_tokens: Some(3), ..usage(5, 0) };
+    world.end(id, said);
+    assert_eq!(rates(&world).prefill_tokens_per_s, None, "five tokens say little");
+    assert_eq!((rates(&world).decode_step_ms, rates(&world).answer_tokens), (Some(7.0), Some(3.0)));
+    let id = world.send(&chain(0, 0, 10));
+    world.server.begun(id, world.now);
+    world.end(id, Usage { prefill_ms: Some(100.0), ..usage(165, 0) });
+    assert_eq!(rates(&world).prefill_tokens_per_s, Some(1650.0));
+}
+
+#[test]
+fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_difference() {
+    let mut world = World::new(Footing::Text);
+    let keys = chain(0, 0, 40);
+    let n_tokens = 645;
+    let ask = |world: &mut World, cached| {
+        let id = world.send(&keys);
+        world.server.begun(id, world.now);
+        world.hear();
+        // The server's tokens are half as many as this router takes them for.
+        world.end(id, usage(n_tokens / 2, cached))
+    };
+    ask(&mut world, 0);
+    let near = ask(&mut world, 300).expect("it was compared");
+    assert_eq!((near.outcome, near.predicted_tokens, near.cached_tokens), (Ordering::Equal, 319, 300));
+    assert_eq!(ask(&mut world, 100).expect("it was compared").outcome, Ordering::Less);
+}
+
+#[test]
+fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_once() {
+    let mut world = World::new(Footing::Vocabulary);
+    let mut ask = |counted| {
+        let id = world.send(&chain(0, 0, 10));
+        world.server.begun(id, world.now);
+        world.server.ended(id, Some(Ending { usage: usage(counted, 0), n_events: 0, at: world.now }));
+        world.hear().differs
+    };
+    assert_eq!([166, 166, 165, 166, 166, 166, 166].map(&mut ask), [false, false, false, false, false, true, false]);
+}
+
+#[test]
+fn an_answer_that_does_not_say_what_it_reused_is_not_compared() {
+    let mut world = World::new(Footing::Vocabulary);
+    let chat = chain(0, 0, 10);
+    for _ in 0..2 {
+        let id = world.send(&chat);
+        world.server.begun(id, world.now);
+        world.hear();
+        assert_eq!(world.end(id, Usage { prompt_tokens: Some(165), ..Usage::default() }), None);
+    }
+    assert_eq!(world.known(&chat), 10);
+}
+
+#[test]
+fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
+    let mut world = World::new(Footing::Load);
+    world.ask(&chain(0, 0, 10), 0);
+    assert!(world.told.is_empty());
+    let mut world = World::new(Footing::Vocabulary);
+    let sending = Sending { keys: chain(0, 0, 10), n_tokens: 320, block_size_tokens: 32, ..Sending::default() };
+    let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
+    world.server.begun(id, world.now);
+    world.hear();
+    assert!(world.told.is_empty(), "it was made for another model");
+}
+
+#[test]
+fn more_changes_than_can_wait_forget_everything() {
+    let limits = MemoryLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
+    let mut world = World::new(Footing::Vocabulary);
+    world.server.placed(Footing::Vocabulary, (2, BLOCK), limits);
+    world.hear();
+    let half = CHANGED_KEYS_MAX as u64 / 2;
+    for (nth, is_forgotten) in [(0, false), (1, true)] {
+        let id = world.send(&chain(nth, 0, half + 1));
+        world.server.begun(id, world.now);
+        assert_eq!(world.server.is_forgotten, is_forgotten);
+    }
+    assert!(world.hear().changes.is_empty() && world.told.is_empty());
+}

@@ -1,0 +1,214 @@
+//! A fake stock server: answers as llama-server does, reuses what it has computed, and follows a script; in a runtime of its
+//! own, so that it can be killed with all its connections.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use warmpath_common::ids::Token;
+use warmpath_common::openai::ChatPrompt;
+
+use super::worker::{MAKER, Seen};
+
+/// Says what answers say of the tokens behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Says {
+    /// `usage` with `cached_tokens`.
+    Usage,
+    /// `timings`, as llama-server adds them to the end of a stream.
+    Timings,
+    /// `usage` without `cached_tokens`.
+    NoReuse,
+}
+
+/// Is what the server is and does.
+pub struct Script {
+    pub name: &'static str,
+    pub says: Says,
+    /// Is added to each prompt's length, as another vocabulary would.
+    pub extra_tokens: u32,
+    /// Is the most prompts that it keeps.
+    pub kept_max: usize,
+    /// Is the status of its health.
+    pub health: u16,
+    /// Is what `/v1/models` answers; its own list for `None`.
+    pub models: Option<Value>,
+    /// Is what `/slots` answers; 501 for `None`.
+    pub slots: Option<Value>,
+    /// Says that it takes requests and never answers.
+    pub is_silent: bool,
+    kept: Vec<Vec<Token>>,
+}
+
+struct Shared {
+    script: Mutex<Script>,
+    seen: Mutex<Vec<Seen>>,
+}
+
+/// Is a fake stock server.
+pub struct FakeStock {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+}
+
+impl FakeStock {
+    /// Starts a server that has computed nothing.
+    pub fn start(name: &'static str) -> Self {
+        let script = Script {
+            name,
+            says: Says::Usage,
+            extra_tokens: 0,
+            kept_max: 100,
+            health: 200,
+            models: None,
+            slots: None,
+            is_silent: false,
+            kept: Vec::new(),
+        };
+        let shared = Arc::new(Shared { script: Mutex::new(script), seen: Mutex::default() });
+        let mut server = Self { address: "127.0.0.1:0".parse().expect("an address"), shared, runtime: None };
+        server.revive();
+        server
+    }
+
+    /// Returns what the command line calls it.
+    pub fn flag(&self) -> String {
+        format!("openai+{}", self.url())
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn with(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.shared.script());
+    }
+
+    /// Forgets what it has computed, as an eviction would.
+    pub fn forget(&self) {
+        self.with(|script| script.kept.clear());
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.seen.lock().expect("no test panics here").clone()
+    }
+
+    /// Ends the server with all its connections.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Starts the server, again on the same port; it has computed nothing.
+    pub fn revive(&mut self) {
+        self.forget();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (address, shared) = (self.address, Arc::clone(&self.shared));
+        // A runtime cannot wait inside another one.
+        let bound = std::thread::scope(|scope| {
+            let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
+            scope.spawn(bind).join().expect("binding does not panic")
+        });
+        self.address = bound.local_addr().expect("it is bound");
+        runtime.spawn(async move { axum::serve(bound, routes(shared)).await.expect("it serves") });
+        self.runtime = Some(runtime);
+    }
+}
+
+impl Drop for FakeStock {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Shared {
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().expect("no test panics here")
+    }
+}
+
+fn routes(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/models", get(models))
+        .route("/props", get(props))
+        .route("/slots", get(slots))
+        .route("/v1/chat/completions", post(chat))
+        .with_state(shared)
+}
+
+async fn health(State(shared): State<Arc<Shared>>) -> StatusCode {
+    StatusCode::from_u16(shared.script().health).expect("a status")
+}
+
+async fn models(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {
+    let script = shared.script();
+    axum::Json(script.models.clone().unwrap_or_else(|| json!({"object": "list", "data": [{"id": script.name}]})))
+}
+
+async fn props() -> axum::Json<Value> {
+    axum::Json(json!({"total_slots": 2, "default_generation_settings": {"n_ctx": 4096}}))
+}
+
+async fn slots(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.script().slots.clone() {
+        Some(slots) => axum::Json(slots).into_response(),
+        None => StatusCode::NOT_IMPLEMENTED.into_response(),
+    }
+}
+
+async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+    if shared.script().is_silent {
+        std::future::pending::<()>().await;
+    }
+    let chat: ChatPrompt = serde_json::from_slice(&body).expect("a chat");
+    let tokens = MAKER.chat(&chat).expect("it renders").tokens;
+    let (says, prompt, cached) = {
+        let mut script = shared.script();
+        let cached = script.compute(&tokens);
+        (script.says, tokens.len() as u32 + script.extra_tokens, cached)
+    };
+    let usage = match says {
+        Says::Usage => json!({"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3,
+            "prompt_tokens_details": {"cached_tokens": cached}}),
+        Says::NoReuse => json!({"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3}),
+        Says::Timings => Value::Null,
+    };
+    let timings = match says {
+        Says::Timings => json!({"cache_n": cached, "prompt_n": prompt - cached, "prompt_ms": 10.0, "predicted_n": 3,
+            "predicted_per_token_ms": 5.0}),
+        Says::Usage | Says::NoReuse => Value::Null,
+    };
+    let last = json!({"choices": [], "usage": usage, "timings": timings});
+    let wants_stream = serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["stream"] == json!(true));
+    if !wants_stream {
+        return ([("content-type", "application/json")], last.to_string()).into_response();
+    }
+    let events = format!("data: {{\"n\": 1}}\n\ndata: {{\"n\": 2}}\n\ndata: {last}\n\ndata: [DONE]\n\n");
+    let pieces: Vec<_> =
+        events.into_bytes().chunks(7).map(Bytes::copy_from_slice).map(Ok::<_, std::io::Error>).collect();
+    ([("content-type", "text/event-stream")], Body::from_stream(futures::stream::iter(pieces))).into_response()
+}
+
+impl Script {
+    /// Computes a prompt; returns how many of its tokens were there.
+    fn compute(&mut self, tokens: &[Token]) -> u32 {
+        let shared = |kept: &Vec<Token>| kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let cached = self.kept.iter().map(shared).max().unwrap_or(0).min(tokens.len() - 1);
+        self.kept.push(tokens.to_vec());
+        let n_over = self.kept.len().saturating_sub(self.kept_max);
+        self.kept.drain(..n_over);
+        u32::try_from(cached).expect("a prompt of a test")
+    }
+}
