@@ -40,6 +40,11 @@ const DIFFERING_MAX: u32 = 3;
 /// Source: own choice: of fewer tokens, overhead is most.
 const COMPUTED_TOKENS_MIN: f64 = 16.0;
 
+/// Is how many prompt tokens take as long as a token of the answer, where an answer came whole and does not say.
+///
+/// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 7.5 ms a step of one sequence.
+const PREFILL_FOR_DECODE: f64 = 16.0;
+
 /// Names a request at a stock server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VisitId(u64);
@@ -64,6 +69,8 @@ pub struct Sending {
 pub struct Ending {
     /// Is what the answer said.
     pub usage: Usage,
+    /// Says whether it came to its end.
+    pub is_complete: bool,
     /// Is the number of its events, each about one token; 0 for one that came whole.
     pub n_events: u32,
     /// Is when it ended.
@@ -301,22 +308,29 @@ impl StockServer {
     }
 
     fn learn_speed(&mut self, visit: &Visit, ending: &Ending) {
-        let Ending { usage, n_events, at } = *ending;
+        let Ending { usage, n_events, at, is_complete } = *ending;
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
         let begun = visit.begun.map_or(at, |begun| begun.at);
-        if let Some((prompt, cached)) = usage.reuse() {
-            // In tokens as this router counts them, which costs are in.
-            let scale = f64::from(visit.sending.n_tokens) / f64::from(prompt);
-            let computed = f64::from(prompt - cached) * scale;
-            let streamed_ms = (n_events > 0 && visit.is_undisturbed).then(|| ms(visit.sent_at, begun));
-            if let Some(prefill_ms) = usage.prefill_ms.or(streamed_ms).filter(|_| computed >= COMPUTED_TOKENS_MIN) {
-                self.speed.prefilled(computed, prefill_ms);
-            }
+        let n_answered = f64::from(usage.completion_tokens.unwrap_or(n_events));
+        if is_complete {
+            self.speed.answered(n_answered);
         }
-        let n_answered = usage.completion_tokens.unwrap_or(n_events);
-        self.speed.answered(f64::from(n_answered));
-        let streamed_ms = (n_events > 1).then(|| ms(begun, at) / f64::from(n_answered.max(2) - 1));
-        if let Some(step_ms) = usage.decode_step_ms.or(streamed_ms) {
+        let computed = usage.reuse().map_or(0.0, |(prompt, cached)| {
+            // In tokens as this router counts them, which costs are in.
+            f64::from(prompt - cached) * f64::from(visit.sending.n_tokens) / f64::from(prompt)
+        });
+        let (prefill_ms, step_ms) = if n_events > 0 {
+            let step_ms = (n_answered > 1.0).then(|| ms(begun, at) / (n_answered - 1.0));
+            (ms(visit.sent_at, begun), step_ms)
+        } else {
+            let unit_ms = ms(visit.sent_at, at) / (computed + PREFILL_FOR_DECODE * n_answered);
+            (computed * unit_ms, visit.is_undisturbed.then_some(PREFILL_FOR_DECODE * unit_ms))
+        };
+        let prefill_ms = usage.prefill_ms.or(visit.is_undisturbed.then_some(prefill_ms));
+        if let Some(prefill_ms) = prefill_ms.filter(|_| computed >= COMPUTED_TOKENS_MIN) {
+            self.speed.prefilled(computed, prefill_ms);
+        }
+        if let Some(step_ms) = usage.decode_step_ms.or(step_ms) {
             self.speed.decoded(step_ms);
         }
     }

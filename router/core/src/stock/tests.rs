@@ -53,7 +53,7 @@ impl World {
     }
 
     fn end(&mut self, id: VisitId, usage: Usage) -> Option<Reused> {
-        let reused = self.server.ended(id, Some(Ending { usage, n_events: 0, at: self.now }));
+        let reused = self.server.ended(id, Some(Ending { usage, is_complete: true, n_events: 0, at: self.now }));
         self.hear();
         reused
     }
@@ -182,7 +182,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
         let at = world.pass(wait_ms);
         world.server.begun(id, at);
         let at = world.pass(90);
-        world.server.ended(id, Some(Ending { usage: usage(165, 65), n_events: 10, at }));
+        world.server.ended(id, Some(Ending { usage: usage(165, 65), is_complete: true, n_events: 10, at }));
     };
     let disturbing = world.send(&[]);
     stream(&mut world, 1);
@@ -204,6 +204,28 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
     world.server.begun(id, world.now);
     world.end(id, Usage { prefill_ms: Some(100.0), ..usage(165, 0) });
     assert_eq!(rates(&world).prefill_tokens_per_s, Some(1650.0));
+}
+
+#[test]
+fn an_answer_that_came_whole_and_says_no_times_is_shared_out_between_prompt_and_answer() {
+    let mut world = World::new(Footing::Vocabulary);
+    let id = world.send(&chain(0, 0, 10));
+    let at = world.pass(325);
+    world.server.begun(id, at);
+    world.end(id, Usage { completion_tokens: Some(10), ..usage(165, 0) });
+    let rates = world.server.load().rates;
+    assert_eq!((rates.prefill_tokens_per_s, rates.decode_step_ms), (Some(1000.0), Some(16.0)));
+}
+
+#[test]
+fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
+    let mut world = World::new(Footing::Vocabulary);
+    let id = world.send(&chain(0, 0, 10));
+    world.server.begun(id, world.now);
+    let at = world.pass(50);
+    world.server.ended(id, Some(Ending { usage: Usage::default(), is_complete: false, n_events: 6, at }));
+    let rates = world.server.load().rates;
+    assert_eq!((rates.answer_tokens, rates.decode_step_ms), (None, Some(10.0)));
 }
 
 #[test]
@@ -230,7 +252,9 @@ fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_onc
     let mut ask = |counted| {
         let id = world.send(&chain(0, 0, 10));
         world.server.begun(id, world.now);
-        world.server.ended(id, Some(Ending { usage: usage(counted, 0), n_events: 0, at: world.now }));
+        world
+            .server
+            .ended(id, Some(Ending { usage: usage(counted, 0), is_complete: true, n_events: 0, at: world.now }));
         world.hear().differs
     };
     assert_eq!([166, 166, 165, 166, 166, 166, 166].map(&mut ask), [false, false, false, false, false, true, false]);

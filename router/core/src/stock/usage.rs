@@ -86,6 +86,7 @@ impl Usage {
 pub struct EventReader {
     usage: Usage,
     n_events: u32,
+    is_done: bool,
     /// Is the beginning of a line whose end has not come.
     line: Vec<u8>,
     /// Says that the line is too long to be looked at.
@@ -104,9 +105,19 @@ impl EventReader {
         self.extend(rest);
     }
 
-    /// Returns what the stream has said, and how many events with data it had.
-    pub fn so_far(&self) -> (Usage, u32) {
-        (self.usage, self.n_events)
+    /// Returns what the stream has said.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Returns how many events with data the stream had.
+    pub fn n_events(&self) -> u32 {
+        self.n_events
+    }
+
+    /// Returns whether the stream has said that it is at its end.
+    pub fn is_done(&self) -> bool {
+        self.is_done
     }
 
     fn extend(&mut self, part: &[u8]) {
@@ -118,7 +129,8 @@ impl EventReader {
 
     fn end_line(&mut self) {
         if let Some(data) = self.line.strip_prefix(b"data:").filter(|_| !self.is_skipped) {
-            self.n_events += u32::from(data.trim_ascii() != b"[DONE]");
+            self.is_done = data.trim_ascii() == b"[DONE]";
+            self.n_events += u32::from(!self.is_done);
             let says = |name: &[u8]| data.windows(name.len()).any(|window| window == name);
             if says(b"\"usage\"") || says(b"\"timings\"") {
                 self.usage.read(data);
@@ -172,8 +184,8 @@ mod tests {
         for size in 1..stream.len() {
             let mut reader = EventReader::default();
             stream.as_bytes().chunks(size).for_each(|piece| reader.read(piece));
-            let (usage, n_events) = reader.so_far();
-            assert_eq!((usage.reuse(), n_events), (Some((90, 64)), 2), "pieces of {size}");
+            let said = (reader.usage().reuse(), reader.n_events(), reader.is_done());
+            assert_eq!(said, (Some((90, 64)), 2, true), "pieces of {size}");
         }
     }
 
@@ -183,6 +195,7 @@ mod tests {
         (0..1000).for_each(|_| reader.read(&[b'a'; 1000]));
         assert!(reader.line.len() <= LINE_BYTES_MAX);
         reader.read(format!("\ndata: {}\n\n", LLAMA.replace('\n', " ")).as_bytes());
-        assert_eq!(reader.so_far().0.reuse(), Some((240, 236)));
+        assert_eq!(reader.usage().reuse(), Some((240, 236)));
+        assert!(!reader.is_done());
     }
 }

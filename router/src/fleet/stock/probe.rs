@@ -23,7 +23,7 @@ const METRICS: &str = "/metrics";
 
 /// Lists under which names servers count what runs, what waits, and what they have computed in their life.
 ///
-/// Source: the metrics of llama-server (`tools/server/README.md`) and of vLLM (`docs/usage/metrics.md`).
+/// Source: the metrics of llama-server (`tools/server/README.md`) and of vLLM (its page "Production metrics").
 const METRIC_NAMES: [[&str; 3]; 2] = [
     ["llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:prompt_tokens_total"],
     ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total"],

@@ -74,11 +74,12 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let (usage, n_events) = match self.whole {
-            Some(usage) => (usage, 0),
-            None => self.reader.so_far(),
-        };
-        let ending = self.has_begun.then(|| Ending { usage, n_events, at: Instant::now() });
+        let ending = self.has_begun.then(|| Ending {
+            usage: self.whole.unwrap_or(self.reader.usage()),
+            is_complete: self.whole.is_some() || self.reader.is_done(),
+            n_events: self.reader.n_events(),
+            at: Instant::now(),
+        });
         let reused = self.stock.server().ended(self.id, ending);
         self.stock.news.notify_one();
         match reused {
