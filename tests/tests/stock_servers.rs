@@ -3,7 +3,7 @@
 //! Not here: bad servers and what corrects a memory (the router's own tests). llama-server takes ten minutes to build, so these
 //! tests run where `scripts/llama-server.sh` has built it (`make bench` does) and say so where they do not.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -33,7 +33,7 @@ struct Fleet {
     http: reqwest::Client,
 }
 
-async fn start_server(program: &PathBuf) -> anyhow::Result<Server> {
+async fn start_server(program: &Path) -> anyhow::Result<Server> {
     let model = tiny_model()?.display().to_string();
     let flags = "--host 127.0.0.1 --port 0 --threads 1 --parallel 2 --ctx-size 8192 --flash-attn off --no-kv-unified";
     let args =
@@ -45,7 +45,7 @@ async fn start_server(program: &PathBuf) -> anyhow::Result<Server> {
 
 impl Fleet {
     /// Starts two llama-servers and a router in front of them and of `workers`.
-    async fn start(program: &PathBuf, workers: &[&Server], flags: &[&str]) -> anyhow::Result<Self> {
+    async fn start(program: &Path, workers: &[&Server], flags: &[&str]) -> anyhow::Result<Self> {
         let servers = vec![start_server(program).await?, start_server(program).await?];
         let mut args = vec!["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
         let urls: Vec<_> = servers.iter().map(|server| format!("openai+{}", server.base_url())).collect();
