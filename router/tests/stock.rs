@@ -7,6 +7,7 @@ use support::stock::{FakeStock, Says};
 use support::worker::{FakeWorker, chat_keys};
 use support::{TestRouter, VOCABULARY, chat_body, config_of, eventually, header, long_text};
 use tempfile::NamedTempFile;
+use warmpath_router::config::STOCK_ANSWER_BYTES_MAX;
 use warmpath_router::server::{Server, StartError};
 
 /// Returns the vocabulary of the fake servers as a file.
@@ -191,12 +192,15 @@ async fn a_server_that_keeps_less_than_was_thought_is_counted_on_for_less() {
         router.chat(&long_text(topic)).await;
         is_remembered(&router, &chat_body(&long_text(topic), false)).await;
     }
-    let missed = router.chat(&long_text("bread")).await;
-    assert_ne!(header(&missed, "x-warmpath-predicted-cached-tokens"), "0");
-    router.wait_for_metric("warmpath_router_stock_predictions_total{outcome=\"less\"}", 1.0).await;
     let n_blocks = chat_keys(&long_text("stars"), "").len();
-    eventually("only the last is remembered", || async {
-        worker(&router, 0).await["blocks"].as_u64().is_some_and(|blocks| blocks as usize <= n_blocks)
+    for (n_missed, topic) in [(1, "bread"), (2, "stars")] {
+        let missed = router.chat(&long_text(topic)).await;
+        assert_ne!(header(&missed, "x-warmpath-predicted-cached-tokens"), "0");
+        let outcome = "warmpath_router_stock_predictions_total{outcome=\"less\"}";
+        router.wait_for_metric(outcome, f64::from(n_missed)).await;
+    }
+    eventually("little more than the last is remembered", || async {
+        worker(&router, 0).await["blocks"].as_u64().is_some_and(|blocks| (blocks as usize) < n_blocks * 5 / 4)
     })
     .await;
 }
@@ -236,7 +240,7 @@ async fn an_answer_that_says_no_reuse_is_not_checked() {
 async fn what_is_no_openai_server_or_is_not_well_gets_nothing_and_it_is_said_why() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers[0].with(|script| script.models = Some(json!({"hello": "world"})));
-    servers[1].with(|script| script.health = 503);
+    servers[1].with(|script| script.health = Some(503));
     let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
     let losses = |reason| format!("warmpath_router_stock_losses_total{{reason=\"{reason}\"}}");
     router.wait_for_metric(&losses("not_openai"), 1.0).await;
@@ -247,6 +251,30 @@ async fn what_is_no_openai_server_or_is_not_well_gets_nothing_and_it_is_said_why
     assert_eq!((router.state_of(0).await, router.state_of(1).await), ("down".to_owned(), "down".to_owned()));
     servers[0].with(|script| script.models = None);
     eventually("it is what it should be", || async { router.state_of(0).await == "ready" }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_says_of_itself_is_bounded_in_time_and_size() {
+    let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
+    servers[0].with(|script| script.health = None);
+    let padding = "a".repeat(STOCK_ANSWER_BYTES_MAX);
+    servers[1].with(|script| script.models = Some(json!({"data": [{"id": "tiny"}], "padding": padding})));
+    let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
+    for reason in ["timeout", "too_long"] {
+        router.wait_for_metric(&format!("warmpath_router_stock_losses_total{{reason=\"{reason}\"}}"), 1.0).await;
+    }
+    assert_eq!(index_of(&servers, &router.chat("hello").await), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_health_is_polled_by_its_models() {
+    let servers = [FakeStock::start("tiny")];
+    servers[0].with(|script| script.health = Some(404));
+    let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
+    assert_eq!(router.chat("hello").await.status(), 200);
+    servers[0].with(|script| script.models = Some(Value::Null));
+    looks_again(&router).await;
+    assert_eq!(router.state_of(0).await, "ready", "it answers");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -402,7 +402,10 @@ impl Dispatch {
 fn serving<'a>(fleet: &'a FleetView, ask: &Ask<'_>) -> Vec<&'a WorkerView> {
     let serves = |worker: &&'a WorkerView| match ask.model_name {
         Some(name) => worker.serves(name),
-        None => worker.model.as_ref().is_none_or(|model| model.fingerprint == ask.model.fingerprint),
+        // By name as well: on what footing a stock server stands may have changed since the prompt was made.
+        None => worker.model.as_ref().is_none_or(|model| {
+            model.fingerprint == ask.model.fingerprint || model.names.iter().any(|name| ask.model.names.contains(name))
+        }),
     };
     fleet.workers.iter().map(|worker| &**worker).filter(serves).collect()
 }

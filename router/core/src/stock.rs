@@ -372,7 +372,8 @@ impl StockServer {
         let known = visit.known.len();
         if actual > known {
             self.memory.surpassed(actual - known);
-        } else if actual + self.slack(known) < known {
+        } else if actual < known / 2 {
+            // What is missing at a prompt's end may have been cut off by a sibling: that says nothing of the server's room.
             let last_use = visit.known[actual];
             // What a running request holds is there, and cannot be lent.
             if !visit.busy.contains(&last_use) {

@@ -36,8 +36,8 @@ pub struct Script {
     pub extra_tokens: u32,
     /// Is the most prompts that it keeps.
     pub kept_max: usize,
-    /// Is the status of its health.
-    pub health: u16,
+    /// Is the status of its health; nothing ever comes for `None`.
+    pub health: Option<u16>,
     /// Is what `/v1/models` answers; its own list for `None`.
     pub models: Option<Value>,
     /// Is what `/slots` answers; 501 for `None`.
@@ -67,7 +67,7 @@ impl FakeStock {
             says: Says::Usage,
             extra_tokens: 0,
             kept_max: 100,
-            health: 200,
+            health: Some(200),
             models: None,
             slots: None,
             is_silent: false,
@@ -148,7 +148,11 @@ fn routes(shared: Arc<Shared>) -> Router {
 }
 
 async fn health(State(shared): State<Arc<Shared>>) -> StatusCode {
-    StatusCode::from_u16(shared.script().health).expect("a status")
+    let status = shared.script().health;
+    match status {
+        Some(status) => StatusCode::from_u16(status).expect("a status"),
+        None => std::future::pending().await,
+    }
 }
 
 async fn models(State(shared): State<Arc<Shared>>) -> axum::Json<Value> {

@@ -3,7 +3,7 @@
 //! Not here: who was sent when, and what came of it (`stock`). The idea: such a server keeps what was used last and says
 //! nothing of what it gives up. So the least recently used blocks are forgotten first, leaves before their parents, within
 //! a capacity that follows what answers say: a block that was counted on and had to be computed shows what the server held
-//! in its place, and that everything used before it is gone too; reuse beyond what was remembered shows that it holds more.
+//! in its place; reuse beyond what was remembered shows that it holds more.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -98,7 +98,7 @@ impl Memory {
         if n_known < keys.len() {
             changes.push(Change::Stored(run(&keys[n_known..])));
         }
-        self.forget(changes, |memory, _| memory.len() > memory.capacity_blocks);
+        self.forget(changes);
         self.compact();
         self.clock
     }
@@ -109,8 +109,10 @@ impl Memory {
     pub(super) fn missed(&mut self, last_use: Use, own: &[BlockKey], changes: &mut Vec<Change>) {
         let own: HashSet<_> = own.iter().collect();
         let is_since = |(key, at): &(&BlockKey, &Use)| **at > last_use && !own.contains(key);
-        self.capacity_blocks = self.last_use.iter().filter(is_since).count();
-        self.forget(changes, |memory, at| at < last_use || memory.len() > memory.capacity_blocks);
+        let n_since = self.last_use.iter().filter(is_since).count();
+        // Half way only: a slot that a sibling takes over loses one prompt's end and no other prompt.
+        self.capacity_blocks = (n_since + self.len()) / 2;
+        self.forget(changes);
     }
 
     /// Records that the server has reused more blocks than were remembered.
@@ -118,12 +120,12 @@ impl Memory {
         self.capacity_blocks = (self.capacity_blocks + n_blocks).min(self.limits.blocks_max);
     }
 
-    /// Forgets the oldest uses for as long as `must_go` says so.
-    fn forget(&mut self, changes: &mut Vec<Change>, must_go: impl Fn(&Self, Use) -> bool) {
+    /// Forgets what was used least recently, as far as the capacity asks for it.
+    fn forget(&mut self, changes: &mut Vec<Change>) {
         let mut removed = Vec::new();
         while let Some(&(at, key)) = self.order.front() {
             let is_last = self.last_use.get(&key) == Some(&at);
-            if is_last && !must_go(self, at) {
+            if is_last && self.len() <= self.capacity_blocks {
                 break;
             }
             self.order.pop_front();
@@ -175,8 +177,8 @@ mod tests {
         }
 
         fn missed(&mut self, last_use: Use, own: &[BlockKey]) {
-            self.capacity = self.held.iter().filter(|(key, at, _)| *at > last_use && !own.contains(key)).count();
-            self.held.retain(|(_, at, _)| *at >= last_use);
+            let n_since = self.held.iter().filter(|(key, at, _)| *at > last_use && !own.contains(key)).count();
+            self.capacity = (n_since + self.held.len()) / 2;
             self.shrink();
         }
 
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_before_a_block_that_is_gone_is_gone_too() {
+    fn a_miss_brings_the_capacity_half_way_to_what_was_used_since() {
         let mut memory = Memory::new(LIMITS);
         let chats: Vec<_> = (0..3).map(|branch| chain(0, branch, 2, 6)).collect();
         let mut changes = Vec::new();
@@ -278,9 +280,9 @@ mod tests {
         }
         let last_use = memory.known(&chats[1])[3];
         memory.missed(last_use, &chats[1], &mut changes);
-        assert_eq!(memory.capacity_blocks, 4, "what the third chat has of its own pushed it out");
+        assert_eq!(memory.capacity_blocks, 9, "14 are held, and four of the third chat pushed the second out");
         let known: Vec<_> = chats.iter().map(|chat| memory.known(chat).len()).collect();
-        assert_eq!(known, [2, 2, 4]);
+        assert_eq!(known, [2, 5, 6], "the oldest goes first, leaves before their parents");
     }
 
     #[test]
@@ -288,11 +290,12 @@ mod tests {
         let mut memory = Memory::new(LIMITS);
         let chat = chain(0, 0, 2, 6);
         let mut changes = Vec::new();
-        memory.hold(&chat, &mut changes);
-        let last_use = memory.known(&chat)[0];
-        memory.hold(&chat, &mut changes);
-        memory.missed(last_use, &chat, &mut changes);
-        assert_eq!(memory.len(), 0);
+        for expected in [3, 1, 0] {
+            memory.hold(&chat, &mut changes);
+            let last_use = memory.known(&chat)[0];
+            memory.missed(last_use, &chat, &mut changes);
+            assert_eq!(memory.len(), expected);
+        }
         memory.hold(&chat, &mut changes);
         assert_eq!(memory.len(), 0, "it has room for nothing");
         memory.surpassed(5);
