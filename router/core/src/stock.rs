@@ -258,7 +258,8 @@ impl StockServer {
 
     /// Records what the server says of its load; returns whether it has begun anew since it last did.
     pub fn observed(&mut self, pulse: Pulse) -> bool {
-        let is_new = matches!((self.progress, pulse.progress), (Some(before), Some(now)) if now < before);
+        // A server that has just begun has nothing to count yet.
+        let is_new = self.progress.is_some_and(|before| pulse.progress.is_none_or(|now| now < before));
         self.progress = pulse.progress;
         let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
         let n_own_running = n_own.min(u32::from(self.n_slots));
