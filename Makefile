@@ -52,12 +52,17 @@ target/tools/bin/cargo-deny:
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
-bench: build $(MODEL) ## Measure index, policies and worker, beside llama-server (built first, once: ten minutes)
+bench: build fixtures $(MODEL) ## Measure everything beside its peers (llama-server is built first, once: ten minutes)
 	@$(STAGE) index-peers scripts/index-peers.sh
 	@$(STAGE) index $(BIN)/warmpath-bench index --against target/peers/index/release/warmpath-bench-peers
 	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
 	@$(STAGE) llama-server scripts/llama-server.sh
 	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(MODEL)
+	@$(STAGE) fleets $(BIN)/warmpath-bench fleets --slots 2 --model $(MODEL)
+	@$(STAGE) overhead-model $(BIN)/warmpath-bench model --preset tiny --vocab target/fixtures/vocab/qwen2.gguf \
+		--out target/models/tiny-qwen2.gguf
+	@$(STAGE) overhead $(BIN)/warmpath-bench overhead --model target/models/tiny-qwen2.gguf \
+		--against nginx-round-robin,smg
 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps

@@ -57,6 +57,11 @@ impl Likeness {
         let vocabulary = http.get(format!("{url}{VOCABULARY_PATH}")).send().await?.bytes().await?;
         Ok(Self { form, vocabulary })
     }
+
+    /// Returns the name under which the model is asked for.
+    pub fn model_name(&self) -> &str {
+        self.form.model.names.first().map_or("model", String::as_str)
+    }
 }
 
 /// Is a fake worker.
@@ -165,7 +170,7 @@ async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
 
 /// Lists one model, for gateways that ask before they send anything.
 async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
-    let name = fake.likeness.form.model.names.first().map_or("model", String::as_str);
+    let name = fake.likeness.model_name();
     axum::Json(serde_json::json!({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "nobody"}]}))
         .into_response()
 }

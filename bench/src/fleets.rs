@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::chat_load::{Outcome, Shape, drive};
 use crate::client::ChatClient;
@@ -94,7 +95,18 @@ async fn theirs(
     }
     let addresses: Vec<_> = servers.iter().map(crate::fleet::Server::address).collect();
     let running = gateway.start(&addresses).await?;
-    let outcome = drive(&ChatClient::new(&running.base_url(), None)?, shape).await;
+    let outcome = match model_name(&servers[0].base_url()).await {
+        Ok(model) => drive(&ChatClient::new(&running.base_url(), Some(model))?, shape).await,
+        Err(error) => Err(error),
+    };
     running.stop().await?;
     outcome
+}
+
+/// Returns the name under which a server's model is asked for: SMG passes nothing on that names none.
+async fn model_name(base_url: &str) -> anyhow::Result<String> {
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let models: Value = http.get(format!("{base_url}/v1/models")).send().await?.error_for_status()?.json().await?;
+    let name = models.pointer("/data/0/id").and_then(Value::as_str);
+    Ok(name.with_context(|| format!("{base_url} names no model: {models}"))?.to_owned())
 }

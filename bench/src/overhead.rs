@@ -125,7 +125,7 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     let mut targets =
         vec![("nothing".to_owned(), workers[0].clone()), ("warmpath-router".to_owned(), router.base_url())];
     targets.extend(gateways.iter().map(|(gateway, running)| (gateway.to_string(), running.base_url())));
-    let measured = measure_all(args, &targets, folder.path()).await;
+    let measured = measure_all(args, &targets, (likeness.model_name(), folder.path())).await;
     for (_, running) in gateways {
         running.stop().await?;
     }
@@ -150,12 +150,16 @@ async fn start_router(bin_dir: &Path, workers: &[String]) -> anyhow::Result<Serv
     Ok(router)
 }
 
-async fn measure_all(args: &OverheadArgs, targets: &[(String, String)], folder: &Path) -> anyhow::Result<Vec<Row>> {
+async fn measure_all(
+    args: &OverheadArgs,
+    targets: &[(String, String)],
+    (model, folder): (&str, &Path),
+) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &kib in &args.sizes {
         for history in [Freshness::Seen, Freshness::New] {
             let script = folder.join(format!("{kib}-{history}.lua"));
-            std::fs::write(&script, lua_script(&body(kib << 10, history)))?;
+            std::fs::write(&script, lua_script(&body(model, (kib << 10, history))))?;
             let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
             for _ in 0..args.rounds.max(1) {
                 for (idx, (name, url)) in targets.iter().enumerate() {
@@ -186,7 +190,7 @@ async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Me
 }
 
 /// Returns a chat of about `n_bytes`, with a mark where each request says something new.
-fn body(n_bytes: usize, history: Freshness) -> String {
+fn body(model: &str, (n_bytes, history): (usize, Freshness)) -> String {
     let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
     let bytes_each = n_bytes / n_messages;
     let message = |n: usize| {
@@ -200,7 +204,7 @@ fn body(n_bytes: usize, history: Freshness) -> String {
         format!(r#"{{"role":"{role}","content":"{mark} {}"}}"#, words(n as u64, bytes_each / WORD_BYTES))
     };
     let messages: Vec<String> = (0..n_messages).map(message).collect();
-    format!(r#"{{"messages":[{}],"max_tokens":1,"temperature":0}}"#, messages.join(","))
+    format!(r#"{{"model":"{model}","messages":[{}],"max_tokens":1,"temperature":0}}"#, messages.join(","))
 }
 
 /// Returns wrk's script: each request is the body with a new number in place of every mark; the end is a line of JSON.
@@ -252,7 +256,7 @@ mod tests {
     #[test]
     fn a_chat_is_json_of_about_its_size_and_new_where_it_says() {
         for (history, n_new) in [(Freshness::Seen, 1), (Freshness::New, 16)] {
-            let body = body(32 << 10, history);
+            let body = body("m", (32 << 10, history));
             assert_eq!(body.matches(MARK).count(), n_new);
             assert!((24 << 10..36 << 10).contains(&body.len()), "{}", body.len());
             let body: Value = serde_json::from_str(&body.replace(MARK, "17")).expect("JSON");

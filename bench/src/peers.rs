@@ -131,6 +131,8 @@ async fn nginx(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[S
 }
 
 /// Returns a configuration with connections kept to the workers, bodies in memory and answers passed on as they come.
+///
+/// llama-server closes a kept connection after 5 s without a request; where nginx uses one at that moment, it tries once more.
 fn nginx_config(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> String {
     let servers: String = workers.iter().map(|worker| format!("server {worker};")).collect();
     let folder = folder.display();
@@ -141,12 +143,12 @@ http {{
   access_log off; client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  upstream workers {{ {policy} {servers} keepalive {NGINX_KEEPALIVE}; keepalive_requests 1000000; }}
+  upstream workers {{ {policy} {servers} keepalive {NGINX_KEEPALIVE}; keepalive_requests 1000000; keepalive_timeout 3s; }}
   server {{
     listen {address};
     location / {{
       proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection \"\";
-      proxy_buffering off; proxy_read_timeout 600s;
+      proxy_buffering off; proxy_read_timeout 600s; proxy_next_upstream error timeout non_idempotent;
     }}
   }}
 }}

@@ -10,6 +10,10 @@ use warmpath_router::config::flags::{Flags, LogFormat};
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::server::Server;
 
+/// Replaces the system's allocator, which takes a seventh of the time of a long prompt (docs/decisions/0021-prompt-path.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every vocabulary it loads.
 const LOG_FILTER: &str = "info,llama-cpp-2=warn";
 

@@ -1,7 +1,8 @@
 //! From a request's body to what routing needs: the model, the prompt's length and the keys of its blocks.
 //!
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
-//! The idea: this can cost milliseconds, so it happens as a whole where it stalls nobody. What is plainly wrong is refused;
+//! The idea: this can cost milliseconds, so it happens as a whole where it stalls nobody, but for bodies so short that going
+//! there would cost more. What is plainly wrong is refused;
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
 use std::hash::{Hash as _, Hasher as _};
@@ -33,6 +34,11 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// Is how much of a text prompt names its conversation. Units: bytes.
 const AFFINITY_BYTES: usize = 256;
+
+/// Is the longest body that is prepared where it was read. Units: bytes.
+///
+/// Source: docs/decisions/0021-prompt-path.md: the way to another thread and back takes as long as some kilobytes.
+const INLINE_BYTES_MAX: usize = 4096;
 
 /// Says how an endpoint spells its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +147,9 @@ impl Preparing {
         view: Arc<FleetView>,
         draft: Draft,
     ) -> Result<Prepared, RequestError> {
+        if draft.body.len() <= INLINE_BYTES_MAX {
+            return prepare(fleet, &view, &draft, Effort::Tokenize);
+        }
         // Where too many wait already, the prompt is left to the worker: tokenizing must not become the bottleneck.
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
         let effort = if place.is_some() { Effort::Tokenize } else { Effort::ParseOnly };

@@ -2,7 +2,8 @@
 //!
 //! Not here: what is done with the tokens (block hashes are `warmpath-common`, the engine is the worker's).
 //! The idea: a template renders the request's text; control tokens are cut out of it, only where the template wrote
-//! them; the fragments between them are tokenized one by one and cached, so that a long chat costs what is new.
+//! them; the fragments between them are tokenized one by one and cached, so that a long chat costs what is new, and new text
+//! word by word where the vocabulary allows it.
 
 mod backend;
 mod caps;
@@ -14,6 +15,7 @@ mod partition;
 mod shield;
 mod template;
 mod vocabulary;
+mod words;
 
 pub use backend::backend;
 pub use error::{OpenError, PromptError};

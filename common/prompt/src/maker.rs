@@ -298,9 +298,10 @@ impl PromptMaker {
             match piece {
                 Piece::Special { token, .. } => tokens.push(*token),
                 Piece::Text(range) => {
-                    tokens.extend_from_slice(&self.fragments.tokens(&cut.fragment(range), |fragment| {
-                        self.vocabulary.tokenize(fragment, AddSpecial::No, ParseSpecial::No)
-                    }));
+                    let fragment = cut.fragment(range);
+                    tokens.extend_from_slice(
+                        &self.fragments.tokens(&fragment, |fragment| self.vocabulary.tokenize_plain(fragment)),
+                    );
                 }
             }
         }

@@ -72,6 +72,16 @@ impl Shield {
         Ok(Some(StandIns { to, from }))
     }
 
+    /// Returns whether a text contains a hazard.
+    fn is_dangerous(&self, text: &str) -> bool {
+        // The few that most vocabularies have are found many bytes at a time.
+        match (&self.hazards[..], text.as_bytes()) {
+            ([a], bytes) if a.is_ascii() => memchr::memchr(*a as u8, bytes).is_some(),
+            ([a, b], bytes) if a.is_ascii() && b.is_ascii() => memchr::memchr2(*a as u8, *b as u8, bytes).is_some(),
+            (hazards, _) => text.contains(hazards),
+        }
+    }
+
     /// Returns whether some string of `variables` spells a whole control token.
     pub fn spells_control(&self, json: &Json) -> bool {
         let spells = |text: &str| self.controls.as_ref().is_some_and(|controls| controls.is_match(text));
@@ -93,7 +103,7 @@ impl Shield {
 
     /// Returns `text` with stand-ins; `None` where there is nothing to replace.
     fn shield_text(&self, text: &str, stand_ins: &StandIns) -> Option<String> {
-        if !text.contains(&self.hazards[..]) {
+        if !self.is_dangerous(text) {
             return None;
         }
         let mut exempt = self.exempt(text).into_iter().peekable();
@@ -166,7 +176,7 @@ impl Survey<'_> {
     }
 
     fn text(&mut self, text: &str) {
-        self.dangerous = self.dangerous || text.contains(&self.shield.hazards[..]);
+        self.dangerous = self.dangerous || self.shield.is_dangerous(text);
         // Every stand-in has four bytes in UTF-8, or three that start with 0xef.
         if text.bytes().any(|byte| byte >= 0xef) {
             self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));

@@ -3,6 +3,7 @@
 //! Not here: control tokens in prompts (`partition`, `shield`). The idea: whatever would make llama.cpp abort is refused
 //! when the file is opened, because a router opens files that workers send.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use llama_cpp_2::model::LlamaModel;
@@ -15,6 +16,7 @@ use warmpath_common::ids::Token;
 use crate::backend::backend;
 use crate::error::OpenError;
 use crate::partition::Special;
+use crate::words::{Words, allows_cuts};
 
 /// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,8 @@ pub(crate) struct Vocabulary {
     pub prefix: Vec<Token>,
     /// Is what the vocabulary puts after every text.
     pub suffix: Vec<Token>,
+    /// Remembers words; absent where the vocabulary's tokens may reach across them.
+    words: Option<Words>,
 }
 
 impl Vocabulary {
@@ -86,7 +90,8 @@ impl Vocabulary {
         let model = LlamaModel::load_from_file(backend(), path, &params).map_err(|error| failed(error.to_string()))?;
         check(&model).map_err(|reason| OpenError::Vocabulary { path: path.to_owned(), reason })?;
         let info = info(&model);
-        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new() };
+        let words = cuts_at_words(&model).then(Words::default);
+        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new(), words };
         vocabulary.find_affixes();
         Ok(vocabulary)
     }
@@ -98,6 +103,18 @@ impl Vocabulary {
         let start = whole.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         self.prefix = whole[..start].to_vec();
         self.suffix = whole.get(start + bare.len()..).unwrap_or_default().to_vec();
+    }
+
+    /// Returns whether texts are cut at words.
+    #[cfg(test)]
+    pub fn cuts_at_words(&self) -> bool {
+        self.words.is_some()
+    }
+
+    /// Returns the tokens of a text without control tokens, as [`Self::tokenize`] would.
+    pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
+        let tokenize = |text: &str| self.tokenize(text, AddSpecial::No, ParseSpecial::No);
+        self.words.as_ref().map_or_else(|| tokenize(text), |words| words.tokens(text, tokenize))
     }
 
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
@@ -151,10 +168,22 @@ impl Vocabulary {
     }
 }
 
+/// Returns whether texts can be cut between a letter and a space without another token coming out.
+///
+/// In byte-pair encoding they can where no token reaches across such a place. Other encodings look at whole texts, or put a
+/// space before each.
+fn cuts_at_words(model: &LlamaModel) -> bool {
+    let vocab = model.vocab();
+    let allows = |token: i32| vocab.text(LlamaToken(token)).is_none_or(|text| allows_cuts(text.to_bytes()));
+    vocab.vocab_type() == VocabType::BPE && (0..vocab.n_tokens()).all(allows)
+}
+
 /// Refuses what llama.cpp would abort on.
 fn check(model: &LlamaModel) -> Result<(), String> {
     let vocab = model.vocab();
-    let kind = vocab.vocab_type();
+    // llama-cpp-2 panics where it does not know the kind.
+    let kind = catch_unwind(AssertUnwindSafe(|| vocab.vocab_type()));
+    let kind = kind.map_err(|_| "its tokenizer is of a kind that is not known here".to_owned())?;
     if kind == VocabType::NONE || vocab.n_tokens() <= 0 {
         return Err("it has no tokenizer".to_owned());
     }

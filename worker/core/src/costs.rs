@@ -69,8 +69,8 @@ impl Costs {
         learn(Some(&mut self.read_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
-    /// Lets moves that were measured dearer than assumed at first seem cheaper again with time, by half in
-    /// [`HALF_LIFE_S`]: one bad measurement, of a disk that was busy once, would keep them from ever being made and
+    /// Lets moves that were measured dearer than assumed at first seem cheaper again with time, by half in a
+    /// minute: one bad measurement, of a disk that was busy once, would keep them from ever being made and
     /// measured again.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
         let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);

@@ -1,0 +1,169 @@
+//! The tokens of words, each tokenized once: what makes new text cheap.
+//!
+//! Not here: tokenizing (`vocabulary`), fragments that come again as a whole (`fragments`).
+//! The idea: byte-pair encoding only ever makes tokens of its vocabulary. Where no token has a letter and behind it a space,
+//! none reaches across such a place, so a text can be cut there and its words be tokenized one by one. Prose repeats its
+//! words: a look-up takes a fiftieth of what llama.cpp's encoding takes.
+
+use std::mem;
+use std::sync::{PoisonError, RwLock};
+
+use hashbrown::HashMap;
+use warmpath_common::ids::Token;
+
+/// Is the most words of a generation; two are kept, 10 MB at most.
+///
+/// Source: a choice; an English text of a million words has some 30,000 different ones, most of them rare.
+const WORDS_MAX: usize = 1 << 15;
+/// Is the longest word that is remembered. Units: bytes.
+///
+/// Source: a choice; what is longer is a number, a link or no word at all, and seldom comes again.
+const WORD_BYTES_MAX: usize = 48;
+
+/// Remembers the tokens of the words that were used last. The lock is held for look-ups and insertions, never while a word is
+/// tokenized.
+#[derive(Debug, Default)]
+pub(crate) struct Words(RwLock<Generations>);
+
+/// Is the words in use; when the young are too many, they become the old, and the old are forgotten.
+#[derive(Debug, Default)]
+struct Generations {
+    young: HashMap<Box<str>, Box<[Token]>>,
+    old: HashMap<Box<str>, Box<[Token]>>,
+}
+
+/// Is a word whose tokens are not known, and where they belong.
+struct Gap<'t> {
+    n_tokens_before: usize,
+    word: &'t str,
+}
+
+impl Words {
+    /// Returns the tokens of a text; `tokenize` is asked for those words that are not known.
+    ///
+    /// Cost: a look-up for each word.
+    pub fn tokens(&self, text: &str, tokenize: impl Fn(&str) -> Vec<Token>) -> Vec<Token> {
+        let mut known = Vec::with_capacity(text.len() / 4 + 1);
+        let mut gaps = Vec::new();
+        {
+            let generations = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            for word in words(text) {
+                match generations.find(word) {
+                    Some(tokens) => known.extend_from_slice(tokens),
+                    None => gaps.push(Gap { n_tokens_before: known.len(), word }),
+                }
+            }
+        }
+        if gaps.is_empty() {
+            return known;
+        }
+        let mut fresh: HashMap<&str, Vec<Token>> = HashMap::new();
+        for gap in &gaps {
+            fresh.entry(gap.word).or_insert_with(|| tokenize(gap.word));
+        }
+        let mut tokens = Vec::with_capacity(known.len() + gaps.len() * 2);
+        let mut n_taken = 0;
+        for gap in &gaps {
+            tokens.extend_from_slice(&known[n_taken..gap.n_tokens_before]);
+            tokens.extend_from_slice(&fresh[gap.word]);
+            n_taken = gap.n_tokens_before;
+        }
+        tokens.extend_from_slice(&known[n_taken..]);
+        let mut generations = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for (word, tokens) in fresh.into_iter().filter(|(word, _)| word.len() <= WORD_BYTES_MAX) {
+            generations.add(word, tokens);
+        }
+        tokens
+    }
+}
+
+impl Generations {
+    fn find(&self, word: &str) -> Option<&[Token]> {
+        self.young.get(word).or_else(|| self.old.get(word)).map(|tokens| &**tokens)
+    }
+
+    fn add(&mut self, word: &str, tokens: Vec<Token>) {
+        if self.young.len() >= WORDS_MAX {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.insert(word.into(), tokens.into());
+    }
+}
+
+/// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a letter and a space.
+///
+/// Shape: a space is itself, or what byte-level and SentencePiece vocabularies write for it.
+pub(crate) fn allows_cuts(spelling: &[u8]) -> bool {
+    let is_space = |bytes: &[u8]| [" ".as_bytes(), "Ġ".as_bytes(), "▁".as_bytes()].iter().any(|s| bytes.starts_with(s));
+    !spelling.iter().enumerate().any(|(at, byte)| byte.is_ascii_alphabetic() && is_space(&spelling[at + 1..]))
+}
+
+/// Cuts a text before each space that stands between two ASCII letters.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let bytes = text.as_bytes();
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        if start == bytes.len() {
+            return None;
+        }
+        let is_cut = |at: &usize| {
+            bytes[*at] == b' '
+                && bytes[at - 1].is_ascii_alphabetic()
+                && bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
+        };
+        let end = (start + 1..bytes.len()).find(is_cut).unwrap_or(bytes.len());
+        let word = &text[start..end];
+        start = end;
+        Some(word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn cuts_between_letters_only() {
+        let cut = |text| words(text).collect::<Vec<_>>();
+        assert_eq!(cut("a bc  d e. f 1 g\n h ä i j"), ["a", " bc  d", " e. f 1 g\n h ä i", " j"]);
+        assert_eq!(cut(" x"), [" x"]);
+        assert!(cut("").is_empty());
+    }
+
+    #[test]
+    fn spellings_with_a_space_behind_a_letter_allow_no_cuts() {
+        for spelling in ["a b", "xĠ", "of▁the"] {
+            assert!(!allows_cuts(spelling.as_bytes()), "{spelling}");
+        }
+        for spelling in ["Ġa", "▁of", "ĠĠ", "1 2", ".Ġa", "é", ""] {
+            assert!(allows_cuts(spelling.as_bytes()), "{spelling}");
+        }
+    }
+
+    #[test]
+    fn old_words_are_forgotten_and_words_in_use_are_not() {
+        let cache = Words::default();
+        let length = |word: &str| vec![word.len() as Token];
+        for n in 0..3 * WORDS_MAX {
+            assert_eq!(cache.tokens(&format!("x{n}"), length), [1 + n.to_string().len() as Token]);
+            cache.tokens("always", length);
+        }
+        let generations = cache.0.read().expect("no test panics while it holds the lock");
+        assert!(generations.young.len() <= WORDS_MAX && generations.old.len() <= WORDS_MAX);
+        assert!(generations.find("always").is_some() && generations.find("x1").is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_is_its_words_and_gives_their_tokens_in_order(texts in prop::collection::vec("[a-d .]{0,40}", 1..10)) {
+            let cache = Words::default();
+            let bytes = |word: &str| word.bytes().map(Token::from).collect::<Vec<_>>();
+            for text in texts {
+                prop_assert_eq!(words(&text).collect::<String>(), text.clone());
+                prop_assert_eq!(cache.tokens(&text, bytes), bytes(&text));
+            }
+        }
+    }
+}
