@@ -38,6 +38,9 @@ pub struct SimArgs {
     /// Requests of a made trace.
     #[arg(long, default_value_t = 4000)]
     pub requests: usize,
+    /// Tick of the trace's clock in seconds: each arrival is moved by a random part of it. Mooncake's traces tick every 3 s.
+    #[arg(long, default_value_t = 0.0)]
+    pub spread: f64,
     /// Tokens in a block of the trace.
     #[arg(long, default_value_t = 512)]
     pub block_tokens: u32,
@@ -118,6 +121,8 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
 /// Errors: a trace that cannot be read; numbers that make no fleet.
 pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outcome>> {
     let mut trace = read(args)?;
+    anyhow::ensure!(args.spread.is_finite() && args.spread >= 0.0, "a tick is a time");
+    trace.spread(args.spread, args.seed);
     let workers = fleet(args, &trace)?;
     let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
     let duration_s = trace.duration_s();

@@ -84,6 +84,7 @@ fn args(shape: TraceShape) -> SimArgs {
         trace: None,
         shape: Some(shape),
         requests: 300,
+        spread: 0.0,
         block_tokens: 512,
         workers: 4,
         cache_share: 0.3,
@@ -175,6 +176,20 @@ fn made_traces_are_of_their_shape_and_of_their_seed() {
         assert_eq!(shape.name().parse(), Ok(shape));
     }
     assert!("other".parse::<TraceShape>().is_err());
+}
+
+#[test]
+fn what_a_slow_clock_has_put_together_comes_apart_and_stays_in_order() {
+    let lines = (0..40).map(|n| line(f64::from(n / 20) * 3000.0, 100, n..n + 1)).collect();
+    let mut trace = Trace::new(lines, BLOCK_TOKENS).expect("the trace is well formed");
+    let together = trace.clone();
+    trace.spread(0.0, 1);
+    assert_eq!(trace, together);
+    trace.spread(3.0, 1);
+    let times: Vec<f64> = trace.requests.iter().map(|request| request.at_s).collect();
+    assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "{times:?}");
+    let of_first_tick = trace.requests[..20].iter().all(|request| request.ids[0] < 20 && request.at_s < 3.0);
+    assert!(of_first_tick && times[0] < 0.6 && times[19] > 2.4, "{times:?}");
 }
 
 #[test]

@@ -111,6 +111,15 @@ impl Trace {
         self.requests.last().map_or(0.0, |last| last.at_s)
     }
 
+    /// Moves each request by a random part of `tick_s` seconds: what a clock that ticks so seldom has put together comes apart.
+    pub fn spread(&mut self, tick_s: f64, seed: u64) {
+        for (n, request) in (0u64..).zip(&mut self.requests) {
+            let unit = (mix(seed ^ mix(n)) >> 11) as f64 / (1u64 << 53) as f64;
+            request.at_s += unit * tick_s;
+        }
+        self.requests.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    }
+
     /// Makes all times `factor` times as long.
     pub fn stretch(&mut self, factor: f64) {
         self.requests.iter_mut().for_each(|request| request.at_s *= factor);

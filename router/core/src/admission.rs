@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::cost::{Cost, Standing};
+use crate::cost::Standing;
 
 /// Is the shortest time after which a client is asked to try again.
 ///
@@ -44,13 +44,13 @@ pub(crate) enum Room {
 }
 
 impl AdmissionOptions {
-    /// Returns whether a worker that stands so, and at which a request would cost so much, has room.
-    pub(crate) fn room(self, standing: &Standing<'_>, cost: &Cost) -> Room {
+    /// Returns whether a worker that stands so has room.
+    pub(crate) fn room(self, standing: &Standing<'_>) -> Room {
         if standing.n_requests() < u64::from(standing.n_slots) {
             Room::Yes
         } else if standing.load.rates.prefill_tokens_per_s.is_none() {
             Room::Unmeasured
-        } else if cost.wait_ms <= self.wait_max.as_secs_f64() * 1e3 {
+        } else if standing.start_ms() <= self.wait_max.as_secs_f64() * 1e3 {
             Room::Yes
         } else {
             Room::No
@@ -81,27 +81,32 @@ mod tests {
     use super::*;
     use crate::choose::standing;
     use crate::cost::{SPEEDS_DEFAULT, Unreported};
+    use crate::past::Past;
     use crate::testing::worker;
     use warmpath_common::ids::SlotId;
     use warmpath_common::summary::{Load, Rates};
 
     const OPTIONS: AdmissionOptions = AdmissionOptions { wait_max: Duration::from_secs(2) };
 
-    fn check(load: Load, wait_ms: f64, expected: Room) {
+    fn check(load: Load, expected: Room) {
         let worker = crate::fleet::WorkerView { load, ..worker(0) };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
-        let cost = Cost { wait_ms, ..Cost::default() };
-        assert_eq!(OPTIONS.room(&standing, &cost), expected, "{:?}", worker.load);
+        let standing = standing(&worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
+        assert_eq!(OPTIONS.room(&standing), expected, "{:?}", worker.load);
     }
 
     #[test]
     fn room_is_a_free_slot_or_a_short_wait_at_a_measured_worker() {
-        let busy = |n| Load { busy_slots: (0..n).map(SlotId).collect(), ..worker(0).load };
-        check(busy(3), 1e9, Room::Yes);
-        check(busy(4), 2000.0, Room::Yes);
-        check(busy(4), 2000.1, Room::No);
-        check(Load { rates: Rates::default(), ..busy(4) }, 0.0, Room::Unmeasured);
-        check(Load { rates: Rates::default(), ..busy(3) }, 0.0, Room::Yes);
+        let busy = |n, queued_prefill_tokens| Load {
+            queued_prefill_tokens,
+            busy_slots: (0..n).map(SlotId).collect(),
+            ..worker(0).load
+        };
+        check(busy(3, 1_000_000), Room::Yes);
+        // A slot is free in 250 ms; 1,000 tokens are computed in a second.
+        check(busy(4, 1750), Room::Yes);
+        check(busy(4, 1751), Room::No);
+        check(Load { rates: Rates::default(), ..busy(4, 0) }, Room::Unmeasured);
+        check(Load { rates: Rates::default(), ..busy(3, 0) }, Room::Yes);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
 //! The idea: the smallest cost wins. Costs rest on measured rates, which are noisy, so costs that differ by no more than
-//! a small part of what the request feels are equal; of equals the worker with the most free cells wins, because new state displaces least there, then the one with
-//! the fewest requests, then the first in the order of configuration. The same inputs always give the same choice.
+//! a small part of what the request feels are equal. Of equals the worker wins that was given the least to compute of late,
+//! which spreads work and new state; then the one that begins soonest, then the one with the most free cells, then the first
+//! in the order of configuration. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::WorkerIdx;
 use crate::cost::{Charge, Cost, Speeds, Standing, Work};
 use crate::fleet::WorkerView;
 use crate::index::Match;
+use crate::past::Past;
 use warmpath_common::summary::Tier;
 
 /// Is how much dearer than the cheapest a worker may be and still count as equal, as a part of the cheapest's time to first
@@ -23,6 +25,11 @@ use warmpath_common::summary::Tier;
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
+
+/// Is how many times what the other workers have may count as the fleet's crowd, after the first request.
+///
+/// Source: own choice: in a fleet whose load is spread, all workers have less than twice what all but the busiest have.
+const OTHERS_MULTIPLE_MAX: f64 = 2.0;
 
 /// Says by what a worker is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -169,6 +176,9 @@ pub struct Candidate<'a> {
     tokens_ahead: f64,
     n_requests: u64,
     n_prefilling: f64,
+    past: Past,
+    /// Is when it can begin a request whatever its length. Units: milliseconds.
+    start_ms: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -196,12 +206,15 @@ impl<'a> Candidate<'a> {
             tokens_ahead: standing.prefill_tokens_ahead(),
             n_requests: standing.n_requests(),
             n_prefilling: standing.n_prefilling(),
+            past: standing.past,
+            start_ms: standing.start_ms(),
         }
     }
 
-    /// Orders by how little new state displaces there, then by requests, then by configuration.
-    fn tie_break(&self) -> (Reverse<u64>, u64, WorkerIdx) {
-        (Reverse(self.worker.load.free_cells), self.n_requests, self.worker.idx)
+    /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by configuration.
+    fn tie_break(&self) -> (u64, u64, Reverse<u64>, WorkerIdx) {
+        let given_tokens = self.past.given_tokens as u64;
+        (given_tokens, self.start_ms as u64, Reverse(self.worker.load.free_cells), self.worker.idx)
     }
 }
 
@@ -209,11 +222,21 @@ impl<'a> Candidate<'a> {
 ///
 /// `worth` is what a stored token has been worth in this fleet: see [`Charge`].
 pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
-    let n_prefilling: f64 = candidates.iter().map(|candidate| candidate.n_prefilling).sum();
-    let charge = Charge { crowd: n_prefilling / candidates.len().max(1) as f64, worth };
+    let crowd = crowd(candidates);
     for candidate in candidates {
+        let charge = Charge { crowd: crowd.max(candidate.past.crowd), worth };
         candidate.cost.charge(charge, candidate.work, candidate.worker.load.free_cells);
     }
+}
+
+/// Returns how many prompts workers have on average; where one has most of them, little more than the others have: work that
+/// goes to an idle worker delays nobody.
+fn crowd(candidates: &[Candidate<'_>]) -> f64 {
+    let counts = || candidates.iter().map(|candidate| candidate.n_prefilling);
+    let (sum, most) = (counts().sum::<f64>(), counts().fold(0.0, f64::max));
+    let n = candidates.len().max(1) as f64;
+    let others = (sum - most) / (n - 1.0).max(1.0);
+    (sum / n).min(1.0 + OTHERS_MULTIPLE_MAX * others)
 }
 
 /// Is what policies look at that look at neither cost nor load.
@@ -294,13 +317,18 @@ pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'
     }
 }
 
-/// Returns the standing of `worker` for [`Candidate::weigh`].
-pub(crate) fn standing(worker: &WorkerView, unreported: crate::cost::Unreported, assumed: Speeds) -> Standing<'_> {
+/// Returns the standing of `worker` for [`Candidate::weigh`]; of its speed `assumed` says what it has not measured.
+pub(crate) fn standing(
+    worker: &WorkerView,
+    unreported: crate::cost::Unreported,
+    (assumed, past): (Speeds, Past),
+) -> Standing<'_> {
     Standing {
         load: &worker.load,
         unreported,
         n_slots: worker.model.as_ref().map_or(1, |model| model.n_slots),
         speeds: Speeds::measured_or(&worker.load.rates, assumed),
+        past,
     }
 }
 

@@ -6,8 +6,8 @@
 //!
 //! - **wait**: the prompt tokens that are computed before its own, at the worker's prefill rate; and, where every slot is
 //!   taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead. A worker
-//!   computes several prompts side by side, short remainders first (`worker/core/src/batch_plan.rs`), so no request ahead
-//!   costs more time than the request's own prefill takes.
+//!   computes several prompts side by side, short remainders first and half of the room for the one that came first
+//!   (`worker/core/src/batch_plan.rs`), so no request ahead costs more time than the request's own prefill takes, twice.
 //! - **restore**: bringing the reused blocks from where they lie.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
@@ -19,14 +19,17 @@
 //!
 //! The charge is what the fleet measures, no number to be set. It has two parts (docs/decisions/0014-placement-charge.md):
 //!
-//! - **crowd**: how many requests have their prompts computed at a worker at a time, on average over the fleet. Where prompts
-//!   share a worker's time, what one takes from the others is its own length times their number, and by Little's law
-//!   that number is also what each of those to come will find. It is near 0 in an idle fleet, about u / (1 - u) at a
-//!   utilisation u, and grows without bound in overload, where only reuse helps.
+//! - **crowd**: how many requests n have their prompts computed at a worker at a time. Where prompts share a worker's time,
+//!   a utilisation u makes that n = u / (1 - u), and all of them together lose dn / du = (1 + n)^2 of the time that is added;
+//!   1 + n of it the one that adds it feels itself, n (1 + n) are left for the others, those to come included. It is near 0
+//!   in an idle fleet and grows without bound in overload, where only reuse helps. n is the larger of two: what the fleet
+//!   has now on average, as far as the busiest worker is not alone with it, and what this worker has had of late.
 //! - **worth**: the tokens that the fleet has reused for each that it computed. That is what a stored token has been worth
 //!   before it left the cache, so what is lost with each token that the new ones displace. Nothing where there is room.
 
 use warmpath_common::summary::{Load, Rates, Tier};
+
+use crate::past::Past;
 
 /// Is the time to bring one token's KV state from RAM. Units: milliseconds.
 ///
@@ -37,6 +40,11 @@ pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
 ///
 /// Source: docs/decisions/0000-measured-before.md: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
 pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
+
+/// Is how much longer a prompt takes beside one that came before it, whatever its length.
+///
+/// Source: worker/core/src/batch_plan.rs: the one that came first gets half the room.
+const BESIDE_THE_FIRST: f64 = 2.0;
 
 /// Is how fast a worker is taken to be of which nothing is known, nor of any other.
 ///
@@ -101,6 +109,8 @@ pub struct Standing<'a> {
     pub n_slots: u16,
     /// Is how fast it is.
     pub speeds: Speeds,
+    /// Is what is remembered of it.
+    pub past: Past,
 }
 
 /// Is what a request would ask of a worker.
@@ -117,7 +127,7 @@ pub struct Work {
 /// Is what uncached work costs others, as multiples of the time that it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Charge {
-    /// Is the number of requests that it delays.
+    /// Is the number of requests whose prompts are computed at a time.
     pub crowd: f64,
     /// Is the tokens of reuse that are lost with each token that is displaced.
     pub worth: f64,
@@ -162,7 +172,8 @@ impl Cost {
     pub fn charge(&mut self, charge: Charge, work: Work, free_cells: u64) {
         let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
         let displaced = if uncached > 0.0 { (1.0 - free_cells as f64 / uncached).max(0.0) } else { 0.0 };
-        self.pressure_ms = (charge.crowd + charge.worth * displaced) * self.prefill_ms;
+        let delayed = charge.crowd * (1.0 + charge.crowd);
+        self.pressure_ms = (delayed + charge.worth * displaced) * self.prefill_ms;
     }
 
     /// Returns what the request itself feels until its first token.
@@ -194,19 +205,31 @@ impl Standing<'_> {
         self.n_requests().saturating_sub(u64::from(self.load.n_decoding)) as f64
     }
 
-    /// What is ahead is computed at the worker's rate; beside it, if a slot is free, so that of each request no more counts
-    /// than takes as long as `prefill_ms`.
-    fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
-        let all_ms = self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms;
+    /// Returns when the worker can begin a request that comes now, whatever its length: what it has is computed first,
+    /// unless a slot is free. What waits in its queue is all of it ahead, which the choice, that compares, need not say.
+    pub fn start_ms(&self) -> f64 {
         let has_slot = self.n_requests() < u64::from(self.n_slots);
-        if has_slot { all_ms.min(self.n_prefilling() * prefill_ms) } else { all_ms }
+        if has_slot { 0.0 } else { self.ahead_ms() + self.slot_wait_ms() }
+    }
+
+    fn ahead_ms(&self) -> f64 {
+        self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms
+    }
+
+    /// Returns what the requests ahead cost one that is computed beside them.
+    fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
+        self.ahead_ms().min(BESIDE_THE_FIRST * self.n_prefilling().max(1.0) * prefill_ms)
+    }
+
+    /// Returns how many requests must leave before one more gets a slot.
+    fn n_before_a_slot(&self) -> f64 {
+        (self.n_requests() + 1).saturating_sub(u64::from(self.n_slots.max(1))) as f64
     }
 
     /// Slots become free one by one, `n_slots` of them in the time of an answer.
     fn slot_wait_ms(&self) -> f64 {
-        let n_slots = u64::from(self.n_slots.max(1));
-        let n_before_a_slot = (self.n_requests() + 1).saturating_sub(n_slots) as f64;
-        n_before_a_slot * self.speeds.answer_tokens * self.speeds.decode_step_ms / n_slots as f64
+        let answer_ms = self.speeds.answer_tokens * self.speeds.decode_step_ms;
+        self.n_before_a_slot() * answer_ms / f64::from(self.n_slots.max(1))
     }
 }
 
@@ -219,7 +242,11 @@ mod tests {
     const SPEEDS: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 10.0, answer_tokens: 100.0 };
 
     fn cost(work: Work, load: &Load, unreported: Unreported) -> Cost {
-        Cost::of(work, Standing { load, unreported, n_slots: 4, speeds: SPEEDS })
+        Cost::of(work, standing(load, unreported))
+    }
+
+    fn standing(load: &Load, unreported: Unreported) -> Standing<'_> {
+        Standing { load, unreported, n_slots: 4, speeds: SPEEDS, past: Past::default() }
     }
 
     const COLD: Work = Work { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
@@ -238,20 +265,20 @@ mod tests {
             cost.charge(Charge { crowd: 2.0, worth: 0.5 }, COLD, free_cells);
             cost.pressure_ms
         };
-        assert_eq!(charged(0), 2500.0);
-        assert_eq!(charged(500), 2250.0, "half of it has room");
-        assert_eq!(charged(5000), 2000.0);
+        assert_eq!(charged(0), 6500.0);
+        assert_eq!(charged(500), 6250.0, "half of it has room");
+        assert_eq!(charged(5000), 6000.0);
         let mut nothing = Cost::default();
         nothing.charge(Charge { crowd: 2.0, worth: 0.5 }, Work { cached_tokens: 1000, ..COLD }, 0);
         assert_eq!(nothing.pressure_ms, 0.0);
     }
 
     #[test]
-    fn what_is_ahead_costs_no_more_than_the_requests_own_prefill_for_each() {
+    fn what_is_ahead_costs_no_more_than_twice_the_requests_own_prefill_for_each() {
         let busy = Load { running_prefill_tokens: 60_000, busy_slots: vec![SlotId(0), SlotId(1)], ..idle() };
-        assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 2000.0);
+        assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 4000.0);
         let hit = Work { cached_tokens: 900, ..COLD };
-        assert_eq!(cost(hit, &busy, Unreported::default()).wait_ms, 200.0);
+        assert_eq!(cost(hit, &busy, Unreported::default()).wait_ms, 400.0);
         let little = Load { running_prefill_tokens: 150, ..busy };
         assert_eq!(cost(COLD, &little, Unreported::default()).wait_ms, 150.0);
     }
@@ -283,6 +310,19 @@ mod tests {
         let one_ahead = Load { n_queued: 1, ..busy(4) };
         assert_eq!(cost(COLD, &one_ahead, Unreported::default()).wait_ms, 500.0);
         assert_eq!(cost(COLD, &busy(4), Unreported::default()).slowdown_ms, 40.0);
+    }
+
+    #[test]
+    fn a_full_worker_begins_after_all_that_it_has_and_the_choice_counts_a_part_of_that() {
+        let full =
+            Load { running_prefill_tokens: 60_000, n_queued: 1, busy_slots: (0..4).map(SlotId).collect(), ..idle() };
+        assert_eq!(standing(&full, Unreported::default()).start_ms(), 60_500.0);
+        let hit = Work { cached_tokens: 900, ..COLD };
+        assert_eq!(cost(hit, &full, Unreported::default()).wait_ms, 1500.0, "five beside it and two slots");
+        let sent = Unreported { n_requests: 3, prefill_tokens: 5000 };
+        assert_eq!(standing(&idle(), sent).start_ms(), 0.0);
+        let one_more = Unreported { n_requests: 4, ..sent };
+        assert_eq!(standing(&idle(), one_more).start_ms(), 5250.0);
     }
 
     #[test]

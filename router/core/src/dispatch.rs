@@ -10,6 +10,7 @@ mod relief;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use explain::{Explanation, Weighed};
@@ -22,10 +23,11 @@ use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
 use crate::breaker::{Breaker, BreakerOptions, BreakerState};
 use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, charge, choose, reason, standing};
-use crate::cost::{Cost, Speeds, Standing, Unreported};
+use crate::cost::{Cost, SPEEDS_DEFAULT, Speeds, Standing, Unreported};
 use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
+use crate::past::{Past, Pasts};
 use crate::pending::{Filling, Pending};
 use crate::retry::Failure;
 use crate::reuse::Reuse;
@@ -188,6 +190,7 @@ pub struct Dispatch {
     doubts: Doubts,
     pending: Pending,
     reuse: Reuse,
+    pasts: Pasts,
 }
 
 impl Dispatch {
@@ -204,6 +207,7 @@ impl Dispatch {
             doubts: Doubts::default(),
             pending: Pending::default(),
             reuse: Reuse::default(),
+            pasts: Pasts::default(),
         }
     }
 
@@ -220,6 +224,7 @@ impl Dispatch {
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         self.expire(ask.now);
         self.accounts.resize_with(fleet.workers.len().max(self.accounts.len()), Account::default);
+        self.look(fleet, ask.now);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
         let turn = Turn { last: self.last, affinity: ask.affinity };
         let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
@@ -232,19 +237,30 @@ impl Dispatch {
             reason: if ask.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
             service_ms: chosen.cost.prefill_ms
-                + answer_share_ms(&standing(chosen.worker, Unreported::default(), assumed)),
+                + answer_share_ms(&standing(chosen.worker, Unreported::default(), (assumed, Past::default()))),
         };
         let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+        self.pasts.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of the requests that come while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
         let fills = ask.prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks));
         let filling = self.pending.add(decision.worker, if is_lent { fills } else { &[] });
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book(sent, filling)))
+    }
+
+    /// Takes note of how busy the workers are.
+    fn look(&mut self, fleet: &FleetView, now: Instant) {
+        let Self { pasts, accounts, .. } = self;
+        let n_prefilling = |worker: &Arc<WorkerView>| {
+            let unreported = accounts[worker.idx.0 as usize].unreported;
+            (worker.idx, standing(worker, unreported, (SPEEDS_DEFAULT, Past::default())).n_prefilling())
+        };
+        pasts.see(now, fleet.workers.iter().map(n_prefilling));
     }
 
     /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
@@ -289,9 +305,10 @@ impl Dispatch {
     }
 
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
-        let standing = standing(worker, self.account(worker.idx).unreported, assumed);
+        let past = self.pasts.of(worker.idx);
+        let standing = standing(worker, self.account(worker.idx).unreported, (assumed, past));
         let candidate = Candidate::weigh(worker, ask.prompt, standing);
-        let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing, &candidate.cost));
+        let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));
         (candidate, room)
     }
 

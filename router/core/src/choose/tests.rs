@@ -44,7 +44,9 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
     let mut candidates: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| {
+            Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default())))
+        })
         .collect();
     charge(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -78,6 +80,43 @@ fn of_equals_the_emptiest_wins_then_the_first() {
 }
 
 #[test]
+fn of_equals_the_one_wins_that_was_given_least_and_a_worker_that_is_often_busy_is_charged_more() {
+    let workers: Vec<_> = (0..3).map(worker).collect();
+    let chosen = |pasts: [Past; 3], n_tokens: u32| {
+        let weigh = |(worker, past)| {
+            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, past));
+            Candidate::weigh(worker, PromptView::Estimated { n_tokens }, standing)
+        };
+        let mut candidates: Vec<_> = workers.iter().zip(pasts).map(weigh).collect();
+        charge(&mut candidates, 0.0);
+        let rng = &mut SmallRng::seed_from_u64(1);
+        choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+    };
+    let given = |given_tokens| Past { given_tokens, ..Past::default() };
+    assert_eq!(chosen([given(20.0), given(10.0), given(30.0)], 100), 1);
+    let busy = |crowd| Past { crowd, given_tokens: 0.0 };
+    assert_eq!(chosen([busy(1.0), busy(2.0), Past { crowd: 0.5, given_tokens: 50.0 }], 100), 2);
+}
+
+#[test]
+fn one_crowded_worker_is_no_crowd() {
+    let counts = |counts: &[u32]| -> f64 {
+        let load = |n: &u32| Load { n_queued: *n, ..idle() };
+        let workers: Vec<_> = counts.iter().map(|n| WorkerView { load: load(n), ..worker(0) }).collect();
+        let weigh = |worker| {
+            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
+            Candidate::weigh(worker, PromptView::Estimated { n_tokens: 1 }, standing)
+        };
+        crowd(&workers.iter().map(weigh).collect::<Vec<_>>())
+    };
+    assert_eq!(counts(&[]), 0.0);
+    assert_eq!(counts(&[7]), 1.0, "no other is there");
+    assert_eq!(counts(&[60, 0, 0, 0]), 1.0);
+    assert_eq!(counts(&[60, 40, 50, 50]), 50.0);
+    assert_eq!(counts(&[2, 0, 1, 1]), 1.0);
+}
+
+#[test]
 fn rates_that_differ_by_noise_are_equal() {
     let rate = |rate, cells| {
         let mut load = free(cells);
@@ -106,7 +145,9 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
     let prompt = PromptView::Estimated { n_tokens: 10 };
     let all: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| {
+            Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default())))
+        })
         .collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
@@ -131,7 +172,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
+        let standing = standing(&worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
         assert_eq!(Candidate::weigh(&worker, prompt, standing).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
@@ -153,10 +194,13 @@ proptest! {
         let held = || -> Vec<Held> {
             held.iter().map(|&(n, ahead, cells)| Held(n, Load { free_cells: cells, ..queued(ahead) })).collect()
         };
-        let crowd = held().iter().map(|held| f64::from(held.1.n_queued)).sum::<f64>() / held().len() as f64;
+        let counts: Vec<f64> = held().iter().map(|held| f64::from(held.1.n_queued)).collect();
+        let (n, sum) = (counts.len() as f64, counts.iter().sum::<f64>());
+        let others = (sum - 1.0).max(0.0) / (n - 1.0).max(1.0);
+        let crowd = (sum / n).min(1.0 + 2.0 * others);
         let cost = |Held(blocks, load): &Held| {
             let own = f64::from(N_TOKENS - blocks * 32);
-            (1.0 + crowd) * own + own.min(load.queued_prefill_tokens as f64)
+            (1.0 + crowd * (1.0 + crowd)) * own + (2.0 * own).min(load.queued_prefill_tokens as f64)
         };
         let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
         let best = held().iter().map(cost).fold(f64::INFINITY, f64::min);

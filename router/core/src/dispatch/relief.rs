@@ -7,21 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warmpath_common::model::ModelInfo;
-use warmpath_common::summary::Tier;
 
 use super::{Dispatch, answer_share_ms};
 use crate::admission::{RETURN, Relief};
 use crate::choose::standing;
-use crate::cost::{Cost, Speeds, Work};
+use crate::cost::Speeds;
 use crate::fleet::{FleetView, WorkerView};
+use crate::past::Past;
 
 /// Is the least time that a request is taken to need. Units: milliseconds.
 ///
 /// Source: own choice: it only keeps the division from zero.
 const SERVICE_MS_MIN: f64 = 1.0;
-
-/// Is a request without a prompt: its wait is the worker's.
-const NOTHING: Work = Work { prompt_tokens: 0, cached_tokens: 0, tier: Tier::Resident };
 
 impl Dispatch {
     /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
@@ -36,9 +33,9 @@ impl Dispatch {
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
             let account = self.account(worker.idx);
-            let standing = standing(worker, account.unreported, assumed);
+            let standing = standing(worker, account.unreported, (assumed, Past::default()));
             let away = account.breaker.remaining(now).max(account.pause(now).map_or(Duration::ZERO, |(left, _)| left));
-            let own_ms = Cost::of(NOTHING, standing).wait_ms.max(away.as_secs_f64() * 1e3);
+            let own_ms = standing.start_ms().max(away.as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
             is_first = false;
             starts_per_ms += 1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&standing)).max(SERVICE_MS_MIN);

@@ -195,7 +195,13 @@ fn full_world(n_workers: u32) -> World {
 }
 
 fn full(queued_prefill_tokens: u64) -> Load {
-    Load { queued_prefill_tokens, busy_slots: (0..4).map(SlotId).collect(), n_decoding: 4, ..crate::testing::idle() }
+    Load {
+        queued_prefill_tokens,
+        n_queued: 1,
+        busy_slots: (0..4).map(SlotId).collect(),
+        n_decoding: 4,
+        ..crate::testing::idle()
+    }
 }
 
 #[test]
@@ -259,8 +265,8 @@ fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
     world.change(0, |worker| worker.load = full(5000));
     world.change(2, |worker| worker.link = Link::Connecting);
     let relief = |world: &World| world.dispatch.relief(&world.fleet, Some(&model()), world.now);
-    // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms; two workers serve.
-    assert_eq!(relief(&world), Relief { wait_ms: 3250.0, interval_ms: 125.0 });
+    // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
+    assert_eq!(relief(&world), Relief { wait_ms: 3500.0, interval_ms: 125.0 });
     world.change(1, |worker| worker.load = crate::testing::idle());
     let (decision, _ticket) = world.send("a", &[]).expect("one has room");
     assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");

@@ -1,0 +1,109 @@
+//! What a router remembers of each worker: how many prompts it had at a time, and how much it was given to compute.
+//!
+//! Not here: what is so now (`fleet`, `dispatch`), what follows from it (`cost`, `choose`).
+//! The idea: the number of prompts at a worker jumps with every request; averaged over time it says how busy the worker
+//! usually is. Time without a request counts as well as time with many, so the average follows the clock that is passed in.
+
+use std::time::{Duration, Instant};
+
+use crate::WorkerIdx;
+
+/// Is the time after which a number of prompts counts half.
+///
+/// Source: docs/decisions/0014-placement-charge.md: with 20 s and with 60 s hit ratios in simulation are alike; the shorter
+/// follows a change of traffic sooner.
+const HALF_LIFE: Duration = Duration::from_secs(20);
+
+/// Is what is left of the tokens given to a worker after each request, whoever gets it.
+///
+/// Source: own choice, as in `reuse`: the last thousand requests or so count.
+const FADING: f64 = 0.999;
+
+/// Is what is remembered of one worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Past {
+    /// Is the requests whose prompts were computed or waited there at a time, on average.
+    pub crowd: f64,
+    /// Is the prompt tokens that this router has given it to compute, the later ones counting more.
+    pub given_tokens: f64,
+}
+
+/// Remembers every worker.
+#[derive(Debug, Default)]
+pub struct Pasts {
+    by_worker: Vec<Past>,
+    seen: Option<Instant>,
+}
+
+impl Pasts {
+    /// Takes note of how many prompts workers have now.
+    pub fn see(&mut self, now: Instant, n_prefilling: impl Iterator<Item = (WorkerIdx, f64)>) {
+        let passed = self.seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
+        self.seen = self.seen.max(Some(now));
+        let kept = 0.5_f64.powf(passed.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        for (worker, n) in n_prefilling {
+            let crowd = &mut self.of_mut(worker).crowd;
+            *crowd = n + kept * (*crowd - n);
+        }
+    }
+
+    /// Takes note that a worker was given so many prompt tokens to compute. Cost: O(workers).
+    pub fn give(&mut self, worker: WorkerIdx, tokens: u64) {
+        self.by_worker.iter_mut().for_each(|past| past.given_tokens *= FADING);
+        self.of_mut(worker).given_tokens += tokens as f64;
+    }
+
+    /// Returns what is remembered of a worker; nothing of one that was never seen.
+    pub fn of(&self, worker: WorkerIdx) -> Past {
+        self.by_worker.get(worker.0 as usize).copied().unwrap_or_default()
+    }
+
+    fn of_mut(&mut self, worker: WorkerIdx) -> &mut Past {
+        let idx = worker.0 as usize;
+        if idx >= self.by_worker.len() {
+            self.by_worker.resize(idx + 1, Past::default());
+        }
+        &mut self.by_worker[idx]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: WorkerIdx = WorkerIdx(3);
+
+    #[test]
+    fn the_crowd_is_averaged_over_time_whatever_the_number_of_looks() {
+        let start = Instant::now();
+        for n_looks in [1, 10, 1000] {
+            let mut pasts = Pasts::default();
+            pasts.see(start, [(WORKER, 8.0)].into_iter());
+            assert_eq!(pasts.of(WORKER).crowd, 0.0, "no time has passed");
+            (1..=n_looks).for_each(|n| pasts.see(start + HALF_LIFE * n / n_looks, [(WORKER, 8.0)].into_iter()));
+            assert!((pasts.of(WORKER).crowd - 4.0).abs() < 1e-6, "{pasts:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_goes_back_changes_nothing() {
+        let start = Instant::now() + HALF_LIFE;
+        let mut pasts = Pasts::default();
+        pasts.see(start, [(WORKER, 8.0)].into_iter());
+        pasts.see(start - HALF_LIFE, [(WORKER, 8.0)].into_iter());
+        assert_eq!(pasts.of(WORKER).crowd, 0.0);
+        pasts.see(start, [(WORKER, 8.0)].into_iter());
+        assert_eq!(pasts.of(WORKER).crowd, 0.0);
+    }
+
+    #[test]
+    fn what_was_given_fades_as_others_are_given_more() {
+        let mut pasts = Pasts::default();
+        pasts.give(WORKER, 1000);
+        assert_eq!(pasts.of(WORKER).given_tokens, 1000.0);
+        assert_eq!(pasts.of(WorkerIdx(9)), Past::default());
+        (0..5000).for_each(|_| pasts.give(WorkerIdx(0), 10));
+        assert!(pasts.of(WORKER).given_tokens < 10.0, "{pasts:?}");
+        assert!((9_000.0..10_000.0).contains(&pasts.of(WorkerIdx(0)).given_tokens), "{pasts:?}");
+    }
+}
