@@ -307,8 +307,12 @@ impl Dispatch {
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
         let past = self.pasts.of(worker.idx);
         let standing = standing(worker, self.account(worker.idx).unreported, (assumed, past));
-        let candidate = Candidate::weigh(worker, ask.prompt, standing);
+        let mut candidate = Candidate::weigh(worker, ask.prompt, standing);
         let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));
+        if room == Room::No {
+            // Who has no room does not compute it beside others: all that is ahead comes first.
+            candidate.cost.wait_ms = candidate.cost.wait_ms.max(standing.start_ms());
+        }
         (candidate, room)
     }
 

@@ -221,6 +221,17 @@ fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can(
 }
 
 #[test]
+fn who_has_no_room_gets_nothing_that_another_can_start_sooner() {
+    let mut world = full_world(2);
+    world.change(0, |worker| worker.load = full(10_000));
+    world.change(1, |worker| worker.load = full(500));
+    for n in 0..3 {
+        let (decision, _ticket) = world.send(&n.to_string(), &[]).expect("one has room");
+        assert_eq!(decision.worker, WorkerIdx(1), "request {n}");
+    }
+}
+
+#[test]
 fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
     let mut world = full_world(2);
     world.change(1, |worker| worker.load = Load { free_cells: 1 << 20, ..Load::default() });
