@@ -87,18 +87,16 @@ async fn theirs(
     (gateway, llama_server): (Gateway, &PathBuf),
 ) -> anyhow::Result<Outcome> {
     let spec = args.fleet.spec(Vec::new())?;
-    let best = ["--flash-attn", "off", "--no-kv-unified"].map(str::to_owned);
+    let best = peers::LLAMA_SERVER_BEST.map(str::to_owned);
     let flags: Vec<String> = args.fleet.flags().into_iter().chain(best).collect();
     let mut servers = Vec::new();
     for _ in 0..spec.n_workers {
         servers.push(peers::start_llama_server(llama_server, &spec.model, &flags).await?);
     }
     let addresses: Vec<_> = servers.iter().map(crate::fleet::Server::address).collect();
+    let model = model_name(&servers[0].base_url()).await?;
     let running = gateway.start(&addresses).await?;
-    let outcome = match model_name(&servers[0].base_url()).await {
-        Ok(model) => drive(&ChatClient::new(&running.base_url(), Some(model))?, shape).await,
-        Err(error) => Err(error),
-    };
+    let outcome = drive(&ChatClient::new(&running.base_url(), Some(model))?, shape).await;
     running.stop().await?;
     outcome
 }

@@ -21,6 +21,10 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Is how long one may take to end when asked to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Is the flags with which llama-server is fastest on a CPU.
+///
+/// Source: docs/decisions/0000-measured-before.md.
+pub const LLAMA_SERVER_BEST: [&str; 3] = ["--flash-attn", "off", "--no-kv-unified"];
 /// Is the most idle connections that nginx keeps to its workers: more than any benchmark has at a time.
 const NGINX_KEEPALIVE: u32 = 256;
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::client::{ChatClient, Message};
 use crate::fleet::Server;
+use crate::peers::LLAMA_SERVER_BEST;
 
 /// Is how long a model may take to load, and how long a server may take to end.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -85,7 +86,7 @@ pub fn settings(contender: Contender, setup: &Setup) -> Vec<String> {
         args.push("--disable-prefix-cache".to_owned());
     }
     if contender == Contender::PeerBest {
-        args.extend(["--flash-attn", "off", "--no-kv-unified"].map(str::to_owned));
+        args.extend(LLAMA_SERVER_BEST.map(str::to_owned));
     }
     if let Some(mib) = setup.cache_ram_mib {
         args.extend(["--cache-ram".to_owned(), mib.to_string()]);

@@ -6,11 +6,13 @@ pub mod stock;
 pub mod worker;
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 use warmpath_bench::model::{Preset, write_model};
 use warmpath_router::config::{Config, flags::Flags, resolve};
 use warmpath_router::server::Server;
@@ -27,6 +29,21 @@ pub static VOCABULARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     write_model(Preset::Tiny, 1, None, &path).expect("the tiny model");
     warmpath_gguf::vocabulary(&path).expect("its vocabulary")
 });
+
+/// Serves `routes` at `address` in a runtime of its own, so that all of it can be ended at once; returns the address, too, which port 0
+/// leaves open.
+pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Runtime) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    // A runtime cannot wait inside another one.
+    let bound = std::thread::scope(|scope| {
+        let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
+        scope.spawn(bind).join().expect("binding does not panic")
+    });
+    let address = bound.local_addr().expect("it is bound");
+    runtime.spawn(async move { axum::serve(bound, routes).await.expect("it serves") });
+    (address, runtime)
+}
 
 /// Is a router in this process.
 pub struct TestRouter {

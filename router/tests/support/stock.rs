@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
+use super::serve_apart;
 use super::worker::{MAKER, Seen};
 
 /// Says what answers say of the tokens behind them.
@@ -111,16 +112,8 @@ impl FakeStock {
     /// Starts the server, again on the same port; it has computed nothing.
     pub fn revive(&mut self) {
         self.forget();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime");
-        let (address, shared) = (self.address, Arc::clone(&self.shared));
-        // A runtime cannot wait inside another one.
-        let bound = std::thread::scope(|scope| {
-            let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
-            scope.spawn(bind).join().expect("binding does not panic")
-        });
-        self.address = bound.local_addr().expect("it is bound");
-        runtime.spawn(async move { axum::serve(bound, routes(shared)).await.expect("it serves") });
+        let (address, runtime) = serve_apart(self.address, routes(Arc::clone(&self.shared)));
+        self.address = address;
         self.runtime = Some(runtime);
     }
 }

@@ -26,7 +26,7 @@ use warmpath_common::summary::{
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
-use super::VOCABULARY;
+use super::{VOCABULARY, serve_apart};
 
 /// Says how the worker answers chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,18 +138,9 @@ impl FakeWorker {
             script.snapshot.runs.clear();
             script.ring = Ring::new(RING, script.snapshot.stamp);
         });
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime");
-        let (address, shared) = (self.address, Arc::clone(&self.shared));
-        // A runtime cannot wait inside another one.
-        let bound = std::thread::scope(|scope| {
-            let bind = || runtime.block_on(tokio::net::TcpListener::bind(address)).expect("the port is free");
-            scope.spawn(bind).join().expect("binding does not panic")
-        });
-        self.address = bound.local_addr().expect("it is bound");
-        let routes = routes(Arc::clone(&shared));
-        runtime.spawn(async move { axum::serve(bound, routes).await.expect("it serves") });
-        runtime.spawn(heartbeat(shared));
+        let (address, runtime) = serve_apart(self.address, routes(Arc::clone(&self.shared)));
+        self.address = address;
+        runtime.spawn(heartbeat(Arc::clone(&self.shared)));
         self.runtime = Some(runtime);
     }
 
