@@ -93,6 +93,15 @@ impl ChatClient {
         self.send(&body).await
     }
 
+    /// Asks as [`Self::ask`] does, for an answer that follows a JSON schema.
+    ///
+    /// Errors: those of [`Self::ask`].
+    pub async fn ask_schema(&self, messages: &[Message], max_tokens: u32, schema: &Value) -> anyhow::Result<Answer> {
+        let mut body = self.body(messages, max_tokens);
+        body["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+        self.send(&body).await
+    }
+
     fn body(&self, messages: &[Message], max_tokens: u32) -> Value {
         json!({
             "model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0,

@@ -4,6 +4,7 @@
 //! (`measured`, `goals`), tables (`tables`, `outcome`).
 //! The idea: ratios of one run. In every scenario the servers take turns, pass by pass, so that a noisy machine is noisy for all.
 
+pub mod constrained;
 pub mod contender;
 pub mod goals;
 pub mod measured;
@@ -135,6 +136,7 @@ impl Bench {
         eprintln!("{} ...", scenario.name());
         match scenario {
             Scenario::Throughput => self.throughput(outcome).await,
+            Scenario::Constrained => self.constrained(outcome).await,
             Scenario::Restart => self.restart(outcome).await,
             Scenario::SharedRam50 => self.footprint(outcome).await,
             _ => self.reuse(scenario, outcome).await,
@@ -207,6 +209,21 @@ impl Bench {
                     outcome.judge(Scenario::Throughput, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
+            }
+        }
+    }
+
+    async fn constrained(&self, outcome: &mut Outcome) {
+        for n in constrained::SEQUENCES {
+            match constrained::measure(&self.programs, self.texts(0), n).await {
+                Ok(rates) => {
+                    let mut section = constrained::section();
+                    let (rows, verdicts) = constrained::rows(n, &rates);
+                    section.rows = rows;
+                    outcome.show("Decode of answers that follow a JSON schema, all sequences together:", section);
+                    outcome.judge(Scenario::Constrained, verdicts);
+                }
+                Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
             }
         }
     }

@@ -5,9 +5,11 @@
 //! types that must agree are written once.
 
 pub mod block_hash;
+pub mod dialects;
 pub mod fields;
 pub mod headers;
 pub mod ids;
 pub mod model;
 pub mod openai;
+pub mod prompts;
 pub mod summary;

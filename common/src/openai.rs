@@ -6,8 +6,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::ids::Token;
-
 /// Is the part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct ChatPrompt {
@@ -21,35 +19,12 @@ pub struct ChatPrompt {
     pub tool_choice: Option<Value>,
     /// Is passed to the chat template as variables of its own.
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Says how hard the model should think, where its template has words for that; `none` switches thinking off.
+    pub reasoning_effort: Option<String>,
     /// Says whether the prompt ends with the opening of the assistant's message; absent means yes.
     pub add_generation_prompt: Option<bool>,
     /// Keeps this request's prefixes apart from those with another salt.
     pub cache_salt: Option<String>,
-}
-
-/// Is the part of a completion request that decides its prompts and its routing.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct CompletionPrompt {
-    /// Names the model; absent means the only one there is.
-    pub model: Option<String>,
-    /// Is one prompt or several.
-    pub prompt: PromptField,
-    /// Keeps this request's prefixes apart from those with another salt.
-    pub cache_salt: Option<String>,
-}
-
-/// Is the `prompt` of a completion request in its four shapes.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(untagged, expecting = "a string, an array of strings, an array of token ids or an array of such arrays")]
-pub enum PromptField {
-    /// One text.
-    Text(String),
-    /// Several texts.
-    Texts(Vec<String>),
-    /// One prompt in tokens.
-    Tokens(Vec<Token>),
-    /// Several prompts in tokens.
-    TokenLists(Vec<Vec<Token>>),
 }
 
 /// Is the body of every error response: `{"error": {...}}`.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
 use warmpath_router_core::admission::RETURN;
 use warmpath_router_core::dispatch::NoWorker;
@@ -31,6 +32,25 @@ pub enum RequestError {
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
+    /// No chat can be made of a dialect's request.
+    #[error(transparent)]
+    Dialect(#[from] DialectError),
+    /// The chat that a dialect's request means cannot be answered; said with the names that the client wrote.
+    #[error("{message}")]
+    Respelled {
+        /// Says what is wrong.
+        message: String,
+        /// Is the field's path.
+        param: String,
+        /// Is the error about the chat.
+        source: Box<RequestError>,
+    },
+    /// Nothing of this kind is stored.
+    #[error("there is no response `{id}`: responses are not stored here")]
+    NotStored {
+        /// Names what was asked for.
+        id: String,
+    },
     /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
@@ -145,12 +165,26 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
+    /// Returns the same error with the names that a dialect's client wrote.
+    pub fn respelled(self, spelling: &Spelling) -> Self {
+        let Some(chat_param) = self.param() else { return self };
+        let param = spelling.param(&chat_param);
+        if param == chat_param {
+            return self;
+        }
+        let message = spelling.text(&self.to_string(), &chat_param);
+        Self::Respelled { message, param, source: Box::new(self) }
+    }
+
     /// Returns what kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
-            Self::BodyUnread | Self::Unreadable(_) | Self::Field { .. } => Class::Client,
+            Self::Respelled { source, .. } => source.class(),
+            Self::BodyUnread | Self::Unreadable(_) | Self::Dialect(_) | Self::Field { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
-            Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } => Class::NotFound,
+            Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } | Self::NotStored { .. } => {
+                Class::NotFound
+            }
             Self::Lookup(LookupError::NoWorkers) => Class::Unavailable,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
@@ -180,7 +214,8 @@ impl RequestError {
     /// Returns the field that is to blame, where one is.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } => Some(param.clone()),
+            Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
+            Self::Dialect(error) => error.param().map(str::to_owned),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Lookup(LookupError::Unknown { .. } | LookupError::Ambiguous { .. }) => Some("model".to_owned()),
             _ => None,
@@ -192,7 +227,11 @@ impl RequestError {
         match self {
             Self::BodyTooLong { .. } => Some("request_too_large"),
             Self::BodyLate { .. } => Some("request_timeout"),
-            Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
+            Self::Respelled { source, .. } => source.code(),
+            Self::Unreadable(ReadError::Json { .. }) | Self::Dialect(DialectError::Read(ReadError::Json { .. })) => {
+                Some("invalid_json")
+            }
+            Self::Dialect(DialectError::Unsupported { .. }) => Some("unsupported_parameter"),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers) => Some("no_worker"),

@@ -17,7 +17,8 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
+use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
 
@@ -30,11 +31,23 @@ pub fn client_routes(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(completions::chat))
         .route("/v1/completions", post(completions::text))
+        .route("/completion", post(completions::text))
+        .route("/infill", post(completions::infill))
+        .route("/v1/messages", post(completions::messages))
+        .route("/v1/messages/count_tokens", post(completions::pass))
+        .route("/v1/responses", post(completions::responses))
+        .route("/v1/responses/input_tokens", post(completions::pass))
+        .route("/v1/responses/{*id}", any(completions::stored))
         .route("/tokenize", post(completions::pass))
         .route("/detokenize", post(completions::pass))
         .route("/apply-template", post(completions::pass))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
+        // What llama-server's clients call them as well.
+        .route("/chat/completions", post(completions::chat))
+        .route("/completions", post(completions::text))
+        .route("/responses", post(completions::responses))
+        .route("/models", get(models::list))
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
@@ -85,12 +98,19 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     let context = Context { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
+    let is_anthropic = anthropic::is_path(request.uri().path());
     let mut response = next.run(request).await;
+    if is_anthropic {
+        response = error::as_anthropic(response, &context.id);
+    }
 
     let endpoint = path.as_deref().unwrap_or("none");
     app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
     tracing::debug!(request_id = %context.id, endpoint, status = response.status().as_u16(), "responded");
     if let Ok(id) = HeaderValue::from_str(context.id.as_str()) {
+        if is_anthropic {
+            response.headers_mut().insert(HeaderName::from_static(anthropic::REQUEST_ID), id.clone());
+        }
         response.headers_mut().insert(HeaderName::from_static(headers::REQUEST_ID), id);
     }
     response

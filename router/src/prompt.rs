@@ -5,18 +5,18 @@
 //! there would cost more. What is plainly wrong is refused;
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
+mod body;
+
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use serde::Deserialize;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
-use warmpath_common::fields;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
-use warmpath_common::openai::{ChatPrompt, CompletionPrompt, PromptField};
+use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::PromptError;
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::FleetView;
@@ -26,6 +26,8 @@ use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
 use crate::fleet::vocabulary::{TemplateUse, VocabularyKey, VocabularyState};
+
+use body::{Body, Options, Parsed};
 
 /// Is how many bytes of a body are taken for a token, where nothing better is known.
 ///
@@ -47,6 +49,12 @@ pub enum Shape {
     Chat,
     /// `prompt`.
     Completion,
+    /// `input_prefix` and `input_suffix`.
+    Infill,
+    /// Anthropic's `messages`, and `system`.
+    Messages,
+    /// `input`, and `instructions`.
+    Responses,
     /// There is none; the request only names a model, if that.
     None,
 }
@@ -111,16 +119,6 @@ pub struct Phases {
     pub hash: Duration,
 }
 
-/// Is the fields that every endpoint reads alike.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Options {
-    model: Option<String>,
-    cache_salt: Option<String>,
-    cache_prompt: Option<bool>,
-    n: Option<u32>,
-}
-
 /// Bounds how many prompts are prepared: running ones by processors, waiting ones by places.
 pub struct Preparing {
     processors: Arc<Semaphore>,
@@ -172,27 +170,22 @@ enum Effort {
     ParseOnly,
 }
 
-/// Is a body's prompt, parsed.
-enum Parsed {
-    Chat(Box<ChatPrompt>),
-    Completion(PromptField),
-    None,
-}
-
 fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Result<Prepared, RequestError> {
     let mut phases = Phases::default();
-    let (options, parsed) = timed(&mut phases.parse, || parse_body(draft))?;
+    let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(draft))?;
     let model = view.lookup(options.model.as_deref())?;
     let affinity = affinity(&parsed, &options, draft);
     let marks = match &parsed {
         Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
-        Parsed::Completion(_) | Parsed::None => Vec::new(),
+        Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
     };
-    let has_one_prompt =
-        options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Completion(field) if n_prompts(field) != 1);
+    let has_one_prompt = options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
     let tokens = match effort {
         Effort::ParseOnly => Err("busy"),
-        Effort::Tokenize => timed(&mut phases.prompt, || tokenize(fleet, &model, parsed))?,
+        Effort::Tokenize => {
+            let tokens = timed(&mut phases.prompt, || tokenize(fleet, &model, parsed));
+            tokens.map_err(|error| error.respelled(&spelling))?
+        }
     };
     let prompt = match tokens {
         Ok(tokens) => {
@@ -218,49 +211,44 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn parse_body(draft: &Draft) -> Result<(Options, Parsed), RequestError> {
-    let body = &draft.body;
-    match draft.shape {
-        Shape::None => Ok((fields::read(body).unwrap_or_default(), Parsed::None)),
-        Shape::Chat => {
-            let chat: ChatPrompt = fields::read(body)?;
-            if chat.messages.is_empty() {
-                return Err(RequestError::field("messages", "`messages` must not be empty"));
-            }
-            Ok((fields::read(body)?, Parsed::Chat(Box::new(chat))))
-        }
-        Shape::Completion => {
-            let completion: CompletionPrompt = fields::read(body)?;
-            Ok((fields::read(body)?, Parsed::Completion(completion.prompt)))
-        }
-    }
-}
-
 /// Returns the prompt's tokens, or why they cannot be had here.
 ///
-/// Errors: `Field` where the messages are plainly wrong.
+/// Errors: `Field` where the messages are plainly wrong; `Dialect` where no chat can be made of them, and nobody but Warmpath's own
+/// workers would get them.
 fn tokenize(
     fleet: &Fleet,
     model: &ModelInfo,
     parsed: Parsed,
 ) -> Result<Result<Vec<Token>, &'static str>, RequestError> {
-    if let Parsed::Completion(PromptField::Tokens(tokens)) = parsed {
-        return Ok(Ok(tokens));
-    }
+    // Of several prompts the longest has the most to gain.
+    let longest = |prompts: Vec<RawPrompt>| prompts.into_iter().max_by_key(RawPrompt::n_bytes);
     if text::is_text(model) {
         return Ok(match parsed {
             Parsed::Chat(chat) => Ok(text::chat(&chat)),
-            Parsed::Completion(field) => longest(field, |prompt| text::cut(prompt.as_bytes())).ok_or("no_prompt"),
+            Parsed::Raw(prompts) => match longest(prompts) {
+                Some(RawPrompt::Text(prompt)) => Ok(text::cut(prompt.as_bytes())),
+                Some(RawPrompt::Tokens(tokens)) => Ok(tokens),
+                Some(RawPrompt::Mixed(_) | RawPrompt::Infill(_)) | None => Err("no_prompt"),
+            },
+            Parsed::Foreign(_) => Err("foreign"),
             Parsed::None => Err("no_prompt"),
         });
     }
+    let parsed = match parsed {
+        Parsed::Foreign(error) => return Err(error.into()),
+        Parsed::Raw(prompts) => match longest(prompts) {
+            Some(RawPrompt::Tokens(tokens)) => return Ok(Ok(tokens)),
+            longest => Parsed::Raw(longest.into_iter().collect()),
+        },
+        other => other,
+    };
     let vocabulary = match fleet.vocabulary(&VocabularyKey::of(model)) {
         Some(VocabularyState::Ready(vocabulary)) => vocabulary,
         _ => return Ok(Err("no_vocabulary")),
     };
     let maker = &vocabulary.maker;
     match parsed {
-        Parsed::None => Ok(Err("no_prompt")),
+        Parsed::Foreign(_) | Parsed::None => Ok(Err("no_prompt")),
         Parsed::Chat(_) if vocabulary.template == TemplateUse::Unknown => Ok(Err("other_template")),
         Parsed::Chat(chat) => match maker.chat(&chat) {
             Ok(prompt) => Ok(Ok(prompt.tokens)),
@@ -273,25 +261,10 @@ fn tokenize(
                 Ok(Err("template"))
             }
         },
-        Parsed::Completion(field) => Ok(longest(field, |text| maker.text(text)).ok_or("no_prompt")),
-    }
-}
-
-fn n_prompts(field: &PromptField) -> usize {
-    match field {
-        PromptField::Text(_) | PromptField::Tokens(_) => 1,
-        PromptField::Texts(texts) => texts.len(),
-        PromptField::TokenLists(lists) => lists.len(),
-    }
-}
-
-/// Returns the longest of a request's prompts: it has the most to gain.
-fn longest(field: PromptField, tokenize: impl Fn(&str) -> Vec<Token>) -> Option<Vec<Token>> {
-    match field {
-        PromptField::Text(text) => Some(tokenize(&text)),
-        PromptField::Tokens(tokens) => Some(tokens),
-        PromptField::Texts(texts) => texts.iter().max_by_key(|text| text.len()).map(|text| tokenize(text)),
-        PromptField::TokenLists(lists) => lists.into_iter().max_by_key(Vec::len),
+        Parsed::Raw(prompts) => {
+            let tokens = prompts.first().and_then(|prompt| maker.raw(prompt, model.context_tokens).ok());
+            Ok(tokens.ok_or("no_prompt"))
+        }
     }
 }
 
@@ -331,17 +304,16 @@ fn affinity(parsed: &Parsed, options: &Options, draft: &Draft) -> u64 {
                 add(serde_json::to_string(message).unwrap_or_default().as_bytes());
             }
         }
-        Parsed::Completion(PromptField::Text(text)) => add(&head(text.as_bytes())),
-        Parsed::Completion(PromptField::Texts(texts)) => {
-            texts.iter().take(1).for_each(|text| add(&head(text.as_bytes())))
-        }
-        Parsed::Completion(PromptField::Tokens(tokens)) => {
-            tokens.iter().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
-        }
-        Parsed::Completion(PromptField::TokenLists(lists)) => {
-            lists.iter().take(1).flatten().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
-        }
-        Parsed::None => {}
+        Parsed::Raw(prompts) => match prompts.first() {
+            Some(RawPrompt::Text(text)) => add(&head(text.as_bytes())),
+            Some(RawPrompt::Tokens(tokens)) => {
+                tokens.iter().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
+            }
+            Some(RawPrompt::Mixed(parts)) => add(&head(format!("{parts:?}").as_bytes())),
+            Some(RawPrompt::Infill(infill)) => add(&head(infill.input_prefix.as_bytes())),
+            None => {}
+        },
+        Parsed::Foreign(_) | Parsed::None => {}
     }
     std::hash::Hasher::finish(&hasher)
 }

@@ -31,7 +31,7 @@ async fn bad_bodies_are_refused_with_the_field_s_name_and_no_worker_sees_them() 
         ("chat/completions", r#"{"messages": [{"role": "user", "content": "a"}]} x"#, 400, None, Some("invalid_json")),
         ("completions", "{}", 400, Some("prompt"), None),
         ("completions", r#"{"prompt": {"a": 1}}"#, 400, Some("prompt"), None),
-        ("completions", r#"{"prompt": [1, "a"]}"#, 400, Some("prompt"), None),
+        ("completions", r#"{"prompt": [1, null]}"#, 400, Some("prompt"), None),
     ];
     for (path, body, status, param, code) in cases {
         let error = error_of(router.post(&format!("/v1/{path}"), body).await, status).await;

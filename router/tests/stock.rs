@@ -344,3 +344,22 @@ async fn a_router_with_a_wrong_vocabulary_does_not_start() {
         assert!(error.to_string().contains(&path), "{error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_means_no_chat_here_goes_by_load_where_only_its_text_counts() {
+    let servers = [FakeStock::start("m")];
+    let image = json!({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}});
+    let body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": [image]}]}).to_string();
+    let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
+    let answer = router.post("/v1/messages", body.clone()).await;
+    assert_eq!((answer.status().as_u16(), header(&answer, "x-warmpath-cached-tokens").as_str()), (200, "6"));
+    assert_eq!(servers[0].seen().pop().expect("it was asked").body, body);
+    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"foreign\"}").await, 1.0);
+
+    let tokenizing = tokenizing(&servers, &[]).await;
+    assert_eq!(
+        tokenizing.post("/v1/messages", body).await.status(),
+        400,
+        "a vocabulary counts prompts that it can count"
+    );
+}

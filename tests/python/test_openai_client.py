@@ -5,10 +5,13 @@ one place in the queue each, behind a router that takes eight requests at a time
 """
 
 import concurrent.futures
+import json
 import sys
+import typing
 import unittest
 
 import openai
+import pydantic
 
 URL = sys.argv.pop()
 MODEL = "tiny"
@@ -26,6 +29,13 @@ def client(**options):
 def chat(**options):
     options = {"model": MODEL, "messages": CHAT, "temperature": 0, "max_tokens": 16} | options
     return client().chat.completions.create(**options)
+
+
+class Animal(pydantic.BaseModel):
+    name: typing.Annotated[str, pydantic.Field(max_length=8)]
+    legs: typing.Annotated[int, pydantic.Field(ge=0, le=8)]
+    kind: typing.Literal["cat", "dog"]
+    parent: typing.Optional[typing.Literal["unknown"]]
 
 
 class Answers(unittest.TestCase):
@@ -46,6 +56,22 @@ class Answers(unittest.TestCase):
         self.assertGreater(len(chunks), 10)
         reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
         self.assertEqual([reason for reason in reasons if reason], ["length"])
+
+    def test_log_probabilities_come_with_the_tokens_of_the_text(self):
+        answer = chat(logprobs=True, top_logprobs=2, max_tokens=5).choices[0]
+        tokens = answer.logprobs.content
+        self.assertEqual("".join(token.token for token in tokens), answer.message.content)
+        self.assertTrue(all(len(token.top_logprobs) == 2 for token in tokens))
+        self.assertTrue(all(token.top_logprobs[0].logprob == token.logprob <= 0 for token in tokens))
+        completion = client().completions.create(model=MODEL, prompt="One two", max_tokens=3, temperature=0, logprobs=1)
+        logprobs = completion.choices[0].logprobs
+        self.assertEqual("".join(logprobs.tokens), completion.choices[0].text)
+        self.assertEqual((len(logprobs.token_logprobs), logprobs.text_offset[0]), (3, 0))
+
+    def test_a_completion_echoes_its_prompt(self):
+        options = {"model": MODEL, "prompt": "One two", "max_tokens": 3, "temperature": 0}
+        plain = client().completions.create(**options).choices[0].text
+        self.assertEqual(client().completions.create(echo=True, **options).choices[0].text, "One two" + plain)
 
     def test_max_tokens_is_kept(self):
         for n in (1, 5):
@@ -69,6 +95,31 @@ class Answers(unittest.TestCase):
         self.assertGreater(len(set(texts.values())), 1, "seeds differ")
         for seed, text in texts.items():
             self.assertEqual(chat(seed=seed, **dice).choices[0].message.content, text)
+
+    def test_an_answer_follows_a_schema_whole_and_streamed(self):
+        schema = {
+            "type": "object",
+            "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["ok", "n"],
+            "additionalProperties": False,
+        }
+        format = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+        answer = chat(response_format=format, max_tokens=64).choices[0]
+        value = json.loads(answer.message.content)
+        self.assertEqual((answer.finish_reason, list(value)), ("stop", ["ok", "n"]))
+        self.assertIn(value["n"], range(1, 10))
+        chunks = chat(response_format=format, max_tokens=64, stream=True)
+        self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), answer.message.content)
+        braces = chat(response_format={"type": "json_object"}, max_tokens=64, extra_body={"logit_bias": [["}", 1000]]})
+        self.assertEqual(json.loads(braces.choices[0].message.content), {})
+
+    def test_an_answer_is_parsed_into_a_class(self):
+        parsed = client().beta.chat.completions.parse(
+            model=MODEL, messages=CHAT, response_format=Animal, max_tokens=200, temperature=0
+        )
+        animal = parsed.choices[0].message.parsed
+        self.assertIsInstance(animal, Animal)
+        self.assertIn(animal.kind, ("cat", "dog"))
 
     def test_several_choices(self):
         answer = chat(n=2, temperature=50.0, extra_body={"top_k": 0, "min_p": 0})
@@ -108,7 +159,95 @@ class Answers(unittest.TestCase):
             self.assertTrue(raw.headers.get(name), name)
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Berlin", "Oslo"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+
+
+class Tools(unittest.TestCase):
+    def check_arguments(self, text):
+        arguments = json.loads(text)
+        self.assertEqual(sorted(arguments), ["city", "days"])
+        self.assertIn(arguments["city"], ["Berlin", "Oslo"])
+        self.assertIn(arguments["days"], range(1, 10))
+
+    def test_a_required_call_is_made_and_fits_its_schema(self):
+        choice = chat(**CALL).choices[0]
+        self.assertEqual(choice.finish_reason, "tool_calls")
+        self.assertIsNone(choice.message.content)
+        [call] = choice.message.tool_calls
+        self.assertEqual((call.type, call.function.name), ("function", "get_weather"))
+        self.check_arguments(call.function.arguments)
+
+    def test_a_streamed_call_comes_in_parts_that_spell_the_same(self):
+        whole = chat(**CALL).choices[0].message.tool_calls[0].function
+        chunks = [chunk.choices[0] for chunk in chat(stream=True, **CALL) if chunk.choices]
+        parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+        self.assertGreater(len(parts), 3)
+        self.assertTrue(parts[0].id)
+        self.assertEqual([part.function.name for part in parts if part.function.name], [whole.name])
+        self.assertEqual("".join(part.function.arguments for part in parts), whole.arguments)
+        self.assertEqual([chunk.finish_reason for chunk in chunks if chunk.finish_reason], ["tool_calls"])
+
+    def test_the_stream_helper_of_the_client_puts_the_call_together(self):
+        with client().chat.completions.stream(model=MODEL, messages=CHAT, temperature=0, **CALL) as stream:
+            for _ in stream:
+                pass
+            [call] = stream.get_final_completion().choices[0].message.tool_calls
+        self.check_arguments(call.function.arguments)
+
+    def test_a_result_goes_back_and_the_router_counts_on_what_is_reused(self):
+        call = chat(**CALL).choices[0].message.tool_calls[0]
+        turn = [
+            {"role": "assistant", "tool_calls": [call.to_dict()]},
+            {"role": "tool", "tool_call_id": call.id, "content": "It rains."},
+        ]
+        for _ in range(2):
+            raw = client().chat.completions.with_raw_response.create(
+                model=MODEL, messages=CHAT + turn, tools=[WEATHER], max_tokens=8, temperature=0
+            )
+        predicted = int(raw.headers["x-warmpath-predicted-cached-tokens"])
+        self.assertGreater(predicted, 100)
+        self.assertGreaterEqual(int(raw.headers["x-warmpath-cached-tokens"]), predicted)
+
+    def test_a_choice_that_is_not_there_and_a_wrong_schema_are_named(self):
+        for wrong, param in [
+            ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+            ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ]:
+            with self.assertRaises(openai.BadRequestError) as caught:
+                chat(**CALL | wrong)
+            self.assertEqual(caught.exception.param, param)
+
+    def test_a_message_of_the_assistant_goes_on(self):
+        whole = chat(messages=CHAT).choices[0].message.content
+        # The whole words of a greedy answer lead to the rest of it.
+        begun = whole[: whole.index(" ", len(whole) // 2)]
+        rest = chat(messages=CHAT + [{"role": "assistant", "content": begun}]).choices[0].message.content
+        self.assertTrue((begun + rest).startswith(whole), (whole, begun, rest))
+
+
 class Errors(unittest.TestCase):
+    def test_a_schema_that_cannot_be_kept_is_refused_by_its_path(self):
+        format = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"uniqueItems": True}}}}
+        with self.assertRaises(openai.BadRequestError) as refused:
+            chat(response_format=format)
+        self.assertEqual(refused.exception.param, "response_format.json_schema.schema.items.uniqueItems")
+
     def test_an_unknown_model_is_not_found(self):
         with self.assertRaises(openai.NotFoundError) as caught:
             chat(model="gpt-unknown")

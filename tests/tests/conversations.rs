@@ -63,6 +63,36 @@ async fn tenants_with_different_salts_share_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn prompts_that_are_no_chats_find_what_they_left_behind() -> anyhow::Result<()> {
+    let rig = Rig::start(2, &[]).await?;
+    let (before, behind) = (words(1, 120), words(2, 20));
+    let bodies = [
+        ("/completion", json!({"prompt": before})),
+        ("/completion", json!({"prompt": [before, 70, behind]})),
+        ("/completion", json!({"prompt": {"prompt_string": before}})),
+        ("/infill", json!({"input_prefix": before, "input_suffix": behind, "input_extra": [{"text": words(3, 60)}]})),
+        ("/v1/completions", json!({"prompt": before, "suffix": behind})),
+    ];
+    for (idx, (path, mut body)) in bodies.into_iter().enumerate() {
+        (body["cache_salt"], body["max_tokens"]) = (json!(idx.to_string()), json!(4));
+        let ask = async || {
+            let reply = rig.post(&format!("{}{path}", rig.router_url()), &body).await?;
+            anyhow::ensure!(reply.status == 200, "{path}: {}", reply.text);
+            rig.settled().await?;
+            let header = |name: &str| reply.header(name).parse::<u64>();
+            anyhow::Ok((
+                header("x-warmpath-predicted-cached-tokens")?,
+                header("x-warmpath-cached-tokens")? / BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS,
+            ))
+        };
+        assert_eq!(ask().await?, (0, 0), "{path} {body}");
+        let (predicted, cached) = ask().await?;
+        assert!(predicted == cached && cached > 100, "{path} {body}: {predicted} predicted, {cached} cached");
+    }
+    Ok(())
+}
+
 /// Is a conversation's body; equal seeds give equal bodies.
 fn body(conversation: u64, turn: u64, cache_prompt: bool) -> Value {
     let mut messages = opening(conversation * 1000);

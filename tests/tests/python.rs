@@ -1,4 +1,4 @@
-//! The programs in Python: the official OpenAI client against a fleet, the maker of the published test vectors.
+//! The programs in Python: the official OpenAI and Anthropic clients against a fleet, the maker of the published test vectors.
 //!
 //! Not here: what they check (`tests/python`, `common/tests/vectors`).
 
@@ -27,14 +27,28 @@ async fn run(script: &str, args: &[String]) -> anyhow::Result<String> {
     Ok(said)
 }
 
-#[tokio::test]
-async fn the_official_openai_client_works_through_the_router() -> anyhow::Result<()> {
+/// Runs a client's tests against a fleet.
+async fn check_client(script: &str) -> anyhow::Result<()> {
     let worker_args = ["--alias", "second-name", "--queue-max", "1"];
     let rig = Rig::start_with(2, &worker_args, &["--requests-max", "8"]).await?;
-    let said = run("tests/python/test_openai_client.py", &[rig.router_url()]).await?;
-    println!("{said}");
+    let said = run(script, &[rig.router_url()]).await?;
     assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
     Ok(())
+}
+
+#[tokio::test]
+async fn the_official_openai_client_works_through_the_router() -> anyhow::Result<()> {
+    check_client("tests/python/test_openai_client.py").await
+}
+
+#[tokio::test]
+async fn responses_work_with_the_official_openai_client_through_the_router() -> anyhow::Result<()> {
+    check_client("tests/python/test_openai_responses.py").await
+}
+
+#[tokio::test]
+async fn the_official_anthropic_client_works_through_the_router() -> anyhow::Result<()> {
+    check_client("tests/python/test_anthropic_client.py").await
 }
 
 #[tokio::test]

@@ -198,3 +198,46 @@ async fn llama_servers_and_a_warmpath_worker_serve_one_name_with_one_vocabulary(
     assert_eq!(fleet.metric("warmpath_router_stock_vocabulary_mismatches_total").await?, 0.0, "{homes:?}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dialects_stay_on_their_llama_server_and_their_answers_are_counted() -> anyhow::Result<()> {
+    let Some(program) = llama_server() else { return Ok(()) };
+    let model = tiny_model()?.display().to_string();
+    let fleet = Fleet::start(&program, &[], &["--vocab", &model]).await?;
+    fleet.wait_for(0, "mode", json!("vocabulary")).await?;
+    let mut n_asked = 0.0;
+    for (path, seed) in [("/v1/messages", 1), ("/v1/responses", 2)] {
+        let question = json!([{"role": "user", "content": words(10 + seed, 200)}]);
+        let body = json!({"messages": question, "max_tokens": 4, "temperature": 0});
+        let body = if path == "/v1/messages" { body } else { json!({"input": question, "max_output_tokens": 4}) };
+        let mut homes = Vec::new();
+        for delivery in [false, true, false] {
+            let mut body = body.clone();
+            body["stream"] = json!(delivery);
+            let response = fleet.http.post(format!("{}{path}", fleet.router.base_url())).json(&body).send().await?;
+            let header =
+                |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+            homes.push((
+                header("x-warmpath-worker"),
+                header("x-warmpath-route"),
+                header("x-warmpath-predicted-cached-tokens"),
+            ));
+            response.error_for_status()?.text().await?;
+            n_asked += 1.0;
+            let question = question.as_array().context("messages")?;
+            fleet.wait_until_remembered(question).await?;
+        }
+        let (home, ..) = homes[0].clone();
+        for (worker, route, predicted) in &homes[1..] {
+            assert_eq!((worker, route.as_deref()), (&home, Some("prefix")), "{path}: {homes:?}");
+            assert!(predicted.as_ref().is_some_and(|n| n.parse().is_ok_and(|n: u64| n > 100)), "{path}: {homes:?}");
+        }
+    }
+    let count = async |outcome: &str| {
+        fleet.metric(&format!("warmpath_router_stock_predictions_total{{outcome=\"{outcome}\"}}")).await
+    };
+    assert_eq!((count("unchecked").await?, count("less").await?), (0.0, 0.0), "every answer said what was reused");
+    assert_eq!(count("exact").await? + count("more").await?, n_asked);
+    assert_eq!(fleet.metric("warmpath_router_stock_vocabulary_mismatches_total").await?, 0.0);
+    Ok(())
+}

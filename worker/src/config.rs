@@ -4,6 +4,7 @@
 //! The idea: `resolve` is the only path from flags to what runs; each part receives its own sub-struct.
 
 pub mod flags;
+pub mod generation;
 mod store;
 
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use warmpath_common::ids::WorkerUid;
 
-use crate::engine::{AtContextEnd, CacheType, EngineConfig, PrefixCache, SelfTest, ShiftConfig, Switch};
+use crate::engine::{AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SelfTest, ShiftConfig, Switch};
 use flags::Flags;
 
 /// Is the longest time that `--drain-timeout` may name.
@@ -28,6 +29,8 @@ pub struct Config {
     pub identity: IdentityConfig,
     /// Is what the prompt maker needs.
     pub prompt: PromptConfig,
+    /// Is how answers are generated where a request says nothing.
+    pub generation: Generation,
     /// Is how long running answers may take once the worker is asked to stop.
     pub drain_timeout: Duration,
 }
@@ -93,6 +96,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         http: http_config(&flags)?,
         engine: engine_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
+        generation: generation::defaults(&flags.generation)?,
         drain_timeout: drain_timeout(&flags)?,
         identity: identity_config(flags)?,
     })

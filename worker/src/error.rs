@@ -2,8 +2,9 @@
 //!
 //! Not here: status codes and the error object (`http::error`), why the worker does not start (`start`).
 
+use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
-use warmpath_prompt::PromptError;
+use warmpath_prompt::{NoFim, PromptError};
 
 use crate::engine::{CacheError, EngineError};
 use crate::store::slot_file::SlotFileError;
@@ -23,6 +24,25 @@ pub enum RequestError {
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
+    /// No chat can be made of a dialect's request.
+    #[error(transparent)]
+    Dialect(#[from] DialectError),
+    /// The chat that a dialect's request means cannot be answered; said with the names that the client wrote.
+    #[error("{message}")]
+    Respelled {
+        /// Says what is wrong.
+        message: String,
+        /// Is the field's path.
+        param: String,
+        /// Is the error about the chat.
+        source: Box<RequestError>,
+    },
+    /// Nothing of this kind is stored.
+    #[error("there is no response `{id}`: responses are not stored here")]
+    NotStored {
+        /// Names what was asked for.
+        id: String,
+    },
     /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
@@ -55,6 +75,9 @@ pub enum RequestError {
         /// Is the context of one slot.
         context_tokens: u32,
     },
+    /// The model cannot fill gaps.
+    #[error(transparent)]
+    NoFim(#[from] NoFim),
     /// No prompt can be made of the messages.
     #[error(transparent)]
     Prompt(#[from] PromptError),
@@ -159,11 +182,24 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
+    /// Returns the same error with the names that a dialect's client wrote.
+    pub fn respelled(self, spelling: &Spelling) -> Self {
+        let Some(chat_param) = self.param() else { return self };
+        let param = spelling.param(&chat_param);
+        if param == chat_param {
+            return self;
+        }
+        let message = spelling.text(&self.to_string(), &chat_param);
+        Self::Respelled { message, param, source: Box::new(self) }
+    }
+
     /// Returns what kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
+            Self::Respelled { source, .. } => source.class(),
             Self::BodyUnread
             | Self::Unreadable(_)
+            | Self::Dialect(_)
             | Self::Field { .. }
             | Self::Unsupported { .. }
             | Self::PromptTooLong { .. }
@@ -176,9 +212,10 @@ impl RequestError {
             }
             Self::ModelUnknown { .. }
             | Self::PathUnknown { .. }
+            | Self::NotStored { .. }
             | Self::PinUnknown { .. }
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
-            Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Class::NotSupported,
+            Self::NotEnabled { .. } | Self::NoFim(_) | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
             Self::PreparingFull { .. }
@@ -198,11 +235,13 @@ impl RequestError {
     /// Returns the field that is to blame, where one is.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } => Some(param.clone()),
+            Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
+            Self::Dialect(error) => error.param().map(str::to_owned),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Unsupported { param, .. } => Some((*param).to_owned()),
             Self::ModelUnknown { .. } => Some("model".to_owned()),
             Self::Prompt(PromptError::Messages { index, .. }) => Some(format!("messages[{index}]")),
+            Self::Prompt(PromptError::Tool { index, .. }) => Some(format!("tools[{index}]")),
             Self::Prompt(PromptError::Field { field, .. }) => Some((*field).to_owned()),
             Self::Prompt(_) => Some("messages".to_owned()),
             Self::SlotFile { .. } => Some("filename".to_owned()),
@@ -216,7 +255,9 @@ impl RequestError {
         match self {
             Self::BodyTooLong { .. } => Some("request_too_large"),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
-            Self::Unsupported { .. } => Some("unsupported_parameter"),
+            Self::Respelled { source, .. } => source.code(),
+            Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),
+            Self::Dialect(DialectError::Unsupported { .. }) | Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt { .. }) => Some("invalid_prompt"),
@@ -231,6 +272,7 @@ impl RequestError {
             Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
             | Self::Cache(CacheError::Unfit { .. }) => Some("unusable_file"),
             Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Some("not_enabled"),
+            Self::NoFim(_) => Some("not_supported"),
             Self::Loading { .. } => Some("model_loading"),
             _ => None,
         }

@@ -9,10 +9,12 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use serde::Deserialize;
+use serde_json::Value;
 use warmpath_common::ids::Token;
 
-use crate::engine::{Generation, Sampling};
+use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
+use crate::response_format::{self, WantedSchema};
 
 /// Is the most stop texts of a request; OpenAI allows 4, llama-server any number.
 const STOP_TEXTS_MAX: usize = 32;
@@ -22,6 +24,10 @@ const STOP_TEXT_BYTES_MAX: usize = 512;
 const LOGIT_BIAS_MAX: usize = 1024;
 /// Is the largest bias; logits lie far below, and more would let sums overflow.
 const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
+/// Is the most likeliest tokens that `logprobs` and `top_logprobs` list. Source: OpenAI's limit of `top_logprobs`.
+const TOP_LOGPROBS_MAX: i64 = 20;
+/// Is the most that `n_probs` lists; an answer carries that many entries for each of its tokens.
+const N_PROBS_MAX: i64 = 100;
 /// Is the longest grammar. Units: bytes.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 /// Is the most texts, and the longest text in bytes, of `dry_sequence_breakers`.
@@ -61,6 +67,14 @@ pub struct GenerationFields {
     mirostat_eta: Option<f32>,
     logit_bias: Option<BiasField>,
     grammar: Option<String>,
+    response_format: Option<Value>,
+    json_schema: Option<Value>,
+    tools: Option<Value>,
+    tool_choice: Option<Value>,
+    logprobs: Option<LogprobsField>,
+    top_logprobs: Option<i64>,
+    n_probs: Option<i64>,
+    post_sampling_probs: Option<bool>,
 }
 
 /// Is `stop` in its two shapes.
@@ -69,6 +83,14 @@ pub struct GenerationFields {
 enum StopField {
     One(String),
     Many(Vec<String>),
+}
+
+/// Is `logprobs` in its two shapes: a chat says whether, a completion says how many.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "true, false or a number of tokens")]
+enum LogprobsField {
+    Switch(bool),
+    Count(i64),
 }
 
 /// Is `logit_bias` in OpenAI's shape and in llama-server's.
@@ -95,34 +117,61 @@ enum Bias {
     Ban(bool),
 }
 
-/// Is what the checks need to know of the vocabulary.
-pub struct Vocabulary<'a> {
+/// Is what the fields are read against.
+pub struct Basis<'a> {
     /// Is the number of tokens.
     pub n_vocab: u32,
     /// Tokenizes a text of `logit_bias`.
     pub tokenize: &'a dyn Fn(&str) -> Vec<Token>,
+    /// Is what absent fields mean.
+    pub defaults: &'a Generation,
 }
 
 impl GenerationFields {
     /// Returns the generation that the fields ask for.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
-    pub fn resolve(self, vocabulary: &Vocabulary<'_>) -> Result<Generation, RequestError> {
+    pub fn resolve(self, basis: &Basis<'_>) -> Result<Generation, RequestError> {
         Ok(Generation {
-            max_tokens: self.resolve_max_tokens()?,
+            max_tokens: self.resolve_max_tokens(basis.defaults.max_tokens)?,
             stop: resolve_stop(self.stop.clone())?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            sampling: self.resolve_sampling(vocabulary)?,
+            probabilities: self.resolve_probabilities()?,
+            sampling: self.resolve_sampling(basis)?,
+            ..Generation::default()
         })
     }
 
-    fn resolve_max_tokens(&self) -> Result<Option<u32>, RequestError> {
+    /// Returns the schema that the answer must follow, not yet compiled.
+    ///
+    /// Errors: `Field`, for a format that is none, a schema that is not kept, and what does not go together with one.
+    pub fn wanted_schema(&self) -> Result<Option<WantedSchema>, RequestError> {
+        let wanted = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
+        let Some(wanted) = wanted else { return Ok(None) };
+        let refuse = |param: &'static str, reason: &str| Err(RequestError::field(param, reason));
+        if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
+            return refuse("grammar", "`grammar` and a JSON schema cannot both decide about an answer");
+        }
+        if self.ignore_eos == Some(true) {
+            return refuse(
+                "ignore_eos",
+                "`ignore_eos` cannot be used with a JSON schema: the answer ends when it is complete",
+            );
+        }
+        let has_tools = self.tools.as_ref().and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
+        if has_tools && self.tool_choice.as_ref().is_none_or(|choice| choice != "none") {
+            return refuse("tools", "`tools` cannot be used with a JSON schema, unless `tool_choice` is \"none\"");
+        }
+        Ok(Some(wanted))
+    }
+
+    fn resolve_max_tokens(&self, default: Option<u32>) -> Result<Option<u32>, RequestError> {
         let named = [
             ("max_completion_tokens", self.max_completion_tokens),
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
-        let Some((param, n)) = named.into_iter().find_map(|(param, n)| Some((param, n?))) else { return Ok(None) };
+        let Some((param, n)) = named.into_iter().find_map(|(param, n)| Some((param, n?))) else { return Ok(default) };
         match n {
             -1 => Ok(None),
             1.. => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
@@ -132,10 +181,35 @@ impl GenerationFields {
         }
     }
 
-    fn resolve_sampling(self, vocabulary: &Vocabulary<'_>) -> Result<Sampling, RequestError> {
-        let default = Sampling::default();
+    /// Returns which probabilities are asked for: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
+    fn resolve_probabilities(&self) -> Result<Option<ProbabilityWish>, RequestError> {
+        let count = |param: &'static str, n: Option<i64>, most: i64| {
+            let n = within(param, n, 0..=most, 0)?;
+            Ok::<_, RequestError>(usize::try_from(n).expect("checked to be at least 0"))
+        };
+        let (is_wanted, n_of_completion) = match self.logprobs {
+            None => (false, None),
+            Some(LogprobsField::Switch(is_wanted)) => (is_wanted, None),
+            Some(LogprobsField::Count(n)) => (true, Some(n)),
+        };
+        let n_completion = count("logprobs", n_of_completion, TOP_LOGPROBS_MAX)?;
+        let n_chat = count("top_logprobs", self.top_logprobs, TOP_LOGPROBS_MAX)?;
+        let n_probs = count("n_probs", self.n_probs, N_PROBS_MAX)?;
+        if n_chat > 0 && !is_wanted {
+            return Err(RequestError::field("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+        }
+        let source = match self.post_sampling_probs {
+            Some(true) => ProbabilitySource::Sampler,
+            Some(false) | None => ProbabilitySource::Model,
+        };
+        let n_top = n_completion.max(n_chat).max(n_probs);
+        Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source }))
+    }
+
+    fn resolve_sampling(self, basis: &Basis<'_>) -> Result<Sampling, RequestError> {
+        let default = &basis.defaults.sampling;
         Ok(Sampling {
-            seed: resolve_seed(self.seed),
+            seed: self.seed.map_or(default.seed, resolve_seed),
             temperature: within("temperature", self.temperature, 0.0..=100.0, default.temperature)?,
             dynatemp_range: within("dynatemp_range", self.dynatemp_range, 0.0..=100.0, default.dynatemp_range)?,
             dynatemp_exponent: within(
@@ -179,19 +253,19 @@ impl GenerationFields {
                 -1..=i32::MAX,
                 default.dry_penalty_last_n,
             )?,
-            dry_sequence_breakers: resolve_breakers(self.dry_sequence_breakers, default.dry_sequence_breakers)?,
+            dry_sequence_breakers: resolve_breakers(self.dry_sequence_breakers, &default.dry_sequence_breakers)?,
             mirostat: within("mirostat", self.mirostat, 0..=2, default.mirostat)?,
             mirostat_tau: within("mirostat_tau", self.mirostat_tau, 0.0..=100.0, default.mirostat_tau)?,
             mirostat_eta: within("mirostat_eta", self.mirostat_eta, 0.0..=1.0, default.mirostat_eta)?,
-            logit_bias: resolve_bias(self.logit_bias, vocabulary)?,
+            logit_bias: resolve_bias(self.logit_bias, basis)?,
             grammar: resolve_grammar(self.grammar)?,
         })
     }
 }
 
 /// Returns the seed that the engine takes: the low 32 bits; llama-server's two spellings of "random" mean none.
-fn resolve_seed(seed: Option<i64>) -> Option<u32> {
-    let low = u32::try_from(seed? & i64::from(u32::MAX)).expect("32 bits fit into 32 bits");
+fn resolve_seed(seed: i64) -> Option<u32> {
+    let low = u32::try_from(seed & i64::from(u32::MAX)).expect("32 bits fit into 32 bits");
     (low != u32::MAX).then_some(low)
 }
 
@@ -229,8 +303,8 @@ fn resolve_stop(stop: Option<StopField>) -> Result<Vec<String>, RequestError> {
     Ok(texts)
 }
 
-fn resolve_breakers(breakers: Option<Vec<String>>, default: Vec<String>) -> Result<Vec<String>, RequestError> {
-    let Some(breakers) = breakers else { return Ok(default) };
+fn resolve_breakers(breakers: Option<Vec<String>>, default: &[String]) -> Result<Vec<String>, RequestError> {
+    let Some(breakers) = breakers else { return Ok(default.to_vec()) };
     let param = "dry_sequence_breakers";
     at_most(param, "texts", (breakers.len(), DRY_BREAKERS_MAX))?;
     let longest = breakers.iter().map(String::len).max().unwrap_or(0);
@@ -241,7 +315,7 @@ fn resolve_breakers(breakers: Option<Vec<String>>, default: Vec<String>) -> Resu
     Ok(breakers)
 }
 
-fn resolve_bias(bias: Option<BiasField>, vocabulary: &Vocabulary<'_>) -> Result<Vec<(Token, f32)>, RequestError> {
+fn resolve_bias(bias: Option<BiasField>, basis: &Basis<'_>) -> Result<Vec<(Token, f32)>, RequestError> {
     let pairs: Vec<(BiasToken, Bias)> = match bias {
         None => return Ok(Vec::new()),
         Some(BiasField::Map(map)) => map
@@ -255,15 +329,15 @@ fn resolve_bias(bias: Option<BiasField>, vocabulary: &Vocabulary<'_>) -> Result<
     for (token, bias) in pairs {
         let tokens = match token {
             BiasToken::Id(token) => vec![token],
-            BiasToken::Text(text) => (vocabulary.tokenize)(&text),
+            BiasToken::Text(text) => (basis.tokenize)(&text),
         };
         let add = match bias {
             Bias::Add(add) => within("logit_bias", Some(add), -LOGIT_BIAS_ABS_MAX..=LOGIT_BIAS_ABS_MAX, 0.0)?,
             Bias::Ban(false) => f32::NEG_INFINITY,
             Bias::Ban(true) => 0.0,
         };
-        if let Some(token) = tokens.iter().find(|token| **token >= vocabulary.n_vocab) {
-            let n_vocab = vocabulary.n_vocab;
+        if let Some(token) = tokens.iter().find(|token| **token >= basis.n_vocab) {
+            let n_vocab = basis.n_vocab;
             let reason = format!("`logit_bias` names token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("logit_bias", reason));
         }

@@ -3,17 +3,24 @@
 //! Not here: what a request costs and does (`lifecycle`), when the worker starts and stops (`start`).
 
 mod answer;
+mod anthropic;
 pub mod body;
 mod cache;
 mod chat;
 mod completions;
 mod context;
+mod dialect;
 mod error;
 mod health;
+mod logprobs;
 mod models;
+mod native;
+mod parts;
 mod pins;
 mod props;
+mod responses;
 mod slots;
+mod sse;
 mod state;
 mod summary;
 mod tokenize;
@@ -23,7 +30,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
 use axum::middleware;
-use axum::routing::{delete, get, post};
+use axum::routing::{any, delete, get, post};
 use warmpath_common::summary::{SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
 
 use crate::error::RequestError;
@@ -35,8 +42,20 @@ pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/completion", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::count_tokens))
+        .route("/v1/responses/{*id}", any(responses::stored))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::show))
+        // What llama-server's clients call them as well.
+        .route("/chat/completions", post(chat::create))
+        .route("/completions", post(native::completion))
+        .route("/responses", post(responses::create))
+        .route("/models", get(models::list))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/apply-template", post(tokenize::apply_template))

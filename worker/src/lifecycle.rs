@@ -5,6 +5,11 @@
 //! submit); the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots.
 
 mod answer;
+pub mod chat;
+pub mod message;
+mod reading;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,16 +20,18 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
-use crate::engine::{EngineError, Event, Generation, ShiftWish, Submission};
+use crate::engine::{CompiledSchema, EngineError, Event, Generation, ShiftWish, Submission};
 use crate::error::RequestError;
-use crate::fields::{GenerationFields, Vocabulary};
+use crate::fields::{Basis, GenerationFields};
 use crate::http::body::Body;
 use crate::metrics::Metrics;
+use crate::response_format::WantedSchema;
 use crate::serving::Serving;
 use crate::unsupported::Unsupported;
 
-pub use answer::{Answer, Delivery, Step, Totals};
+pub use answer::{Answer, Delivery, Form, Step, Totals};
 use answer::{Choice, Clock};
+use chat::ChatAnswer;
 
 /// Is the most that a request's priority may be, and its negative the least.
 ///
@@ -56,12 +63,16 @@ pub struct Arrival {
 pub type ReadPrompts = fn(&Serving, &Body) -> Result<Vec<ReadPrompt>, RequestError>;
 
 /// Is one prompt of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ReadPrompt {
     /// Is the prompt.
     pub tokens: Vec<Token>,
     /// Is where its last message starts, where that is known and of use.
     pub last_message_token: Option<u32>,
+    /// Is the prompt's text where the answer repeats it.
+    pub text: Option<String>,
+    /// Says how its answer is constrained and read; absent where it is its own content.
+    pub answer: Option<Arc<ChatAnswer>>,
 }
 
 /// Is the fields of a body that every endpoint reads alike, besides those of generation.
@@ -127,23 +138,33 @@ pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, arrival: Arri
     };
     let prepared = serving.prepare(work).await;
     metrics.prompt.observe(clock.elapsed_s());
-    let (delivery, submitted) = prepared?;
-    Answer::begin(delivery, submitted, clock).await
+    let (form, submitted) = prepared?;
+    Answer::begin(form, submitted, clock).await
 }
 
-fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Delivery, Vec<Submitted>), RequestError> {
+fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>), RequestError> {
     let options: Options = arrival.body.parse()?;
     serving.check_model(options.model.as_deref())?;
     arrival.body.parse::<Unsupported>()?.check()?;
     let fields: GenerationFields = arrival.body.parse()?;
+    let wanted_schema = fields.wanted_schema()?;
     let tokenize = |text: &str| serving.tokenize_plain(text);
-    let generation = fields.resolve(&Vocabulary { n_vocab: serving.model.n_vocab, tokenize: &tokenize })?;
+    let n_vocab = serving.model.n_vocab;
+    let mut generation = fields.resolve(&Basis { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
     let n = options.n.unwrap_or(1);
     if !(1..=CHOICES_MAX).contains(&n) {
         return Err(RequestError::field("n", format!("`n` must be 1 to {CHOICES_MAX}; it is {n}")));
     }
-    let prompts = (arrival.read_prompts)(serving, &arrival.body)?;
+    let mut prompts = (arrival.read_prompts)(serving, &arrival.body)?;
     check_prompts(serving, &prompts, n)?;
+    generation.schema = wanted_schema.map(|wanted| compile(serving, wanted)).transpose()?;
+    constrain(&mut prompts, &mut generation)?;
+    let form = Form {
+        delivery: options.delivery(),
+        generation: generation.clone(),
+        prompt_texts: prompt_texts(&prompts, n),
+        answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
+    };
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let fingerprint = &serving.model.fingerprint.0;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
@@ -159,7 +180,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Delivery, Vec<Submitt
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
     };
-    Ok((options.delivery(), submit(serving, draft)?))
+    Ok((form, submit(serving, draft)?))
 }
 
 impl Options {
@@ -171,6 +192,30 @@ impl Options {
             (true, true) => Delivery::StreamWithUsage,
         }
     }
+}
+
+/// Adds what a chat's answer needs to the generation.
+///
+/// An answer that follows a grammar or schema of the client's has no thoughts and is its own content. Errors: `Field` where tools may be
+/// called besides.
+fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
+    for prompt in prompts {
+        let Some(answer) = &prompt.answer else { continue };
+        if generation.sampling.grammar.is_none() && generation.schema.is_none() {
+            answer.constrain(generation)?;
+        } else if answer.may_call() {
+            return Err(RequestError::field("grammar", "`grammar` cannot be combined with `tools` that may be called"));
+        } else {
+            prompt.answer = None;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the text of each choice's prompt; nothing where the answer does not repeat them.
+fn prompt_texts(prompts: &[ReadPrompt], n: u32) -> Vec<String> {
+    let of_choices = |prompt: &ReadPrompt| prompt.text.clone().map(|text| std::iter::repeat_n(text, n as usize));
+    prompts.iter().filter_map(of_choices).flatten().collect()
 }
 
 fn priority(options: &Options) -> Result<i32, RequestError> {
@@ -237,6 +282,11 @@ fn wanted_slot(serving: &Serving, options: &Options) -> Result<Option<SlotId>, R
     }
 }
 
+fn compile(serving: &Serving, wanted: WantedSchema) -> Result<CompiledSchema, RequestError> {
+    let WantedSchema { param, schema } = wanted;
+    serving.engine.compile_schema(&schema).map_err(|reason| RequestError::field(param, reason))
+}
+
 fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
     let n_sequences = prompts.len().saturating_mul(n as usize);
     if n_sequences > serving.n_places() {
@@ -287,8 +337,10 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
                 events,
             };
             let has_grammar = submission.generation.sampling.grammar.is_some();
+            let has_calls = submission.generation.calls.is_some();
             serving.engine.submit(submission).map_err(|error| match error {
                 EngineError::Sampler { reason } if has_grammar => RequestError::field("grammar", reason),
+                EngineError::Sampler { reason } if has_calls => RequestError::field("tools", reason),
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;

@@ -11,7 +11,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
-use crate::engine::{EngineError, EngineHandle};
+use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
 use crate::summary::Publisher;
 
@@ -35,6 +35,8 @@ pub struct Serving {
     pub engine: EngineHandle,
     /// Turns requests into tokens.
     pub prompts: PromptMaker,
+    /// Is how answers are generated where a request says nothing.
+    pub defaults: Generation,
     /// Declares the model to routers.
     pub model: ModelInfo,
     /// Is the model's file.

@@ -19,15 +19,7 @@ struct Refused {
 }
 
 const REFUSED: &[Refused] = &[
-    refused("logprobs", Some("only false"), |value| *value == Value::Bool(false)),
-    refused("top_logprobs", Some("only 0"), is_zero),
-    refused("n_probs", Some("only 0"), is_zero),
-    refused("echo", Some("only false"), |value| *value == Value::Bool(false)),
-    refused("suffix", None, is_empty),
     refused("best_of", Some("only 1"), |value| value.as_f64() == Some(1.0)),
-    refused("response_format", Some("only {\"type\": \"text\"}"), |value| value["type"] == "text"),
-    refused("json_schema", None, is_empty),
-    refused("tool_choice", Some("only \"auto\" and \"none\""), |value| value == "auto" || value == "none"),
     refused("functions", Some("use `tools`"), is_empty),
     refused("function_call", Some("use `tool_choice`"), |value| value == "auto" || value == "none"),
     refused("modalities", Some("only [\"text\"]"), |value| {
@@ -117,17 +109,11 @@ mod tests {
 
     #[test]
     fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
-        check(r#"{"messages": [{"logprobs": true}], "user": "u"}"#, None);
-        check(r#"{"logprobs": true}"#, Some("logprobs"));
-        check(r#"{"logprobs": false, "top_logprobs": null, "best_of": 1, "echo": false, "suffix": ""}"#, None);
-        check(r#"{"logprobs": 0}"#, Some("logprobs"));
+        check(r#"{"messages": [{"lora": [1]}], "user": "u"}"#, None);
+        check(r#"{"lora": [1]}"#, Some("lora"));
+        check(r#"{"lora": [], "samplers": null, "best_of": 1, "suffix": ""}"#, None);
+        check(r#"{"min_keep": 1}"#, Some("min_keep"));
         check(r#"{"best_of": 2}"#, Some("best_of"));
-        check(r#"{"response_format": {"type": "text"}}"#, None);
-        check(r#"{"response_format": {"type": "json_object"}}"#, Some("response_format"));
-        check(r#"{"response_format": "json"}"#, Some("response_format"));
-        check(r#"{"tool_choice": "auto"}"#, None);
-        check(r#"{"tool_choice": "required"}"#, Some("tool_choice"));
-        check(r#"{"tool_choice": {"type": "function", "function": {"name": "f"}}}"#, Some("tool_choice"));
         check(r#"{"modalities": ["text"]}"#, None);
         check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));
         check(r#"{"t_max_predict_ms": -1}"#, None);

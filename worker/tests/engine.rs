@@ -12,8 +12,10 @@ mod engine {
     mod endings;
     mod faults;
     mod property;
+    mod random_schema;
     mod refusals;
     mod reports;
+    mod schemas;
     mod sharing;
     mod shifts;
     mod soak;

@@ -31,6 +31,8 @@ pub enum Scenario {
     Tenants6x4,
     /// Prefill and decode of 1, 4 and 8 sequences with short and long contexts.
     Throughput,
+    /// Decode of 1, 4 and 8 answers that follow a JSON schema, beside free ones.
+    Constrained,
     /// The same traffic before and after a restart.
     Restart,
     /// Fifty conversations that share a prefix of 2,000 tokens: how much memory they take.
@@ -40,7 +42,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// Lists every scenario.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::ExactRepeat,
         Self::GrownPrompt,
         Self::SixTurnChat,
@@ -51,6 +53,7 @@ impl Scenario {
         Self::HotAfterFloodTight,
         Self::Tenants6x4,
         Self::Throughput,
+        Self::Constrained,
         Self::Restart,
         Self::SharedRam50,
     ];
@@ -68,6 +71,7 @@ impl Scenario {
             Self::HotAfterFloodTight => "hot-after-flood-tight",
             Self::Tenants6x4 => "tenants-6x4",
             Self::Throughput => "throughput",
+            Self::Constrained => "constrained",
             Self::Restart => "restart",
             Self::SharedRam50 => "shared-ram-50",
         }

@@ -190,9 +190,9 @@ impl Under {
 
 /// Is an answer and when it was asked for.
 #[derive(Debug, Clone)]
-struct Streamed {
-    sent: Instant,
-    answer: Answer,
+pub(super) struct Streamed {
+    pub(super) sent: Instant,
+    pub(super) answer: Answer,
 }
 
 /// Is the least part of the time between the earliest and the latest token in which all answers must run.
@@ -203,7 +203,7 @@ const TOGETHER_MIN: f64 = 0.75;
 /// Returns the sum of the answers' own rates while they run together: what the steps cost, not how the answers begin.
 ///
 /// Units: tokens a second. `None` where they did not run together, or have no tokens behind their first ones.
-fn decode_rate(answers: &[Streamed]) -> Option<f64> {
+pub(super) fn decode_rate(answers: &[Streamed]) -> Option<f64> {
     let spans: Vec<(Instant, Instant)> = answers.iter().map(Streamed::span).collect::<Option<_>>()?;
     let (first, all_began) = (spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.0).max()?);
     let (one_ended, last) = (spans.iter().map(|span| span.1).min()?, spans.iter().map(|span| span.1).max()?);

@@ -65,7 +65,9 @@ impl Traffic<'_> {
             Scenario::Shared4k => self.shared_context().await,
             Scenario::HotAfterFlood | Scenario::HotAfterFloodTight => self.hot_after_flood().await,
             Scenario::Tenants6x4 => self.tenants().await,
-            Scenario::Throughput | Scenario::Restart | Scenario::SharedRam50 => Ok(Pass::default()),
+            Scenario::Throughput | Scenario::Constrained | Scenario::Restart | Scenario::SharedRam50 => {
+                Ok(Pass::default())
+            }
         }
     }
 

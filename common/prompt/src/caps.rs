@@ -26,6 +26,8 @@ pub(crate) struct Caps {
     pub object_arguments: bool,
     /// Says that the template knows the role `developer`; otherwise it is given `system`.
     pub developer_role: bool,
+    /// Says that the template takes thoughts as `thinking`, as gpt-oss does; others know `reasoning_content`.
+    pub thinking_key: bool,
 }
 
 /// Is a text that no template contains.
@@ -46,6 +48,7 @@ impl Caps {
             tool: other("tool"),
             object_arguments: takes_object_arguments(template),
             developer_role: template.source().contains("developer"),
+            thinking_key: template.source().contains("message.thinking"),
         }
     }
 

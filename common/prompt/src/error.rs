@@ -65,6 +65,14 @@ pub enum PromptError {
         /// Says what is wrong with it.
         reason: String,
     },
+    /// A tool cannot be offered.
+    #[error("tools[{index}]: {reason}")]
+    Tool {
+        /// Is the tool's place in the list.
+        index: usize,
+        /// Says what is wrong with it.
+        reason: String,
+    },
     /// Another field of the request cannot be used.
     #[error("{field}: {reason}")]
     Field {

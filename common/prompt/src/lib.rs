@@ -5,9 +5,12 @@
 //! them; the fragments between them are tokenized one by one and cached, so that a long chat costs what is new, and new text
 //! word by word where the vocabulary allows it.
 
+mod answers;
 mod backend;
 mod caps;
 mod error;
+mod fitted;
+mod formats;
 mod fragments;
 mod maker;
 mod messages;
@@ -17,10 +20,11 @@ mod template;
 mod vocabulary;
 mod words;
 
+pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::backend;
 pub use error::{OpenError, PromptError};
 pub use fragments::CacheCounters;
-pub use maker::{Prompt, PromptMaker, PromptOptions};
+pub use maker::{NoFim, Prompt, PromptMaker, PromptOptions};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

@@ -2,25 +2,28 @@
 //!
 //! Not here: each of these steps. The idea: one value per model, shared by all requests.
 
+mod infill;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use minijinja::value::Value;
 use serde_json::Value as Json;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::openai::ChatPrompt;
 
-use crate::caps::Caps;
+use crate::answers::{AnswerFormat, FormatWish};
 use crate::error::{OpenError, PromptError};
+use crate::fitted::{FittedTemplate, Rendered};
 use crate::fragments::{CacheCounters, FragmentCache};
-use crate::messages::{to_template_value, variables};
 use crate::partition::{Partitioner, Piece};
-use crate::shield::{Shield, StandIns};
-use crate::template::{ChatTemplate, Clock};
+use crate::shield::StandIns;
+use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
+
+pub use infill::NoFim;
 
 /// Says how a [`PromptMaker`] differs from what the model's file says.
 #[derive(Clone)]
@@ -94,27 +97,6 @@ enum Unusable {
     Wrong { reason: String },
 }
 
-/// Is a template with what is known about it.
-#[derive(Debug)]
-struct FittedTemplate {
-    template: ChatTemplate,
-    caps: Caps,
-    shield: Shield,
-}
-
-/// Is a rendered request: as it is, and with stand-ins where the client wrote what control tokens are made of.
-struct Rendered {
-    plain: String,
-    shielded: Option<Shielded>,
-}
-
-struct Shielded {
-    text: String,
-    stand_ins: StandIns,
-    /// Says that some text of the client spells a control token.
-    hostile: bool,
-}
-
 /// Is a text cut at its special tokens.
 struct Cut {
     text: String,
@@ -132,7 +114,7 @@ impl PromptMaker {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
         let templates = match &options.chat_template {
-            Some(source) => FittedTemplate::new(source, &partitioner, &options.clock)
+            Some(source) => FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock)
                 .map(|default| Ok(Templates { default, tool_use: None }))
                 .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?,
             None => Templates::of_model(&vocabulary, &partitioner, &options.clock),
@@ -256,14 +238,33 @@ impl PromptMaker {
         self.fragments.counters()
     }
 
+    /// Returns how the answer to a chat request is constrained and read; `None` where it is its own content.
+    ///
+    /// Shape: `prompt` is what [`Self::chat`] gives for the request.
+    /// Cost: milliseconds where no request before had such tools and switches. Errors: `Tool`, `Field` and those of
+    /// [`Self::chat`].
+    pub fn answer_format(
+        &self,
+        request: &ChatPrompt,
+        prompt: &Prompt,
+        wish: &FormatWish,
+    ) -> Result<Option<AnswerFormat>, PromptError> {
+        self.template_of(request)?.answer_format(request, wish, &prompt.text)
+    }
+
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
+        self.template_of(request)?.rendered(request)
+    }
+
+    /// Returns the template that renders a request.
+    fn template_of(&self, request: &ChatPrompt) -> Result<&FittedTemplate, PromptError> {
         let templates = self.templates.as_ref().map_err(|unusable| match unusable {
             Unusable::Missing => PromptError::NoTemplate,
             Unusable::Wrong { reason } => PromptError::BadTemplate { reason: reason.clone() },
         })?;
         let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let tool_use = templates.tool_use.as_ref().filter(|_| has_tools);
-        tool_use.unwrap_or(&templates.default).rendered(request, &self.vocabulary.info)
+        Ok(tool_use.unwrap_or(&templates.default))
     }
 
     /// Cuts off a BOS and EOS that the template writes where the vocabulary adds them too, as llama.cpp does.
@@ -339,7 +340,7 @@ impl Templates {
     fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, Unusable> {
         let fitted = |name| {
             let source = vocabulary.chat_template(name);
-            let template = source.map(|source| FittedTemplate::new(&source, partitioner, clock));
+            let template = source.map(|source| FittedTemplate::new(&source, (&vocabulary.info, partitioner), clock));
             template.transpose().map_err(|error| Unusable::Wrong { reason: error.to_string() })
         };
         match (fitted(None)?, fitted(Some("tool_use"))?) {
@@ -350,29 +351,6 @@ impl Templates {
     }
 }
 
-impl FittedTemplate {
-    fn new(source: &str, partitioner: &Partitioner, clock: &Clock) -> Result<Self, PromptError> {
-        let template = ChatTemplate::compile(source, Arc::clone(clock))?;
-        let caps = Caps::probe(&template);
-        let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
-        Ok(Self { template, caps, shield })
-    }
-
-    fn rendered(&self, request: &ChatPrompt, info: &VocabularyInfo) -> Result<Rendered, PromptError> {
-        let variables = variables(request, &self.caps)?;
-        let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
-            let reason = "they contain too many different private-use characters".to_owned();
-            PromptError::Field { field: "messages", reason }
-        })?;
-        let variables = Json::Object(variables);
-        let plain = self.template.render(with_tokens(to_template_value(&variables), info))?;
-        let Some(stand_ins) = stand_ins else { return Ok(Rendered { plain, shielded: None }) };
-        let text = self.template.render(with_tokens(self.shield.shielded(&variables, &stand_ins), info))?;
-        let hostile = self.shield.spells_control(&variables);
-        Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
-    }
-}
-
 fn user_message(text: &str) -> serde_json::Map<String, Json> {
     let field = |name: &str, value: &str| (name.to_owned(), Json::from(value));
     [field("role", "user"), field("content", text)].into_iter().collect()
@@ -380,13 +358,6 @@ fn user_message(text: &str) -> serde_json::Map<String, Json> {
 
 fn n_common(a: &[Token], b: &[Token]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
-/// Adds the vocabulary's own texts to a template's variables, unless the request has set them.
-fn with_tokens(variables: Value, info: &VocabularyInfo) -> Value {
-    let own = [("bos_token", &info.bos_text), ("eos_token", &info.eos_text)];
-    let own: Value = Value::from_pairs(own.map(|(name, text)| (name, Value::from(text.as_str()))));
-    minijinja::value::merge_maps([variables, own])
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Not here: rendering. The idea: the client's messages go through as they are, except where OpenAI's wire format and
 //! Hugging Face's templates are known to differ; what no template can show is refused with its place.
 
+use std::borrow::Cow;
+
 use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
@@ -15,15 +17,16 @@ use crate::error::PromptError;
 /// Source: the longest role of llama.cpp's models/templates has 14 bytes (`ipython`, `tool_response`, ...).
 pub(crate) const ROLE_BYTES_MAX: usize = 64;
 
+/// Are the variables by which templates know how hard to think. Source: llama.cpp's `caps_apply_reasoning_effort`.
+const REASONING_EFFORT_NAMES: [&str; 2] = ["reasoning_effort", "reasoning_strength"];
+
+/// Joins the parts of a message that goes on. Source: llama.cpp's `common_chat_msg::render_content`.
+const CONTINUED_PARTS_JOINT: &str = "\n\n";
+
 /// Returns a request's template variables as JSON.
 pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String, Json>, PromptError> {
-    let mut variables = request.chat_template_kwargs.clone().unwrap_or_default();
-    for reserved in ["messages", "tools"] {
-        if variables.contains_key(reserved) {
-            let reason = format!("{reserved} is not a variable of the template, but a field of the request");
-            return Err(PromptError::Field { field: "chat_template_kwargs", reason });
-        }
-    }
+    let (enable_thinking, mut variables) = switches(request)?;
+    variables.insert("enable_thinking".to_owned(), Json::Bool(enable_thinking));
     if request.messages.is_empty() {
         return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
     }
@@ -45,6 +48,74 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
     Ok(variables)
 }
 
+/// Returns whether the template is told to let the model think, and its other variables, as llama-server has them.
+///
+/// Errors: `Field` where a variable is none of the client's or has a wrong type.
+pub(crate) fn switches(request: &ChatPrompt) -> Result<(bool, Map<String, Json>), PromptError> {
+    let refused = |reason: String| PromptError::Field { field: "chat_template_kwargs", reason };
+    let mut kwargs = request.chat_template_kwargs.clone().unwrap_or_default();
+    for reserved in ["messages", "tools"] {
+        if kwargs.contains_key(reserved) {
+            return Err(refused(format!("{reserved} is not a variable of the template, but a field of the request")));
+        }
+    }
+    let mut enable_thinking = match kwargs.shift_remove("enable_thinking") {
+        None | Some(Json::Null) => true,
+        Some(Json::Bool(enable)) => enable,
+        Some(_) => return Err(refused("enable_thinking must be true or false".to_owned())),
+    };
+    match request.reasoning_effort.as_deref().unwrap_or_default() {
+        "" => {}
+        "none" => {
+            enable_thinking = false;
+            kwargs.shift_remove("reasoning_effort");
+        }
+        effort => {
+            for name in REASONING_EFFORT_NAMES {
+                kwargs.insert(name.to_owned(), Json::from(effort));
+            }
+        }
+    }
+    Ok((enable_thinking, kwargs))
+}
+
+/// Is a message of the assistant that stands at the end and goes on.
+pub(crate) struct Continued<'m> {
+    pub reasoning: Cow<'m, str>,
+    pub content: Cow<'m, str>,
+}
+
+/// Returns the message that goes on, if the last one is the assistant's and does not stand alone.
+///
+/// Errors: `Messages` where it cannot go on, as llama-server has it.
+pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, PromptError> {
+    let is_assistant = |message: &Map<String, Json>| message.get("role").is_some_and(|role| role == "assistant");
+    let Some((message, before)) = request.messages.split_last().filter(|(last, _)| is_assistant(last)) else {
+        return Ok(None);
+    };
+    let refused = |reason: &str| PromptError::Messages { index: before.len(), reason: reason.to_owned() };
+    match before.last() {
+        None => return Ok(None),
+        Some(previous) if is_assistant(previous) => {
+            return Err(refused("of two assistant's messages at the end, it is not clear which one goes on"));
+        }
+        Some(_) => {}
+    }
+    if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
+        return Err(refused("an assistant's message with tool calls cannot go on; their results must follow"));
+    }
+    let reasoning = message.get("reasoning_content").and_then(Json::as_str).unwrap_or_default().into();
+    let content = match message.get("content") {
+        Some(Json::String(text)) => text.into(),
+        Some(Json::Array(parts)) => {
+            let texts: Result<Vec<_>, _> = parts.iter().map(part_text).collect();
+            texts.map_err(|reason| refused(&reason))?.join(CONTINUED_PARTS_JOINT).into()
+        }
+        _ => "".into(),
+    };
+    Ok(Some(Continued { reasoning, content }))
+}
+
 /// Returns `message` as the template takes it.
 fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, String> {
     let role = role(message, caps)?.to_owned();
@@ -58,7 +129,19 @@ fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, St
         Some(_) => return Err("tool_calls must be an array".to_owned()),
         None => {}
     }
+    if caps.thinking_key {
+        fit_thinking(&mut fitted);
+    }
     Ok(fitted)
+}
+
+/// Gives thoughts the name that gpt-oss's template knows, which takes no content beside thoughts and calls.
+fn fit_thinking(message: &mut Map<String, Json>) {
+    let Some(Json::String(thoughts)) = message.get("reasoning_content").cloned() else { return };
+    message.entry("thinking").or_insert(Json::String(thoughts));
+    if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
+        message.shift_remove("content");
+    }
 }
 
 fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, String> {

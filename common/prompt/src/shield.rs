@@ -4,6 +4,7 @@
 //! characters with which a control token can begin or end, wherever the *client* wrote them. A control token in that
 //! text has its first and last character from the template; one that is only in the plain text is the client's.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -96,15 +97,15 @@ impl Shield {
     /// Returns `json` as a template's value, with stand-ins for every hazard.
     pub fn shielded(&self, json: &Json, stand_ins: &StandIns) -> Value {
         to_template_value_with(json, &mut |text| match self.shield_text(text, stand_ins) {
-            Some(text) => Value::from(text),
-            None => Value::from(text),
+            Cow::Owned(text) => Value::from(text),
+            Cow::Borrowed(text) => Value::from(text),
         })
     }
 
-    /// Returns `text` with stand-ins; `None` where there is nothing to replace.
-    fn shield_text(&self, text: &str, stand_ins: &StandIns) -> Option<String> {
+    /// Returns `text` with stand-ins.
+    pub fn shield_text<'t>(&self, text: &'t str, stand_ins: &StandIns) -> Cow<'t, str> {
         if !self.is_dangerous(text) {
-            return None;
+            return text.into();
         }
         let mut exempt = self.exempt(text).into_iter().peekable();
         let mut shielded = String::with_capacity(text.len() + text.len() / 8);
@@ -121,7 +122,7 @@ impl Shield {
             copied = at + hazard.len();
         }
         shielded.push_str(&text[copied..]);
-        Some(shielded)
+        shielded.into()
     }
 
     /// Returns where `text` contains literals of the template that are no part of a control token.

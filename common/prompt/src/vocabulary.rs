@@ -64,6 +64,23 @@ pub struct VocabularyInfo {
     pub eos_text: String,
     /// Lists every token that ends a generation.
     pub end_of_generation: Vec<Token>,
+    /// Is the tokens that mark a gap to fill, where there are all that it takes.
+    pub fim: Option<FimTokens>,
+}
+
+/// Is the tokens of fill-in-the-middle prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FimTokens {
+    /// Stands before the text that is before the gap.
+    pub prefix: Token,
+    /// Stands before the text that is behind the gap.
+    pub suffix: Token,
+    /// Stands where the model goes on.
+    pub middle: Token,
+    /// Stands before a repository's name.
+    pub repository: Option<Token>,
+    /// Stands before a file's name.
+    pub file: Option<Token>,
 }
 
 /// Is a loaded vocabulary.
@@ -200,6 +217,18 @@ fn check(model: &LlamaModel) -> Result<(), String> {
     Ok(())
 }
 
+fn fim(model: &LlamaModel) -> Option<FimTokens> {
+    let vocab = model.vocab();
+    let present = |token: LlamaToken| Token::try_from(token.0).ok();
+    Some(FimTokens {
+        prefix: present(vocab.fim_pre())?,
+        suffix: present(vocab.fim_suf())?,
+        middle: present(vocab.fim_mid())?,
+        repository: present(vocab.fim_rep()),
+        file: present(vocab.fim_sep()),
+    })
+}
+
 fn info(model: &LlamaModel) -> VocabularyInfo {
     let vocab = model.vocab();
     let n_vocab = u32::try_from(vocab.n_tokens()).unwrap_or(0);
@@ -219,5 +248,6 @@ fn info(model: &LlamaModel) -> VocabularyInfo {
         bos_text: spelled(bos),
         eos_text: spelled(eos),
         end_of_generation: (0..n_vocab).filter(ends).collect(),
+        fim: fim(model),
     }
 }

@@ -1,10 +1,12 @@
-//! The endpoints that workers answer: chats, completions, and the small ones around the tokenizer.
+//! The endpoints that workers answer: chats in their dialects, completions, and the small ones around the tokenizer.
 //!
 //! Not here: everything they have in common, which is nearly all (`lifecycle`).
 
+use std::convert::Infallible;
+
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
@@ -30,6 +32,38 @@ pub async fn text(
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Completion).await
+}
+
+/// Answers a request to fill a gap.
+pub async fn infill(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Infill).await
+}
+
+/// Answers a request for a message, Anthropic's word for a chat's answer.
+pub async fn messages(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Messages).await
+}
+
+/// Answers a request for a response, OpenAI's newer word for a chat's answer.
+pub async fn responses(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Responses).await
+}
+
+/// Answers whatever is asked of a response that was made before.
+pub async fn stored(Path(id): Path<String>) -> Result<Infallible, RequestError> {
+    Err(RequestError::NotStored { id })
 }
 
 /// Passes a request on to any worker of its model.

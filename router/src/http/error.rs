@@ -2,12 +2,16 @@
 //!
 //! Not here: why a request fails (`error`). The client sees the error's own message, the log sees what lies behind it.
 
-use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde_json::json;
+use warmpath_common::dialects::anthropic;
+use warmpath_common::ids::RequestId;
 use warmpath_common::openai::{ErrorBody, ErrorObject};
 
 use crate::error::{Class, RequestError};
+use crate::prompt::Shape;
 
 /// Returns the error's object.
 pub fn error_body(error: &RequestError) -> ErrorBody {
@@ -21,16 +25,47 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     ErrorBody { error: ErrorObject { message: error.to_string(), kind: kind.to_owned(), param: error.param(), code } }
 }
 
-/// Returns the last event of a stream that broke off: what the client has seen stays, and it learns that more is missing.
-pub fn broken_stream_event(worker: &str) -> String {
-    let error = ErrorObject {
-        message: format!("the worker {worker} broke off its answer"),
-        kind: "server_error".to_owned(),
-        param: None,
-        code: Some("worker_failed".to_owned()),
-    };
-    let body = serde_json::to_string(&ErrorBody { error }).expect("strings have a JSON form");
-    format!("data: {body}\n\n")
+/// Returns the last event of a stream that broke off behind `n_events`: what the client has seen stays, and it learns that more
+/// is missing.
+pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
+    let message = format!("the worker {worker} broke off its answer");
+    let code = "worker_failed".to_owned();
+    let named = |error: String| format!("event: error\ndata: {error}\n\n");
+    match shape {
+        Shape::Messages => {
+            let error = anthropic::ErrorBody::new(StatusCode::BAD_GATEWAY.as_u16(), &message);
+            named(serde_json::to_string(&error).expect("strings have a JSON form"))
+        }
+        Shape::Responses => {
+            let error =
+                json!({"type": "error", "code": code, "message": message, "param": null, "sequence_number": n_events});
+            named(error.to_string())
+        }
+        Shape::Chat | Shape::Completion | Shape::Infill | Shape::None => {
+            let error = ErrorObject { message, kind: "server_error".to_owned(), param: None, code: Some(code) };
+            let body = serde_json::to_string(&ErrorBody { error }).expect("strings have a JSON form");
+            format!("data: {body}\n\n")
+        }
+    }
+}
+
+/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
+#[derive(Debug, Clone)]
+struct Refused {
+    message: String,
+}
+
+/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
+pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
+    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
+    let status = response.status().as_u16();
+    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
+    let body = serde_json::to_vec(&body).expect("strings have a JSON form");
+    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
+    *response.status_mut() = own;
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    *response.body_mut() = body.into();
+    response
 }
 
 fn status(class: Class) -> StatusCode {
@@ -55,7 +90,9 @@ impl IntoResponse for RequestError {
             Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
-        let mut response = (status(self.class()), Json(error_body(&self))).into_response();
+        let body = error_body(&self);
+        let refused = Refused { message: body.error.message.clone() };
+        let mut response = (status(self.class()), Extension(refused), Json(body)).into_response();
         if let Some(after) = self.retry_after() {
             // Whole seconds, and never too early.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);

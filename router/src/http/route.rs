@@ -4,7 +4,7 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{Query, Request, State};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -28,12 +28,23 @@ struct Peek {
     messages: Option<IgnoredAny>,
 }
 
+/// Is the query of a dry run.
+#[derive(Deserialize)]
+pub struct Asked {
+    /// Is the path that the request would have; absent for a chat's or a completion's, whichever the body is.
+    path: Option<String>,
+}
+
 /// Answers where a chat or a completion would go now, and why.
-pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
+pub async fn route(
+    State(app): State<App>,
+    Query(asked): Query<Asked>,
+    request: Request,
+) -> Result<Json<Value>, RequestError> {
     let (parts, body) = request.into_parts();
     let body = read_whole(&app, body).await?;
     let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
-    let draft = Draft { shape: shape_of(&body), body, cache_salt: salt.map(str::to_owned) };
+    let draft = Draft { shape: shape_of(asked.path.as_deref(), &body), body, cache_salt: salt.map(str::to_owned) };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = match &prepared.prompt {
@@ -69,7 +80,12 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     })))
 }
 
-fn shape_of(body: &Bytes) -> Shape {
+fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
+    match path {
+        Some("/v1/messages") => return Shape::Messages,
+        Some("/v1/responses") => return Shape::Responses,
+        _ => {}
+    }
     let peek: Peek = serde_json::from_slice(body).unwrap_or_default();
     if peek.messages.is_some() { Shape::Chat } else { Shape::Completion }
 }

@@ -15,8 +15,10 @@ use crate::fleet::Booking;
 use crate::http::error::broken_stream_event;
 use crate::http::state::{App, Place};
 use crate::metrics::Metrics;
+use crate::prompt::Shape;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::retry::Failure;
+use warmpath_router_core::stock::usage::EventReader;
 
 /// Says that an answer broke off; the connection to the client ends with it.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +32,9 @@ pub(super) struct Relay {
     worker: String,
     arrived: Instant,
     booking: Booking,
+    shape: Shape,
+    /// Counts the events of a stream whose events are numbered.
+    numbered: Option<EventReader>,
     _place: Place,
     outcome: Outcome,
 }
@@ -50,6 +55,8 @@ impl Relay {
             worker,
             arrived: arrival.at,
             booking,
+            shape: arrival.shape,
+            numbered: (arrival.shape == Shape::Responses).then(EventReader::default),
             _place: arrival.place,
             outcome: Outcome::Open,
         }
@@ -86,6 +93,9 @@ impl State {
                 if let Some(visit) = self.relay.booking.visit() {
                     visit.passed(&piece);
                 }
+                if let Some(reader) = &mut self.relay.numbered {
+                    reader.read(&piece);
+                }
                 for &byte in piece.iter().rev().take(2).rev() {
                     self.tail = [self.tail[1], byte];
                 }
@@ -111,7 +121,8 @@ impl State {
         if self.kind == BodyKind::Other {
             return Err(BrokenOff);
         }
-        let event = broken_stream_event(&relay.worker);
+        let n_events = relay.numbered.as_ref().map_or(0, EventReader::n_events);
+        let event = broken_stream_event(&relay.worker, relay.shape, n_events);
         let is_between_events = self.tail == *b"\n\n" || self.tail == [0; 2];
         Ok(Bytes::from(if is_between_events { event } else { format!("\n\n{event}") }))
     }

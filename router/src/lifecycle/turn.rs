@@ -19,6 +19,9 @@ use warmpath_router_core::fair_queue::{Entrant, FairQueue, TenantKey, WaiterId};
 use crate::config::QUEUE_POLL;
 use crate::metrics::Metrics;
 
+/// Is the header in which Anthropic's clients send their key.
+const API_KEY: &str = "x-api-key";
+
 /// Is the line of each model, for which nobody waits at most times.
 pub struct Turns {
     waiting_max: usize,
@@ -85,9 +88,10 @@ impl Turns {
         }
     }
 
-    /// Returns whose a request is: its bearer token's owner, or everybody's.
+    /// Returns whose a request is: its key's owner, be it a bearer token or Anthropic's, or everybody's.
     pub(super) fn tenant(&self, headers: &HeaderMap) -> TenantKey {
-        TenantKey(self.hasher.hash_one(headers.get(header::AUTHORIZATION).map(|value| value.as_bytes())))
+        let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(API_KEY));
+        TenantKey(self.hasher.hash_one(key.map(|value| value.as_bytes())))
     }
 
     /// Returns the number of requests that wait for a model.

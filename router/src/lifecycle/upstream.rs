@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use url::Url;
+use warmpath_common::dialects::anthropic;
 use warmpath_router_core::retry::Failure;
 
 use super::{Arrival, Choice, headers};
@@ -113,6 +114,7 @@ impl Upstream<'_> {
         let refused = match head.status {
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
+            status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
             _ => None,
         };
         if let Some(failure) = refused {

@@ -137,6 +137,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/props", get(props))
         .route("/slots", get(slots))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/messages", post(message))
         .with_state(shared)
 }
 
@@ -162,6 +163,14 @@ async fn slots(State(shared): State<Arc<Shared>>) -> Response {
         Some(slots) => axum::Json(slots).into_response(),
         None => StatusCode::NOT_IMPLEMENTED.into_response(),
     }
+}
+
+/// Answers a request for a message without reading it.
+async fn message(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> axum::Json<Value> {
+    shared.seen.lock().expect("no test panics here").push(Seen { headers, body });
+    axum::Json(
+        json!({"type": "message", "usage": {"input_tokens": 4, "cache_read_input_tokens": 6, "output_tokens": 3}}),
+    )
 }
 
 async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {

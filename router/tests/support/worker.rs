@@ -303,6 +303,9 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route(summary::VOCABULARY_PATH, get(vocabulary))
         .route("/v1/chat/completions", post(answer))
         .route("/v1/completions", post(answer))
+        .route("/v1/messages", post(answer))
+        .route("/v1/messages/count_tokens", post(answer))
+        .route("/v1/responses", post(answer))
         .route("/tokenize", post(answer))
         .with_state(shared)
 }

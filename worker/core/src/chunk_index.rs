@@ -78,9 +78,15 @@ pub struct Found {
 }
 
 impl Found {
-    /// Returns the chunks that hold it, in order.
-    pub fn ids(&self) -> Vec<ChunkId> {
-        self.pieces.iter().map(|piece| piece.chunk).collect()
+    /// Returns the chunks that hold its first `n_blocks` blocks, in order, each with the number of its blocks that are
+    /// among them.
+    pub fn first(&self, n_blocks: usize) -> impl Iterator<Item = (ChunkId, usize)> {
+        let mut n_left = n_blocks;
+        self.pieces.iter().map_while(move |piece| {
+            let n_used = n_left.min(piece.n_blocks);
+            n_left -= n_used;
+            (n_used > 0).then_some((piece.chunk, n_used))
+        })
     }
 }
 
@@ -252,20 +258,36 @@ impl ChunkIndex {
         self.chunks.get(&id).and_then(Chunk::tier)
     }
 
-    /// Notes that a sequence starts from these chunks, given in the order in which they stand in it; those that are
-    /// gone are passed over. The use ends at the last; a checkpoint used with chunks is touched by a call of its own.
+    /// Notes that a sequence starts from these chunks, given in the order in which they stand in it, each with the
+    /// number of its blocks that are used; those that are gone are passed over. A checkpoint is used whole, by a call of
+    /// its own.
+    ///
+    /// A chunk of which less than half is used becomes no younger and is not protected: most of it belongs to another
+    /// sequence, and every sequence begins with what the template puts before the first message. While something is
+    /// stored behind its used part it stays anyway. The use ends at the last that is used by half or more.
     /// Cost: O(log n) for each, and O(`pin_top`).
-    pub fn touch(&mut self, ids: &[ChunkId], now_ms: u64) {
-        for id in ids {
+    pub fn touch(&mut self, used: &[(ChunkId, usize)], now_ms: u64) {
+        let mut end = None;
+        for (id, n_blocks) in used {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
             chunk.n_hits += 1;
+            if n_blocks.saturating_mul(2) < chunk.record.blocks.len() {
+                continue;
+            }
             chunk.last_used_ms = now_ms;
             self.ram.touch(*id, now_ms);
             self.disk.touch(*id, now_ms);
+            end = Some(*id);
         }
-        if let Some(last) = ids.last() {
-            self.count_end(*last);
+        if let Some(end) = end {
+            self.count_end(end);
         }
+    }
+
+    /// Notes that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n + `pin_top`).
+    pub fn touch_checkpoint(&mut self, id: ChunkId, now_ms: u64) {
+        let Some(chunk) = self.chunks.get(&id) else { return };
+        self.touch(&[(id, chunk.record.blocks.len())], now_ms);
     }
 
     /// Keeps a chunk, in the tiers that have it, until it is let go as often as it was held.

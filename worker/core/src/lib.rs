@@ -4,11 +4,13 @@
 //! The idea: every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
 
 pub mod batch_plan;
+pub mod call_watch;
 pub mod checkpoints;
 pub mod chunk_index;
 pub mod costs;
 pub mod output;
 pub mod prefix_tree;
+pub mod probabilities;
 pub mod rates;
 pub mod shift_plan;
 pub mod slot_plan;

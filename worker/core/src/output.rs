@@ -13,6 +13,8 @@ pub struct Output {
     bytes: Vec<u8>,
     /// Is the text that may turn out to belong to a stop text.
     held: String,
+    /// Is how much text is out.
+    n_out: usize,
     stopped: Option<usize>,
 }
 
@@ -40,9 +42,21 @@ impl Output {
         let rest = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
         let mut text = self.advance(&rest);
         if self.stopped.is_none() {
+            self.n_out += self.held.len();
             text.push_str(&std::mem::take(&mut self.held));
         }
         text
+    }
+
+    /// Returns how much text is out. Units: bytes.
+    pub fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    /// Returns where the text of the next token's first byte will stand, or of the character that it completes, if it
+    /// comes out. Units: bytes.
+    pub fn n_taken(&self) -> usize {
+        self.n_out + self.held.len()
     }
 
     /// Returns the stop text that ended the answer, if one did.
@@ -56,10 +70,12 @@ impl Output {
         if let Some((start, idx)) = self.first_stop(n_old) {
             self.stopped = Some(idx);
             self.held.truncate(start);
+            self.n_out += start;
             return std::mem::take(&mut self.held);
         }
         let n_certain = self.held.len() - self.longest_partial_stop();
         let held = self.held.split_off(n_certain);
+        self.n_out += n_certain;
         std::mem::replace(&mut self.held, held)
     }
 

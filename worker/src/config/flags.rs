@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 
+use super::generation::GenerationFlags;
+
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
 #[command(
@@ -89,7 +91,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_DISK_SIZE", value_name = "MIB", default_value_t = 10240)]
     pub cache_disk_size: u64,
 
-    /// Seconds that stored KV state stays after its last use, however scarce room is.
+    /// Seconds that stored KV state which was reused stays after its last use, however scarce room is.
     #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
     pub cache_min_hold: f64,
 
@@ -161,6 +163,10 @@ pub struct Flags {
     /// Form of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
+
+    /// Are the defaults of requests.
+    #[command(flatten)]
+    pub generation: GenerationFlags,
 }
 
 /// Is a choice that the worker may make itself.

@@ -221,7 +221,10 @@ impl Cache {
         (n_tokens, checkpoint): (u32, Option<ChunkId>),
     ) -> Option<(Vec<u8>, u32)> {
         let codec = self.codec.as_ref()?;
-        let pieces = self.pieces(found, n_tokens).map(|(id, n_tokens)| Some((self.payload(id)?, n_tokens)));
+        let block_tokens = codec.layout.block_tokens();
+        let pieces = self
+            .pieces(found, n_tokens)
+            .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
         let pieces: Vec<(Arc<[u8]>, u32)> = pieces.collect::<Option<_>>()?;
         let pieces: Vec<Piece<'_>> = pieces.iter().map(|(payload, n)| Piece { payload, n_tokens: *n }).collect();
         let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
@@ -247,20 +250,17 @@ impl Cache {
 
     /// Returns the bytes that a prompt's first tokens take in the store, a checkpoint's included.
     pub(super) fn payload_bytes(&self, found: &Found, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
-        let n_attention: u64 = self.pieces(found, n_tokens).map(|(_, n)| u64::from(n) * self.token_bytes()).sum();
-        n_attention + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
+        let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
+        let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
+        n_blocks as u64 * block_bytes
+            + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
     }
 
-    /// Lists the chunks that hold a prompt's first tokens, each with the tokens taken from it, in whole blocks.
-    fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, u32)> {
+    /// Lists the chunks that hold a prompt's first tokens, each with the number of its blocks that are used.
+    fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
         let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
-        let block_tokens = self.codec.as_ref().map_or(1, |codec| codec.layout.block_tokens());
-        let mut n_left = if needs_tokens { n_tokens.div_ceil(block_tokens) } else { 0 };
-        found.pieces.iter().map_while(move |piece| {
-            let n_blocks = n_left.min(u32::try_from(piece.n_blocks).ok()?);
-            n_left -= n_blocks;
-            (n_blocks > 0).then_some((piece.chunk, n_blocks * block_tokens))
-        })
+        let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
+        found.first(if needs_tokens { n_blocks } else { 0 })
     }
 
     /// Keeps what a plan takes from the store in place until [`Self::let_go`].
@@ -317,13 +317,12 @@ impl Cache {
 
     /// Notes that a request starts from a prompt's first stored tokens.
     pub(super) fn touch(&mut self, found: &Found, n_tokens: u32) {
-        let mut used: Vec<ChunkId> = self.pieces(found, n_tokens).map(|(id, _)| id).collect();
-        used.dedup();
+        let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
         self.index.touch(&used, self.clock.now_ms());
     }
 
     pub(super) fn touch_checkpoint(&mut self, checkpoint: ChunkId) {
-        self.index.touch(&[checkpoint], self.clock.now_ms());
+        self.index.touch_checkpoint(checkpoint, self.clock.now_ms());
     }
 
     /// Returns which tiers a prompt's first tokens come from, given what was read from disk for it.
@@ -336,8 +335,10 @@ impl Cache {
         let mut cached = CachedTokens::default();
         let mut n_left = n_tokens;
         // Recurrent state has no pieces: its tokens come with the checkpoint.
-        for (id, n) in self.pieces(found, n_tokens).chain(checkpoint.map(|id| (id, n_tokens))) {
-            let n = n.min(n_left);
+        let block_tokens = self.index.limits().block_size_tokens as usize;
+        let pieces = self.pieces(found, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
+        for (id, n) in pieces.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
+            let n = n_left.min(u32::try_from(n).unwrap_or(u32::MAX));
             n_left -= n;
             match fetched.contains(&id) {
                 true => cached.disk += n,

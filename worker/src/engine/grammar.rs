@@ -8,11 +8,15 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
+use llama_cpp_2::GrammarError;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
 
 /// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
 const BYTES_MAX: usize = 128 << 10;
+
+/// Is the longest grammar of tool calls. Units: bytes. Source: some 300 bytes for each parameter of the tools.
+const CALLS_BYTES_MAX: usize = 2 << 20;
 
 /// Is the most groups, nested or not; llama.cpp's parser recurses once per level.
 const GROUPS_MAX: usize = 8192;
@@ -34,13 +38,29 @@ const REPETITIONS_MAX: u64 = 2000;
 /// needs some 200 bytes for each of at most [`ELEMENTS_MAX`] / [`RULE_ELEMENTS`] + [`BYTES_MAX`] rules.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Returns the sampler of a grammar, or why there is none, fit for the client.
+/// Returns the sampler of a client's grammar, or why there is none, fit for the client.
 pub(super) fn build(model: &LlamaModel, text: &str) -> Result<LlamaSampler, String> {
-    check(text)?;
+    check(text, BYTES_MAX)?;
+    on_large_stack(|| LlamaSampler::grammar(model, text, "root"))
+}
+
+/// Returns the sampler of a grammar of tool calls, which begins to count where one of `patterns` is found, if there are any.
+pub(super) fn build_for_calls(
+    model: &LlamaModel,
+    text: &str,
+    patterns: Option<&[String]>,
+) -> Result<LlamaSampler, String> {
+    check(text, CALLS_BYTES_MAX)?;
+    on_large_stack(|| match patterns {
+        Some(patterns) => LlamaSampler::grammar_lazy_patterns(model, text, "root", patterns, &[]),
+        None => LlamaSampler::grammar(model, text, "root"),
+    })
+}
+
+fn on_large_stack(parse: impl FnOnce() -> Result<LlamaSampler, GrammarError> + Send) -> Result<LlamaSampler, String> {
     let parsed = std::thread::scope(|scope| {
         let parser = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-        let parse = parser.spawn_scoped(scope, || LlamaSampler::grammar(model, text, "root"));
-        parse.map(|parse| parse.join())
+        parser.spawn_scoped(scope, parse).map(|parse| parse.join())
     });
     match parsed {
         Ok(Ok(Ok(sampler))) => Ok(sampler),
@@ -51,9 +71,9 @@ pub(super) fn build(model: &LlamaModel, text: &str) -> Result<LlamaSampler, Stri
 }
 
 /// Refuses a grammar that would grow too large or too deep; what is wrong otherwise is left to the parser.
-fn check(text: &str) -> Result<(), String> {
-    if text.len() > BYTES_MAX {
-        return Err(format!("the grammar has {} bytes, at most {BYTES_MAX} are read", text.len()));
+fn check(text: &str, bytes_max: usize) -> Result<(), String> {
+    if text.len() > bytes_max {
+        return Err(format!("the grammar has {} bytes, at most {bytes_max} are read", text.len()));
     }
     let mut scan = Scan { chars: text.chars().peekable(), symbol: 0, n_groups: 0, n_elements: text.len() as u64 };
     while let Some(c) = scan.chars.next() {
@@ -164,7 +184,7 @@ mod tests {
     use super::*;
 
     fn check_refused(text: &str, words: &str) {
-        let refused = check(text).expect_err(&text[..text.len().min(80)]);
+        let refused = check(text, BYTES_MAX).expect_err(&text[..text.len().min(80)]);
         assert!(refused.contains(words), "{refused}");
     }
 
@@ -177,7 +197,7 @@ mod tests {
             &format!("root ::= \"{}\"", "x".repeat(100_000)),
             &format!("root ::= {}\"a\"{}", "(".repeat(GROUPS_MAX), ")".repeat(GROUPS_MAX)),
         ] {
-            assert_eq!(check(text), Ok(()), "{}", &text[..text.len().min(80)]);
+            assert_eq!(check(text, BYTES_MAX), Ok(()), "{}", &text[..text.len().min(80)]);
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 
 use super::config::EngineFacts;
+use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
 use super::inspect::{Asked, CacheTotals};
 use super::messages::{EngineError, SlotView, Submission};
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
     pub model: Arc<LlamaModel>,
+    /// Is made in the background once the model is loaded, or by the first request that needs it.
+    pub schemas: OnceLock<Result<Compiler, String>>,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
     /// Counts the inquiries that wait.
@@ -43,6 +46,12 @@ pub(super) struct Shared {
     pub stopped: watch::Receiver<()>,
     /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shared {
+    pub(super) fn schemas(&self) -> &Result<Compiler, String> {
+        self.schemas.get_or_init(|| Compiler::new(&self.model))
+    }
 }
 
 /// Is what the thread shows to others.
@@ -110,7 +119,15 @@ impl Drop for OnTheWay {
 
 impl EngineHandle {
     pub(super) fn new(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        let early = Arc::downgrade(&shared);
+        // A thread that cannot be had is no loss: the first request with a schema makes what it needs.
+        let _ = std::thread::Builder::new().name("vocabulary".to_owned()).spawn(move || {
+            if let Some(shared) = early.upgrade() {
+                shared.schemas();
+            }
+        });
+        Self { shared }
     }
 
     /// Says that a request has arrived whose submission follows, so that an idle engine that gets another one just before waits
@@ -144,6 +161,14 @@ impl EngineHandle {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })
+    }
+
+    /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, fit for the client.
+    ///
+    /// Takes the form that `schema::normalize` gives. Cost: a millisecond, up to half a second for the largest; it never
+    /// waits for the engine.
+    pub fn compile_schema(&self, schema: &serde_json::Value) -> Result<CompiledSchema, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile(schema)
     }
 
     /// Returns what the model and the context turned out to be.

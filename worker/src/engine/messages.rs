@@ -9,8 +9,11 @@ use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::summary::{Change, Load};
+use warmpath_worker_core::probabilities::TokenProbabilities;
 
+use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
+use super::constraint::CompiledSchema;
 
 /// Asks the engine for one answer to one prompt.
 #[derive(Debug)]
@@ -59,8 +62,34 @@ pub struct Generation {
     pub stop: Vec<String>,
     /// Says to go on past an end-of-generation token, which is then never chosen.
     pub ignore_eos: bool,
+    /// Asks for how likely each token was; absent for not at all.
+    pub probabilities: Option<ProbabilityWish>,
+    /// Is how tool calls are constrained; absent where nothing is. Excludes a grammar of the client's own.
+    pub calls: Option<CallGrammar>,
+    /// Lists control tokens whose spelling is part of the answer's text, ascending; the others read as nothing.
+    pub spelled: Vec<Token>,
     /// Is the sampler chain's parameters.
     pub sampling: Sampling,
+    /// Is a schema that the answer must follow; excludes `ignore_eos` and a grammar.
+    pub schema: Option<CompiledSchema>,
+}
+
+/// Says which probabilities of an answer's tokens are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbabilityWish {
+    /// Is how many of the likeliest tokens are listed beside the chosen one.
+    pub n_top: usize,
+    /// Says whose probabilities are meant.
+    pub source: ProbabilitySource,
+}
+
+/// Says whose probabilities are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbabilitySource {
+    /// The model's, before any sampler: the softmax of its logits.
+    Model,
+    /// Those that the token was drawn with, after temperature, penalties and all else.
+    Sampler,
 }
 
 /// Is the sampler chain's parameters, named and defaulted as llama-server's.
@@ -159,8 +188,11 @@ pub enum Event {
     Text {
         /// Is the text; may be empty where a token completed no character.
         text: String,
-        /// Lists the tokens that were generated since the event before.
-        tokens: Vec<Token>,
+        /// Is the token that was generated since the event before.
+        token: Token,
+        /// Says how likely the tokens were whose text starts in this one, where that was asked for. A token
+        /// without text, as one that belongs to a stop text, has no entry.
+        probabilities: Vec<TokenProbabilities>,
     },
     /// The answer is complete.
     Finished(Finished),

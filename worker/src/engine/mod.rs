@@ -6,7 +6,9 @@
 
 mod admit;
 mod cache;
+mod call_grammar;
 mod config;
+mod constraint;
 mod counters;
 mod grammar;
 mod handle;
@@ -24,16 +26,18 @@ mod shifts;
 mod step;
 mod thread;
 
+pub use call_grammar::{Begin, CallGrammar};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
+pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState};
 pub use messages::{
-    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, Sampling, ShiftWish, SlotView,
-    Started, Submission,
+    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
+    ProbabilityWish, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};

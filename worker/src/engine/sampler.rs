@@ -1,9 +1,11 @@
-//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and the grammar beside them.
+//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and the grammar or schema beside
+//! them.
 //!
 //! Not here: what ends an answer (`sequence`), token to text.
 //! The idea: the chain chooses first and the grammar, which is slow on a whole vocabulary, only judges the choice; if it
-//! refuses, the choice is made again behind the grammar. Nothing a client sends may end the process: llama.cpp throws
-//! or aborts on some input, so every parameter is checked here first and the grammar is never fed a token it refuses.
+//! refuses, the choice is made again behind the grammar. A schema's mask is fast, so the chain only sees what it allows.
+//! Nothing a client sends may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here
+//! first and the grammar is never fed a token it refuses.
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
@@ -12,14 +14,17 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use warmpath_common::ids::Token;
+use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
+use super::call_grammar::{Built, Waited, WaitingGrammar};
+use super::constraint::{Allowed, CompiledSchema, Constraint};
 use super::grammar;
-use super::messages::{EngineError, Generation, Sampling, Submission};
+use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 
 /// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
 
-/// Is the most tokens with a bias; the chain searches the list once per candidate.
+/// Is the most tokens with a bias; each is looked up for every token of an answer.
 const LOGIT_BIASES_MAX: usize = 1024;
 
 /// Is the seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
@@ -32,6 +37,11 @@ const MIROSTAT_M: i32 = 100;
 pub(super) struct TokenSampler {
     chain: LlamaSampler,
     grammar: Option<LlamaSampler>,
+    /// Becomes the grammar where a tool call starts.
+    waiting: Option<Box<WaitingGrammar>>,
+    constraint: Option<Constraint>,
+    /// Is added to the logits before the chain.
+    biases: Vec<LlamaLogitBias>,
     candidates: LlamaTokenDataArray,
 }
 
@@ -44,20 +54,35 @@ impl TokenSampler {
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
         let grammar = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
-        let grammar = grammar.map(|text| grammar::build(model, text)).transpose().map_err(refuse)?;
+        let mut grammar = grammar.map(|text| grammar::build(model, text)).transpose().map_err(refuse)?;
+        let mut waiting = None;
+        match generation.calls.as_ref().map(|calls| calls.build(model)).transpose().map_err(refuse)? {
+            None => {}
+            Some(Built::Counts(calls)) => grammar = Some(calls),
+            Some(Built::Waits(calls)) => waiting = Some(calls),
+        }
+        let constraint = generation.schema.as_ref().map(CompiledSchema::begin);
+        if constraint.is_some() && (grammar.is_some() || waiting.is_some() || generation.ignore_eos) {
+            return Err(refuse("a schema goes neither with a grammar nor with ignore_eos".to_owned()));
+        }
+        let biases = biases(model, generation);
         let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
         let prompt = &submission.prompt;
         for token in &prompt[prompt.len() - n_seen.min(prompt.len())..] {
             chain.try_accept(to_llama(*token)).map_err(|error| refuse(error.to_string()))?;
         }
-        Ok(Self { chain, grammar, candidates: LlamaTokenDataArray::new(Vec::new(), false) })
+        let candidates = LlamaTokenDataArray::new(Vec::new(), false);
+        Ok(Self { chain, grammar, waiting, constraint, biases, candidates })
     }
 
     /// Chooses the next token by the logits of the last one and remembers the choice.
     ///
     /// Errors: `Sampler` where nothing may be chosen: the grammar or the biases exclude every token.
     pub(super) fn choose(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
+        if self.constraint.is_some() {
+            return self.choose_allowed(logits);
+        }
         let mut token = self.apply(logits, Behind::Nothing)?;
         if !self.grammar_allows(token) {
             token = self.apply(logits, Behind::Grammar)?;
@@ -70,15 +95,89 @@ impl TokenSampler {
         Ok(token.0.unsigned_abs())
     }
 
+    /// Takes note of the chosen token, for a grammar that waits for a tool call.
+    pub(super) fn note(&mut self, model: &LlamaModel, token: Token) {
+        let Some(waiting) = self.waiting.take() else { return };
+        match waiting.push(model, token) {
+            Waited::Waits(waiting) => self.waiting = Some(waiting),
+            Waited::Counts(grammar) => self.grammar = Some(grammar),
+            Waited::Dropped => {}
+        }
+    }
+
+    /// Returns how likely the last chosen token was.
+    pub(super) fn probabilities(&self, wish: ProbabilityWish, logits: &[f32], chosen: Token) -> TokenProbabilities {
+        if wish.source == ProbabilitySource::Model {
+            return probabilities::of_logits(logits, chosen, wish.n_top);
+        }
+        let drawn = self
+            .candidates
+            .data
+            .iter()
+            .map(|drawn| Likely { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() });
+        let all: Vec<Likely> = drawn.collect();
+        let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
+        let chosen = of_chosen.unwrap_or(Likely { token: chosen, logprob: f32::NEG_INFINITY });
+        TokenProbabilities { chosen, top: probabilities::likeliest(all, wish.n_top) }
+    }
+
     fn apply(&mut self, logits: &[f32], behind: Behind) -> Result<LlamaToken, EngineError> {
+        let all = (0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0));
+        self.fill(|data| data.extend(all));
+        if let (Behind::Grammar, Some(grammar)) = (behind, &mut self.grammar) {
+            self.candidates.apply_sampler(grammar);
+        }
+        self.draw()
+    }
+
+    /// Chooses the next token among those that the schema allows: the end where the answer is complete, and only there.
+    fn choose_allowed(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
+        let unfollowed = |reason| refuse(format!("the schema cannot be followed further: {reason}"));
+        let Some(constraint) = &mut self.constraint else { return self.choose(logits) };
+        let allowed = constraint.allowed().map_err(unfollowed)?;
+        let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
+        let token = match &allowed {
+            Allowed::Tokens(mask) => {
+                self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
+                self.draw()?
+            }
+            Allowed::Ends(mask) => {
+                let ends = mask.iter().map(|id| data(id as usize));
+                let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
+                let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
+                self.fill(|candidates| candidates.push(LlamaTokenData::new(end.id(), end.logit(), 1.0)));
+                end.id()
+            }
+        };
+        let chosen = token.0.unsigned_abs();
+        if let Some(constraint) = &mut self.constraint {
+            constraint.take(chosen).map_err(unfollowed)?;
+        }
+        self.chain.try_accept(token).map_err(|error| refuse(error.to_string()))?;
+        Ok(chosen)
+    }
+
+    /// Starts a choice among what `push` gives, by ascending token, the biases added.
+    fn fill(&mut self, push: impl FnOnce(&mut Vec<LlamaTokenData>)) {
         let candidates = &mut self.candidates;
         candidates.data.clear();
-        candidates.data.extend((0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0)));
+        push(&mut candidates.data);
         candidates.sorted = false;
         candidates.selected = None;
-        if let (Behind::Grammar, Some(grammar)) = (behind, &mut self.grammar) {
-            candidates.apply_sampler(grammar);
+        for bias in &self.biases {
+            if let Ok(idx) = candidates.data.binary_search_by_key(&bias.token().0, |data| data.id().0) {
+                let data = &mut candidates.data[idx];
+                data.set_logit(data.logit() + bias.bias());
+            }
         }
+    }
+
+    /// Lets the chain choose among the candidates.
+    fn draw(&mut self) -> Result<LlamaToken, EngineError> {
+        if self.candidates.data.is_empty() {
+            return Err(refuse("no token is left to choose".to_owned()));
+        }
+        let candidates = &mut self.candidates;
         candidates.apply_sampler(&mut self.chain);
         let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
         let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
@@ -122,12 +221,12 @@ impl Windows {
     }
 }
 
-/// Lists the chain's samplers. Source: the default order of llama.cpp's `common_params_sampling`.
+/// Lists the chain's samplers behind the biases. Source: the default order of llama.cpp's `common_params_sampling`.
 fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<LlamaSampler> {
     let sampling = &generation.sampling;
     let seed = sampling.seed.unwrap_or(SEED_RANDOM);
     let n_vocab = model.n_vocab();
-    let mut links = vec![LlamaSampler::logit_bias(n_vocab, &biases(model, generation))];
+    let mut links = Vec::new();
     match sampling.mirostat {
         1 => links.extend([
             LlamaSampler::temp(sampling.temperature),

@@ -2,11 +2,13 @@
 //!
 //! Not here: its KV state (the slot table and llama.cpp), which tokens are computed when (`step`).
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::output::Output;
+use warmpath_worker_core::probabilities::TokenProbabilities;
 
 use super::handle::{Admission, Place};
 use super::llama::Logits;
@@ -24,6 +26,8 @@ pub(super) struct Sequence {
     /// Orders the sequences by when they got their slot.
     pub(super) order: u64,
     output: Output,
+    /// Holds how likely tokens were whose text is not out yet, with where their text starts.
+    held: VecDeque<(usize, TokenProbabilities)>,
     /// Is the token that was chosen last, whose KV state is not there yet.
     chosen: Option<Token>,
     /// Lists after how many tokens the partial state is kept, ascending, those behind it left out.
@@ -44,6 +48,7 @@ pub(super) struct Chosen {
     /// Is its text in bytes; empty for a control token.
     pub(super) piece: Vec<u8>,
     pub(super) ends_generation: bool,
+    pub(super) probabilities: Option<TokenProbabilities>,
 }
 
 impl Sequence {
@@ -63,6 +68,7 @@ impl Sequence {
             truncated: false,
             order,
             output,
+            held: VecDeque::new(),
             chosen: None,
             checkpoints,
             times,
@@ -132,19 +138,23 @@ impl Sequence {
     /// Takes the next token of the answer, tells the client and returns why the answer ends here, if it does.
     ///
     /// Units: `room_tokens` is how many more tokens the context can hold.
-    pub(super) fn take(&mut self, chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn take(&mut self, mut chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         let now = Instant::now();
         self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.n_generated += 1;
         self.chosen = Some(chosen.token);
+        self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
         let reason = self.end(&chosen, room_tokens);
         self.truncated |= room_tokens == 0;
         if reason.is_some() {
             text.push_str(&self.output.finish());
         }
-        let _ = self.submission.events.send(Event::Text { text, tokens: vec![chosen.token] });
+        let n_out = self.output.n_out();
+        let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
+        let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
+        let _ = self.submission.events.send(Event::Text { text, token: chosen.token, probabilities });
         // What was held back may complete a stop text at the very end, as when an invalid byte becomes a character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
     }

@@ -228,10 +228,14 @@ impl Stepper<'_> {
     fn choose(&mut self, slot: SlotId, idx: i32) {
         let room_tokens = self.room_tokens(slot);
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
-        let chosen = match sequence.sampler.choose(self.llama.logits(idx)) {
-            Ok(token) => look_up(self.model, token),
+        let logits = self.llama.logits(idx);
+        let mut chosen = match sequence.sampler.choose(logits) {
+            Ok(token) => look_up(self.model, token, &sequence.submission.generation.spelled),
             Err(error) => return self.fail(slot, &error),
         };
+        sequence.sampler.note(self.model, chosen.token);
+        let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
+        chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));
         if let Some(reason) = sequence.take(chosen, room_tokens) {
             self.finish(slot, reason);
         }
@@ -358,8 +362,14 @@ impl Stepper<'_> {
     }
 }
 
-fn look_up(model: &LlamaModel, token: Token) -> Chosen {
+/// Returns what a token is; `spelled` lists the control tokens that are text.
+fn look_up(model: &LlamaModel, token: Token, spelled: &[Token]) -> Chosen {
     let vocab = model.vocab();
     let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
-    Chosen { token, piece: vocab.token_to_piece(llama_token, false, None), ends_generation: vocab.is_eog(llama_token) }
+    Chosen {
+        token,
+        piece: vocab.token_to_piece(llama_token, spelled.binary_search(&token).is_ok(), None),
+        ends_generation: vocab.is_eog(llama_token),
+        probabilities: None,
+    }
 }

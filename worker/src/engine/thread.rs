@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use llama_cpp_2::model::LlamaModel;
@@ -84,6 +84,7 @@ pub(super) fn start(
         queue_max,
         block_hasher,
         model,
+        schemas: OnceLock::new(),
         commands,
         places: Arc::new(Places::new(n_places)),
         inquiries: Arc::new(Places::new(INQUIRIES_MAX)),

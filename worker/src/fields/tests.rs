@@ -4,7 +4,9 @@ use super::*;
 
 fn resolve(body: &str) -> Result<Generation, RequestError> {
     let fields: GenerationFields = serde_json::from_str(body).expect(body);
-    fields.resolve(&Vocabulary { n_vocab: 100, tokenize: &|text| text.bytes().map(u32::from).collect() })
+    let defaults = Generation::default();
+    let tokenize = |text: &str| text.bytes().map(u32::from).collect();
+    fields.resolve(&Basis { n_vocab: 100, tokenize: &tokenize, defaults: &defaults })
 }
 
 fn check_refused(body: &str, param: &str, part: &str) {
@@ -18,6 +20,20 @@ fn fills_absent_and_null_fields_with_the_defaults_of_llama_server() {
     assert_eq!(resolve("{}").unwrap(), Generation::default());
     let nulls = r#"{"temperature": null, "max_tokens": null, "stop": null, "seed": null, "logit_bias": null}"#;
     assert_eq!(resolve(nulls).unwrap(), Generation::default());
+}
+
+#[test]
+fn a_seed_or_a_limit_that_is_said_to_be_none_is_none_whatever_the_default() {
+    let mut defaults = Generation { max_tokens: Some(7), ..Generation::default() };
+    defaults.sampling.seed = Some(42);
+    let resolve = |body: &str| {
+        let fields: GenerationFields = serde_json::from_str(body).expect(body);
+        let basis = Basis { n_vocab: 100, tokenize: &|_| Vec::new(), defaults: &defaults };
+        let generation = fields.resolve(&basis).expect(body);
+        (generation.max_tokens, generation.sampling.seed)
+    };
+    assert_eq!(resolve("{}"), (Some(7), Some(42)));
+    assert_eq!(resolve(r#"{"n_predict": -1, "seed": -1}"#), (None, None));
 }
 
 #[test]
@@ -43,6 +59,24 @@ fn takes_any_integer_as_a_seed() {
     assert_eq!(seed(r#"{"seed": 4294967295}"#), None);
     assert_eq!(seed(r#"{"seed": 4294967303}"#), Some(7));
     assert_eq!(seed(r#"{"seed": -2}"#), Some(u32::MAX - 1));
+}
+
+#[test]
+fn takes_the_wish_for_probabilities_as_chats_and_completions_and_llama_server_spell_it() {
+    let n_top = |body| resolve(body).unwrap().probabilities.map(|wish| wish.n_top);
+    assert_eq!(n_top(r#"{"logprobs": true}"#), Some(0));
+    assert_eq!(n_top(r#"{"logprobs": true, "top_logprobs": 20}"#), Some(20));
+    assert_eq!(n_top(r#"{"logprobs": 0}"#), Some(0));
+    assert_eq!(n_top(r#"{"logprobs": 5}"#), Some(5));
+    assert_eq!(n_top(r#"{"n_probs": 100}"#), Some(100));
+    assert_eq!(n_top(r#"{"logprobs": false, "n_probs": 0, "top_logprobs": 0}"#), None);
+    let source = |body| resolve(body).unwrap().probabilities.map(|wish| wish.source);
+    assert_eq!(source(r#"{"n_probs": 1, "post_sampling_probs": true}"#), Some(ProbabilitySource::Sampler));
+    assert_eq!(source(r#"{"n_probs": 1}"#), Some(ProbabilitySource::Model));
+    check_refused(r#"{"top_logprobs": 2}"#, "top_logprobs", "needs `logprobs`");
+    check_refused(r#"{"logprobs": true, "top_logprobs": 21}"#, "top_logprobs", "must be 0 to 20");
+    check_refused(r#"{"logprobs": -1}"#, "logprobs", "must be 0 to 20");
+    check_refused(r#"{"n_probs": 101}"#, "n_probs", "must be 0 to 100");
 }
 
 #[test]

@@ -3,23 +3,27 @@
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::body::Body as ResponseBody;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde::Serialize;
 use warmpath_common::headers;
+use warmpath_worker_core::probabilities::TokenProbabilities;
 
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
+use super::logprobs::{self, Logprobs};
+use super::sse::{self, write_event};
 use super::state::App;
-use super::wire::{Choice, Content, Delta, Message, Object, Shape, Timings, Usage, finish_reason};
+use super::wire::{Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
+use crate::engine::Started;
 use crate::error::RequestError;
-use crate::lifecycle::{self, Answer, Arrival, Delivery, ReadPrompts, Step};
+use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
+use crate::lifecycle::{self, Arrival, Delivery, ReadPrompts};
 use crate::serving::Serving;
 
 /// Is what sets one endpoint that generates apart from the other.
@@ -38,6 +42,26 @@ pub async fn create(
     body: Body,
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
+    let messages = start(app, context, body, endpoint.read_prompts).await?;
+    let started = messages.answer().started();
+    let head = Head::new(endpoint.shape, serving);
+    let mut response = match messages.answer().form().delivery {
+        Delivery::Whole => whole(&head, messages).await?,
+        Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
+    };
+    describe(&mut response, started);
+    Ok(response)
+}
+
+/// Returns the answer to a request once its first choice has a slot.
+///
+/// Errors: any [`RequestError`] that shows before the first token.
+pub async fn start(
+    app: &App,
+    context: RequestContext,
+    body: Body,
+    read_prompts: ReadPrompts,
+) -> Result<Messages, RequestError> {
     let arrival = Arrival {
         id: context.id,
         at: context.arrived,
@@ -45,19 +69,16 @@ pub async fn create(
         expected_tokens: context.predicted_cached_tokens.unwrap_or_default(),
         cache_salt: context.cache_salt,
         body,
-        read_prompts: endpoint.read_prompts,
+        read_prompts,
     };
-    let answer = lifecycle::start(&serving, &app.metrics, arrival).await?;
-    let started = answer.started();
-    let head = Head::new(endpoint.shape, &serving);
-    let mut response = match answer.delivery() {
-        Delivery::Whole => whole(&head, answer).await?,
-        Delivery::Stream | Delivery::StreamWithUsage => stream(head, answer),
-    };
+    Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
+}
+
+/// Adds to a response what its first choice started from.
+pub fn describe(response: &mut Response, started: Started) {
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(started.slot.0));
     headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(started.cached_tokens()));
-    Ok(response)
 }
 
 /// Is what every object of one answer has in common.
@@ -67,16 +88,18 @@ struct Head {
     created: u64,
     model: String,
     system_fingerprint: String,
+    serving: Arc<Serving>,
 }
 
 impl Head {
-    fn new(shape: Shape, serving: &Serving) -> Self {
+    fn new(shape: Shape, serving: Arc<Serving>) -> Self {
         Self {
             shape,
             id: format!("{}{}", shape.id_prefix(), uuid::Uuid::new_v4().simple()),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             model: serving.model.names.first().cloned().unwrap_or_default(),
             system_fingerprint: serving.system_fingerprint(),
+            serving,
         }
     }
 
@@ -93,34 +116,58 @@ impl Head {
             timings: None,
         }
     }
+
+    fn logprobs(&self, probabilities: &[TokenProbabilities], n_chars: &mut usize) -> Logprobs {
+        let pieces = |token| self.serving.prompts.piece(token);
+        logprobs::describe(self.shape, probabilities, &pieces, n_chars)
+    }
 }
 
-async fn whole(head: &Head, mut answer: Answer) -> Result<Response, RequestError> {
-    let mut texts = vec![(String::new(), None); answer.n_choices()];
-    while let Some(step) = answer.next().await? {
+/// Is a choice that is put together.
+#[derive(Default)]
+struct WholeChoice {
+    message: Message,
+    probabilities: Vec<TokenProbabilities>,
+    finish_reason: Option<&'static str>,
+}
+
+async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestError> {
+    let mut wholes: Vec<WholeChoice> = (0..messages.answer().n_choices()).map(|_| WholeChoice::default()).collect();
+    for (whole, echo) in wholes.iter_mut().zip(&messages.answer().form().prompt_texts) {
+        whole.message.content.push_str(echo);
+    }
+    while let Some(step) = messages.next().await? {
         match step {
-            Step::Text { choice, text } => texts[choice].0.push_str(&text),
-            Step::Finished { choice, reason } => texts[choice].1 = Some(finish_reason(reason)),
+            MessageStep::Delta { choice, delta, probabilities } => {
+                wholes[choice].message.extend(delta);
+                wholes[choice].probabilities.extend(probabilities);
+            }
+            MessageStep::Finished { choice, ending } => wholes[choice].finish_reason = Some(finish_reason(ending)),
         }
     }
-    let choices = texts.iter().enumerate().map(|(index, (text, finish_reason))| {
+    let answer = messages.answer();
+    let choices = wholes.iter().enumerate().map(|(index, whole)| {
         let content = match head.shape {
-            Shape::Chat => Content::Message(Message { role: "assistant", content: text }),
-            Shape::Completion => Content::Text(text),
+            Shape::Chat => Content::Message((&whole.message).into()),
+            Shape::Completion => Content::Text(&whole.message.content),
         };
-        Choice { index, content, logprobs: (), finish_reason: *finish_reason }
+        let logprobs =
+            answer.form().generation.probabilities.is_some().then(|| head.logprobs(&whole.probabilities, &mut 0));
+        Choice { index, content, logprobs, finish_reason: whole.finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
-    object.truncated = answer.totals().truncated;
-    object.usage = Some(Some(Usage::from(answer.totals())));
-    object.timings = Some(Timings::from(answer.totals()));
+    let totals = messages.totals();
+    object.truncated = totals.truncated;
+    object.usage = Some(Some(Usage::from(totals)));
+    object.timings = Some(Timings::from(totals));
     Ok(Json(object).into_response())
 }
 
-fn stream(head: Head, answer: Answer) -> Response {
+fn stream(head: Head, messages: Messages) -> Response {
     let mut first = Vec::new();
-    let events = Events { usage: answer.delivery() == Delivery::StreamWithUsage, head, answer };
-    events.write_roles(&mut first);
+    let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
+    let events = Events { usage, n_chars: vec![0; messages.answer().n_choices()], head, messages };
+    events.write_start(&mut first);
     let first = futures::stream::iter((!first.is_empty()).then(|| Ok::<_, Infallible>(Bytes::from(first))));
     let rest = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
@@ -128,50 +175,52 @@ fn stream(head: Head, answer: Answer) -> Response {
         let goes_on = events.write_next(&mut bytes).await;
         Some((Ok(Bytes::from(bytes)), goes_on.then_some(events)))
     });
-    let body = ResponseBody::from_stream(futures::StreamExt::chain(first, rest));
-    let described = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-cache"),
-        // Tells nginx not to gather the stream.
-        (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (described, body).into_response()
+    sse::response(futures::StreamExt::chain(first, rest))
 }
 
 /// Writes an answer as server-sent events.
 struct Events {
     head: Head,
-    answer: Answer,
+    messages: Messages,
     /// Says whether the client asked for a last chunk with the token counts.
     usage: bool,
+    /// Is how long each choice's text is as far as its tokens' probabilities were sent. Units: characters.
+    n_chars: Vec<usize>,
 }
 
 impl Events {
-    /// Writes what stands before the first text of a chat: each choice's role.
-    fn write_roles(&self, out: &mut Vec<u8>) {
+    /// Writes what stands before the first text: each choice's role in a chat, in a completion its prompt where that is
+    /// wanted.
+    fn write_start(&self, out: &mut Vec<u8>) {
         if self.head.shape == Shape::Chat {
-            for index in 0..self.answer.n_choices() {
-                let delta = Delta { role: Some("assistant"), content: Some("") };
+            for index in 0..self.messages.answer().n_choices() {
+                let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
                 self.write_choice(out, self.choice(index, Content::Delta(delta)));
             }
+        }
+        for (index, echo) in self.messages.answer().form().prompt_texts.iter().enumerate() {
+            self.write_choice(out, self.choice(index, Content::Text(echo)));
         }
     }
 
     /// Writes the events of the next step; returns whether another follows.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
-            match self.answer.next().await {
-                Ok(Some(Step::Text { text, .. })) if text.is_empty() => {}
-                Ok(Some(Step::Text { choice, text })) => {
+            match self.messages.next().await {
+                Ok(Some(MessageStep::Delta { delta, .. })) if delta.is_empty() => {}
+                Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
                     let content = match self.head.shape {
-                        Shape::Chat => Content::Delta(Delta { role: None, content: Some(&text) }),
-                        Shape::Completion => Content::Text(&text),
+                        Shape::Chat => Content::Delta((&delta).into()),
+                        Shape::Completion => Content::Text(&delta.content),
                     };
-                    self.write_choice(out, self.choice(choice, content));
+                    let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
+                    let logprobs =
+                        has_probabilities.then(|| self.head.logprobs(&probabilities, &mut self.n_chars[choice]));
+                    self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
                     return true;
                 }
-                Ok(Some(Step::Finished { choice, reason })) => {
-                    self.write_end_of_choice(out, choice, finish_reason(reason));
+                Ok(Some(MessageStep::Finished { choice, ending })) => {
+                    self.write_end_of_choice(out, choice, ending);
                     return true;
                 }
                 Ok(None) => {
@@ -188,7 +237,7 @@ impl Events {
     }
 
     fn choice<'a>(&self, index: usize, content: Content<'a>) -> Choice<'a> {
-        Choice { index, content, logprobs: (), finish_reason: None }
+        Choice { index, content, logprobs: None, finish_reason: None }
     }
 
     fn write_choice(&self, out: &mut Vec<u8>, choice: Choice<'_>) {
@@ -198,33 +247,28 @@ impl Events {
     }
 
     /// Writes the end of one choice; the last one carries the timings unless a chunk with the counts follows.
-    fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, finish_reason: &'static str) {
+    fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, ending: Ending) {
+        let answer = self.messages.answer();
         let content = match self.head.shape {
             Shape::Chat => Content::Delta(Delta::default()),
             Shape::Completion => Content::Text(""),
         };
-        let choice = Choice { finish_reason: Some(finish_reason), ..self.choice(index, content) };
+        let choice = Choice { finish_reason: Some(finish_reason(ending)), ..self.choice(index, content) };
         let mut chunk = self.head.object(self.head.shape.chunk_object(), vec![choice]);
-        chunk.truncated = self.answer.is_complete() && self.answer.totals().truncated;
+        chunk.truncated = answer.is_complete() && answer.totals().truncated;
         chunk.usage = self.usage.then_some(None);
-        chunk.timings = (self.answer.is_complete() && !self.usage).then(|| self.answer.totals().into());
+        chunk.timings = (answer.is_complete() && !self.usage).then(|| answer.totals().into());
         write_event(out, &chunk);
     }
 
     fn write_end(&self, out: &mut Vec<u8>) {
         if self.usage {
             let mut chunk = self.head.object(self.head.shape.chunk_object(), Vec::new());
-            chunk.usage = Some(Some(self.answer.totals().into()));
-            chunk.timings = Some(self.answer.totals().into());
+            let totals = self.messages.totals();
+            chunk.usage = Some(Some(totals.into()));
+            chunk.timings = Some(totals.into());
             write_event(out, &chunk);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
-}
-
-/// Writes one server-sent event; JSON has no line breaks of its own, so one `data:` line holds it.
-fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
-    out.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *out, content).expect("the objects of an answer all have a JSON form");
-    out.extend_from_slice(b"\n\n");
 }

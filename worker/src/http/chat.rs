@@ -12,22 +12,29 @@ use super::context::RequestContext;
 use super::state::App;
 use super::wire::Shape;
 use crate::error::RequestError;
-use crate::lifecycle::ReadPrompt;
+use crate::lifecycle::{ReadPrompt, chat};
 use crate::serving::Serving;
+use crate::tools::ToolFields;
 
 /// Answers a chat completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     answer::create(&app, Endpoint { shape: Shape::Chat, read_prompts }, context, body).await
 }
 
-fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
-    let chat = read_chat(body)?;
-    let tokens = serving.prompts.chat(&chat)?.tokens;
-    // Others resume anywhere, so the second rendering would be for nothing.
-    let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
-    let last_message_token =
-        if needs_checkpoints { serving.prompts.last_user_message_start(&chat, &tokens) } else { None };
-    Ok(vec![ReadPrompt { tokens, last_message_token }])
+/// Returns the prompt of the conversation that a body holds.
+///
+/// Errors: `Json`, `Field`, `Unsupported`, `Prompt`.
+pub fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+    if body.parse::<Echo>()?.echo == Some(true) {
+        return Err(RequestError::Unsupported { param: "echo", only: Some("only false") });
+    }
+    let tools: ToolFields = body.parse()?;
+    Ok(vec![chat::read(serving, &read_chat(body)?, &tools)?])
+}
+
+#[derive(Deserialize)]
+struct Echo {
+    echo: Option<bool>,
 }
 
 #[derive(Deserialize)]

@@ -4,8 +4,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use warmpath_common::ids::Token;
-use warmpath_common::openai::{CompletionPrompt, PromptField};
+use warmpath_common::prompts::CompletionPrompt;
+use warmpath_prompt::NoFim;
 
 use super::answer::{self, Endpoint};
 use super::body::Body;
@@ -22,39 +24,60 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 #[derive(Deserialize)]
+struct Echo {
+    echo: Option<bool>,
+    logprobs: Option<Value>,
+    n_probs: Option<Value>,
+}
+
+impl Echo {
+    /// Returns whether the text begins with the prompt.
+    ///
+    /// Errors: `Field` where that is to be with log probabilities.
+    fn check(&self) -> Result<bool, RequestError> {
+        let is_wanted = |wish: &Value| *wish != Value::Bool(false);
+        let has_probabilities = self.logprobs.as_ref().is_some_and(is_wanted)
+            || self.n_probs.as_ref().is_some_and(|n_probs| n_probs.as_f64() != Some(0.0));
+        let is_echo = self.echo == Some(true);
+        if is_echo && has_probabilities {
+            let reason = "`echo` cannot be combined with `logprobs`: those of the prompt's tokens are not computed";
+            return Err(RequestError::field("echo", reason));
+        }
+        Ok(is_echo)
+    }
+}
+
+#[derive(Deserialize)]
 struct Presence {
     prompt: Option<IgnoredAny>,
 }
 
 fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
-    let prompts = read_tokens(serving, body)?;
-    Ok(prompts.into_iter().map(|tokens| ReadPrompt { tokens, last_message_token: None }).collect())
+    let is_echo = body.parse::<Echo>()?.check()?;
+    let read = |tokens: Vec<Token>| {
+        let text = is_echo.then(|| serving.prompts.detokenize(&tokens));
+        ReadPrompt { tokens, last_message_token: None, answer: None, text }
+    };
+    Ok(read_tokens(serving, body)?.into_iter().map(read).collect())
 }
 
 /// Returns the tokens of each prompt that a body holds, at least one.
 ///
-/// Errors: `Unreadable`, `Field`.
+/// Errors: `Unreadable`, `Field`, `Unsupported`.
 pub fn read_tokens(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, RequestError> {
     if body.parse::<Presence>()?.prompt.is_none() {
         return Err(RequestError::field("prompt", "`prompt` is missing"));
     }
-    let request: CompletionPrompt = body.parse()?;
-    let n_prompts = match &request.prompt {
-        PromptField::Text(_) | PromptField::Tokens(_) => 1,
-        PromptField::Texts(texts) => texts.len(),
-        PromptField::TokenLists(lists) => lists.len(),
-    };
-    if n_prompts == 0 {
-        return Err(RequestError::field("prompt", "the prompt is empty"));
-    }
+    let prompts = body.parse::<CompletionPrompt>()?.into_prompts();
+    let prompts = prompts.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
+    let n_prompts = prompts.len();
     if n_prompts > serving.n_places() {
         let reason = format!("{n_prompts} prompts are given; this worker holds at most {}", serving.n_places());
         return Err(RequestError::field("prompt", reason));
     }
-    Ok(match request.prompt {
-        PromptField::Text(text) => vec![serving.prompts.text(&text)],
-        PromptField::Texts(texts) => texts.iter().map(|text| serving.prompts.text(text)).collect(),
-        PromptField::Tokens(tokens) => vec![tokens],
-        PromptField::TokenLists(lists) => lists,
-    })
+    let tokens_of = |prompt| {
+        let no_fim = |NoFim| RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") };
+        serving.prompts.raw(prompt, serving.model.context_tokens).map_err(no_fim)
+    };
+    prompts.iter().map(tokens_of).collect()
 }

@@ -11,9 +11,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
 
+use super::error;
 use super::state::App;
 
 /// Is what a request's headers say.
@@ -69,7 +71,11 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
     let context = RequestContext::read(request.headers());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
+    let is_anthropic = anthropic::is_path(request.uri().path());
     let mut response = next.run(request).await;
+    if is_anthropic {
+        response = error::as_anthropic(response, &context.id);
+    }
 
     let endpoint = path.as_deref().unwrap_or("none");
     app.metrics.requests.with_label_values(&[endpoint, response.status().as_str()]).inc();
@@ -77,6 +83,9 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(headers::WORKER), app.worker);
     if let Ok(id) = HeaderValue::from_str(context.id.as_str()) {
+        if is_anthropic {
+            headers.insert(HeaderName::from_static(anthropic::REQUEST_ID), id.clone());
+        }
         headers.insert(HeaderName::from_static(headers::REQUEST_ID), id);
     }
     if let Some(predicted) = context.predicted_cached_tokens {

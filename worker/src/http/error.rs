@@ -2,9 +2,11 @@
 //!
 //! Not here: why a request fails (`error`). The client sees the error's own message, the log sees what lies behind it.
 
-use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use warmpath_common::dialects::anthropic;
+use warmpath_common::ids::RequestId;
 use warmpath_common::openai::{ErrorBody, ErrorObject};
 
 use crate::error::{Class, RequestError};
@@ -30,6 +32,13 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     ErrorBody { error: ErrorObject { message: error.to_string(), kind: kind.to_owned(), param: error.param(), code } }
 }
 
+/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// Says what was wrong, for a person.
+    pub message: String,
+}
+
 /// Logs what the client is not told.
 pub fn log_error(error: &RequestError) {
     if error.class() == Class::Internal {
@@ -37,6 +46,11 @@ pub fn log_error(error: &RequestError) {
     } else {
         tracing::debug!(code = error.code(), class = ?error.class(), "a request is refused");
     }
+}
+
+/// Returns the status that stands for the error.
+pub fn status_of(error: &RequestError) -> u16 {
+    status(error.class()).as_u16()
 }
 
 fn status(class: Class) -> StatusCode {
@@ -56,7 +70,9 @@ impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         log_error(&self);
         let class = self.class();
-        let mut response = (status(class), Json(error_body(&self))).into_response();
+        let body = error_body(&self);
+        let refused = Refused { message: body.error.message.clone() };
+        let mut response = (status(class), Extension(refused), Json(body)).into_response();
         let retry_s = match class {
             Class::Overload => Some(RETRY_OVERLOAD_S),
             Class::Unavailable => Some(RETRY_UNAVAILABLE_S),
@@ -67,4 +83,17 @@ impl IntoResponse for RequestError {
         }
         response
     }
+}
+
+/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
+pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
+    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
+    let status = response.status().as_u16();
+    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
+    let body = serde_json::to_vec(&body).expect("strings have a JSON form");
+    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
+    *response.status_mut() = own;
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    *response.body_mut() = body.into();
+    response
 }

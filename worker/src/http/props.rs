@@ -5,7 +5,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::state::App;
-use crate::engine::{Generation, Sampling};
+use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 
 /// Answers with the model's and the worker's properties.
@@ -19,7 +19,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     Ok(Json(json!({
         "default_generation_settings": {
             "n_ctx": facts.context_tokens,
-            "params": default_params(),
+            "params": default_params(&serving.defaults),
         },
         "total_slots": facts.n_slots,
         "model_alias": serving.model.names.first(),
@@ -36,13 +36,22 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     })))
 }
 
-fn default_params() -> Value {
-    let Generation { max_tokens, stop, ignore_eos, sampling } = Generation::default();
-    let mut params = sampling_params(&sampling);
+/// Returns the fields of a generation as llama-server names them.
+pub fn generation_params(generation: &Generation) -> Value {
+    let Generation { max_tokens, stop, ignore_eos, probabilities, sampling, .. } = generation;
+    let mut params = sampling_params(sampling);
     params["max_tokens"] = json!(max_tokens.map_or(-1, i64::from));
     params["n_predict"] = params["max_tokens"].clone();
     params["stop"] = json!(stop);
     params["ignore_eos"] = json!(ignore_eos);
+    params["n_probs"] = json!(probabilities.map_or(0, |wish| wish.n_top));
+    let is_sampler = |wish: ProbabilityWish| wish.source == ProbabilitySource::Sampler;
+    params["post_sampling_probs"] = json!(probabilities.is_some_and(is_sampler));
+    params
+}
+
+fn default_params(defaults: &Generation) -> Value {
+    let mut params = generation_params(defaults);
     params["n_keep"] = json!(0);
     params["n_discard"] = json!(0);
     params

@@ -4,8 +4,10 @@
 
 use serde::Serialize;
 
+use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, FinishReason};
 use crate::lifecycle::Totals;
+use crate::lifecycle::message::{self, Ending};
 
 /// Is which of the two families of objects an answer is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +78,8 @@ pub struct Choice<'a> {
     /// Is the text in the endpoint's shape.
     #[serde(flatten)]
     pub content: Content<'a>,
-    /// Is always null: log probabilities are not computed.
-    pub logprobs: (),
+    /// Is null where they were not asked for, and in a part of a choice that has no token.
+    pub logprobs: Option<Logprobs>,
     /// Is why the choice ended; null while it goes on.
     pub finish_reason: Option<&'static str>,
 }
@@ -99,8 +101,61 @@ pub enum Content<'a> {
 pub struct Message<'a> {
     /// Is `assistant`.
     pub role: &'static str,
-    /// Is the text.
-    pub content: &'a str,
+    /// Is what the model thought first; absent where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
+    /// Is the text; null where there are only calls.
+    pub content: Option<&'a str>,
+    /// Lists the calls; absent where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall<'a>>,
+}
+
+/// Is a tool call or a part of it.
+#[derive(Debug, Serialize)]
+pub struct ToolCall<'a> {
+    /// Is the call's place in the message, in chunks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<usize>,
+    /// Names the call; in its first chunk only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<&'a str>,
+    /// Is `function`; in the call's first chunk only.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// Is the function that is called.
+    pub function: Function<'a>,
+}
+
+/// Is a called function or a part of the call.
+#[derive(Debug, Serialize)]
+pub struct Function<'a> {
+    /// Names the function; in the call's first chunk only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// Is the arguments' JSON text.
+    pub arguments: &'a str,
+}
+
+/// Is what an OpenAI client calls a tool of this kind.
+const FUNCTION: &str = "function";
+
+impl<'a> From<&'a message::Message> for Message<'a> {
+    fn from(message: &'a message::Message) -> Self {
+        let call = |call: &'a message::ToolCall| ToolCall {
+            index: None,
+            id: Some(&call.id),
+            kind: Some(FUNCTION),
+            function: Function { name: Some(&call.name), arguments: &call.arguments },
+        };
+        let is_call_only = message.content.is_empty() && !message.tool_calls.is_empty();
+        Self {
+            role: "assistant",
+            reasoning_content: Some(message.reasoning_content.as_str()).filter(|text| !text.is_empty()),
+            content: (!is_call_only).then_some(&message.content),
+            tool_calls: message.tool_calls.iter().map(call).collect(),
+        }
+    }
 }
 
 /// Is a part of the assistant's message.
@@ -109,9 +164,33 @@ pub struct Delta<'a> {
     /// Is `assistant`, in the first chunk only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
+    /// Is more of what the model thought first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
     /// Is more text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    /// Lists what is new in tool calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall<'a>>,
+}
+
+impl<'a> From<&'a message::MessageDelta> for Delta<'a> {
+    fn from(delta: &'a message::MessageDelta) -> Self {
+        let some = |text: &'a String| Some(text.as_str()).filter(|text| !text.is_empty());
+        let call = |call: &'a message::ToolCallDelta| ToolCall {
+            index: Some(call.index),
+            id: call.id.as_deref(),
+            kind: call.id.as_ref().map(|_| FUNCTION),
+            function: Function { name: call.name.as_deref(), arguments: &call.arguments },
+        };
+        Self {
+            role: None,
+            reasoning_content: some(&delta.reasoning_content),
+            content: some(&delta.content),
+            tool_calls: delta.tool_calls.iter().map(call).collect(),
+        }
+    }
 }
 
 /// Counts the tokens of an answer.
@@ -126,6 +205,16 @@ pub struct Usage {
     /// Is absent where nothing was reused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// Is absent where the model's thoughts cannot be told from its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// Says more of the choices' tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Is how many were thoughts.
+    pub reasoning_tokens: u32,
 }
 
 /// Says more of the prompts' tokens.
@@ -158,6 +247,9 @@ impl From<Totals> for Usage {
             prompt_tokens: totals.prompt_tokens,
             completion_tokens: totals.completion_tokens,
             total_tokens: totals.prompt_tokens + totals.completion_tokens,
+            completion_tokens_details: totals
+                .reasoning_tokens
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
             prompt_tokens_details: (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens }),
         }
     }
@@ -184,8 +276,9 @@ impl From<Totals> for Timings {
 }
 
 /// Returns OpenAI's word for the end of a choice.
-pub fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
+pub fn finish_reason(ending: Ending) -> &'static str {
+    match ending.reason {
+        FinishReason::EndOfGeneration | FinishReason::StopText if ending.has_tool_calls => "tool_calls",
         FinishReason::EndOfGeneration | FinishReason::StopText => "stop",
         FinishReason::Length => "length",
     }

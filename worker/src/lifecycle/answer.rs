@@ -8,10 +8,12 @@ use std::time::Instant;
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use warmpath_common::ids::RequestId;
+use warmpath_common::ids::{RequestId, Token};
+use warmpath_worker_core::probabilities::TokenProbabilities;
 
+use super::chat::ChatAnswer;
 use super::{Arrival, Submitted};
-use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Started};
+use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Generation, Started};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
@@ -26,9 +28,22 @@ pub enum Delivery {
     StreamWithUsage,
 }
 
+/// Says in which form a client wants its answer.
+#[derive(Debug, Clone)]
+pub struct Form {
+    /// Says whether it is streamed.
+    pub delivery: Delivery,
+    /// Is how tokens are chosen and when it ends.
+    pub generation: Generation,
+    /// Lists the text of each choice's prompt; empty where the answer does not repeat it.
+    pub prompt_texts: Vec<String>,
+    /// Says how the choices are read as messages; absent where their text is their content.
+    pub answer: Option<Arc<ChatAnswer>>,
+}
+
 /// Is an answer that has begun: its first choice has a slot.
 pub struct Answer {
-    delivery: Delivery,
+    form: Form,
     started: Started,
     choices: Vec<Choice>,
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
@@ -45,6 +60,10 @@ pub enum Step {
         choice: usize,
         /// Is the new text.
         text: String,
+        /// Is the token that was generated; its text may come later.
+        token: Token,
+        /// Says how likely the tokens were whose text this is, where that was asked for.
+        probabilities: Vec<TokenProbabilities>,
     },
     /// A choice is complete.
     Finished {
@@ -64,6 +83,8 @@ pub struct Totals {
     pub cached_tokens: u32,
     /// Is the tokens of all choices.
     pub completion_tokens: u32,
+    /// Is how many of those were thoughts; absent where nobody looked.
+    pub reasoning_tokens: Option<u32>,
     /// Is the prompt tokens that were computed for all choices.
     pub computed_tokens: u32,
     /// Is the prompt tokens that were reused by all choices, by where they came from.
@@ -89,20 +110,40 @@ pub(super) struct Choice {
     prompt_tokens: u32,
     /// Says whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
-    cached: CachedTokens,
+    started: Option<Started>,
     finished: Option<Finished>,
 }
 
 impl Choice {
     fn start(&mut self, started: Started, metrics: &Metrics) {
-        self.cached = started.cached;
-        metrics.prefix_cache_ratio.observe(f64::from(self.cached.total()) / f64::from(self.prompt_tokens.max(1)));
+        self.started = Some(started);
+        metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.prompt_tokens.max(1)));
+    }
+
+    fn cached(&self) -> CachedTokens {
+        self.started.map_or_else(CachedTokens::default, |started| started.cached)
+    }
+
+    /// Returns its tokens and times once it is complete.
+    fn totals(&self) -> Option<Totals> {
+        let finished = self.finished.as_ref()?;
+        Some(Totals {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached().total(),
+            completion_tokens: finished.completion_tokens,
+            computed_tokens: self.prompt_tokens - self.cached().total(),
+            reused: self.cached(),
+            truncated: finished.truncated,
+            prompt_ms: finished.prompt_ms,
+            predicted_ms: finished.predicted_ms,
+            reasoning_tokens: None,
+        })
     }
 
     /// Returns the `k`-th choice of a prompt of `prompt_tokens`.
     pub(super) fn new(prompt_tokens: usize, k: u32) -> Self {
         let prompt_tokens = u32::try_from(prompt_tokens).expect("a prompt is shorter than the context");
-        Self { prompt_tokens, first_of_prompt: k == 0, cached: CachedTokens::default(), finished: None }
+        Self { prompt_tokens, first_of_prompt: k == 0, started: None, finished: None }
     }
 }
 
@@ -143,11 +184,7 @@ impl Answer {
     /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
     ///
     /// Errors: `Engine`, when the first choice fails before it starts.
-    pub(super) async fn begin(
-        delivery: Delivery,
-        submitted: Vec<Submitted>,
-        clock: Clock,
-    ) -> Result<Self, RequestError> {
+    pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, clock: Clock) -> Result<Self, RequestError> {
         let (mut choices, mut receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let started = match receivers[0].recv().await {
             Some(Event::Started(started)) => started,
@@ -161,17 +198,27 @@ impl Answer {
             .enumerate()
             .map(|(idx, receiver)| UnboundedReceiverStream::new(receiver).map(move |event| (idx, event)).boxed());
         let events = futures::stream::select_all(events);
-        Ok(Self { delivery, started, n_open: choices.len(), choices, events, clock })
+        Ok(Self { form, started, n_open: choices.len(), choices, events, clock })
     }
 
-    /// Returns how the client wants the answer.
-    pub fn delivery(&self) -> Delivery {
-        self.delivery
+    /// Returns the form in which the client wants the answer.
+    pub fn form(&self) -> &Form {
+        &self.form
     }
 
     /// Returns what the first choice started from.
     pub fn started(&self) -> Started {
         self.started
+    }
+
+    /// Returns the length of the prompts, each counted once. Units: tokens.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.choices.iter().filter(|choice| choice.first_of_prompt).map(|choice| choice.prompt_tokens).sum()
+    }
+
+    /// Returns the stop text that ended the first choice, if one did.
+    pub fn stop_text(&self) -> Option<&str> {
+        self.choices.first()?.finished.as_ref()?.stopping_word.as_deref()
     }
 
     /// Returns the number of choices.
@@ -192,9 +239,9 @@ impl Answer {
             let Some((choice, event)) = self.events.next().await else { return Err(EngineError::Stopped.into()) };
             match event {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
-                Event::Text { text, .. } => {
+                Event::Text { text, token, probabilities } => {
                     self.clock.token();
-                    return Ok(Some(Step::Text { choice, text }));
+                    return Ok(Some(Step::Text { choice, text, token, probabilities }));
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
                 Event::Failed(error) => return Err(error.into()),
@@ -236,18 +283,35 @@ impl Answer {
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for choice in &self.choices {
-            let Some(finished) = &choice.finished else { continue };
+            let Some(of_choice) = choice.totals() else { continue };
             if choice.first_of_prompt {
-                totals.prompt_tokens += choice.prompt_tokens;
-                totals.cached_tokens += choice.cached.total();
+                totals.prompt_tokens += of_choice.prompt_tokens;
+                totals.cached_tokens += of_choice.cached_tokens;
             }
-            totals.completion_tokens += finished.completion_tokens;
-            totals.computed_tokens += choice.prompt_tokens - choice.cached.total();
-            totals.reused += choice.cached;
-            totals.truncated |= finished.truncated;
-            totals.prompt_ms += finished.prompt_ms;
-            totals.predicted_ms += finished.predicted_ms;
+            totals.completion_tokens += of_choice.completion_tokens;
+            totals.computed_tokens += of_choice.computed_tokens;
+            totals.reused += of_choice.reused;
+            totals.truncated |= of_choice.truncated;
+            totals.prompt_ms += of_choice.prompt_ms;
+            totals.predicted_ms += of_choice.predicted_ms;
         }
         totals
+    }
+
+    /// Returns one choice's tokens and times; before it is complete its prompt's tokens alone.
+    pub fn totals_of(&self, choice: usize) -> Totals {
+        let choice = &self.choices[choice];
+        let so_far = || Totals { prompt_tokens: choice.prompt_tokens, ..Totals::default() };
+        choice.totals().unwrap_or_else(so_far)
+    }
+
+    /// Returns what one choice started from, once it has a slot.
+    pub fn started_of(&self, choice: usize) -> Option<Started> {
+        self.choices[choice].started
+    }
+
+    /// Returns how one choice ended, once it has.
+    pub fn finished_of(&self, choice: usize) -> Option<&Finished> {
+        self.choices[choice].finished.as_ref()
     }
 }

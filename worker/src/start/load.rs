@@ -75,6 +75,7 @@ pub async fn load(job: Job) -> Result<Arc<Serving>, RunError> {
         preparing: Preparing::new(usize::from(model.n_slots) + config.engine.queue_max),
         engine: parts.engine,
         prompts: parts.prompts,
+        defaults: config.generation,
         vocabulary: VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag },
         model,
         model_path: config.engine.model,

@@ -13,6 +13,7 @@ use warmpath_worker::engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling, ShiftWish,
     Started, Submission,
 };
+use warmpath_worker_core::probabilities::TokenProbabilities;
 
 /// Is how long anything in these tests may take before it counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,6 +69,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
             stop: Vec::new(),
             ignore_eos: true,
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            ..Generation::default()
         },
         cache_prompt: true,
         shifts: ShiftWish::default(),
@@ -124,6 +126,7 @@ pub struct Answer {
     pub started: Option<Started>,
     pub text: String,
     pub tokens: Vec<Token>,
+    pub probabilities: Vec<TokenProbabilities>,
     pub finished: Option<Finished>,
     pub failed: Option<EngineError>,
 }
@@ -134,9 +137,10 @@ impl Answering {
         let event = timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
         match event {
             Some(Event::Started(started)) => self.answer.started = Some(started),
-            Some(Event::Text { text, tokens }) => {
+            Some(Event::Text { text, token, probabilities }) => {
                 self.answer.text.push_str(&text);
-                self.answer.tokens.extend(tokens);
+                self.answer.tokens.push(token);
+                self.answer.probabilities.extend(probabilities);
             }
             Some(Event::Finished(finished)) => self.answer.finished = Some(finished),
             Some(Event::Failed(error)) => self.answer.failed = Some(error),

@@ -5,10 +5,16 @@
 mod answers;
 mod bad_input;
 mod cache;
+mod dialect_tools;
+mod dialects;
 mod harness;
 mod life;
 mod looks;
+mod native;
 mod pins;
+mod probabilities;
+mod schemas;
 mod shifts;
 mod slot_files;
 mod summary;
+mod tools;

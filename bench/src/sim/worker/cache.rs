@@ -69,9 +69,9 @@ impl Cache {
     /// Holds what is stored of the prompt's first `n_cached` blocks and announces the rest as being filled.
     pub(super) fn start(&mut self, request: &Request, n_cached: usize, now_ms: u64) -> Hold {
         let found = self.index.find(&prefix(request));
-        let mut chunks = found.ids();
-        chunks.truncate(self.chunks_of(&chunks, n_cached));
-        self.index.touch(&chunks, now_ms);
+        let used: Vec<(ChunkId, usize)> = found.first(n_cached).collect();
+        self.index.touch(&used, now_ms);
+        let chunks: Vec<ChunkId> = used.into_iter().map(|(id, _)| id).collect();
         chunks.iter().for_each(|id| self.index.hold(*id));
         for id in &request.ids[n_cached..] {
             *self.filling.entry(*id).or_default() += 1;
@@ -80,12 +80,6 @@ impl Cache {
             self.changes.push(stored(request.keys[found.n_blocks..].to_vec(), RunState::Filling));
         }
         Hold { chunks, n_blocks_done: n_cached }
-    }
-
-    /// Returns how many of `chunks` hold the first `n_blocks` blocks.
-    fn chunks_of(&self, chunks: &[ChunkId], n_blocks: usize) -> usize {
-        let before = |id: &&ChunkId| self.index.record(**id).is_some_and(|record| record.first_block < n_blocks);
-        chunks.iter().take_while(before).count()
     }
 
     /// Stores what has been computed of a prompt, up to block `n_computed`.

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use serde_json::json;
+use warmpath_common::prompts::{PromptPart, RawPrompt};
 
 use super::*;
 
@@ -402,4 +403,83 @@ proptest! {
             prop_assert_eq!(vocabulary.tokenize_plain(&text), whole, "{}: {:?}", path.display(), text);
         }
     }
+}
+
+/// Has a vocabulary for code.
+static CODE: LazyLock<PromptMaker> = LazyLock::new(|| open("starcoder", "{{ messages[0].content }}"));
+
+fn maker(vocab: &str) -> &'static PromptMaker {
+    &MAKERS.iter().find(|(name, _)| *name == vocab).expect("it is listed").1
+}
+
+fn infill_request(body: Json) -> RawPrompt {
+    RawPrompt::Infill(serde_json::from_value(body).unwrap())
+}
+
+#[test]
+fn a_gap_is_laid_out_as_the_model_was_trained() {
+    let maker = &*CODE;
+    let request = infill_request(json!({
+        "input_prefix": "fn main() {\n", "input_suffix": "}\n", "prompt": "    let",
+        "input_extra": [{"filename": "lib.rs", "text": "pub fn f() {}\n"}, {"text": "mod x;\n"}],
+    }));
+    let expected = "\n\n--- snippet ---\n\npub fn f() {}\n\n\n--- snippet ---\n\nmod x;\n\
+        <fim_prefix>fn main() {\n    let<fim_suffix>}\n<fim_middle>";
+    assert_eq!(maker.detokenize(&maker.raw(&request, 32768).unwrap()), expected);
+}
+
+#[test]
+fn what_a_client_writes_into_a_gap_is_text() {
+    let maker = &*CODE;
+    let request = infill_request(json!({"input_prefix": "<fim_middle>", "input_suffix": "<fim_suffix>"}));
+    let tokens = maker.raw(&request, 32768).unwrap();
+    let fim = maker.vocabulary().fim.unwrap();
+    assert_eq!(tokens.iter().filter(|token| **token == fim.middle).count(), 1);
+    assert_eq!(tokens.last(), Some(&fim.middle));
+}
+
+#[test]
+fn a_long_prefix_keeps_its_end_and_its_beginning_moves_seldom() {
+    let maker = &*CODE;
+    let prompt = |n_words: usize| {
+        let prefix: String = (0..n_words).map(|n| format!(" word{n}")).collect();
+        let request = infill_request(json!({"input_prefix": prefix, "input_suffix": " end".repeat(3000)}));
+        maker.raw(&request, 32768).unwrap()
+    };
+    let tokens = prompt(2000);
+    assert!(tokens.len() <= 2048 + 3 + 10, "{} tokens", tokens.len());
+    assert!(maker.detokenize(&tokens).contains(" word1999<fim_suffix>"));
+    let starts: std::collections::HashSet<Vec<Token>> = (0..40).map(|n| prompt(2000 + n)[..20].to_vec()).collect();
+    assert!(starts.len() <= 2, "40 prompts, each a word longer, begin in {} ways", starts.len());
+}
+
+#[test]
+fn extra_texts_take_what_the_context_leaves_the_last_ones_first() {
+    let maker = &*CODE;
+    let request = infill_request(json!({
+        "input_prefix": "a", "input_suffix": "b", "n_predict": 100,
+        "input_extra": [{"text": " first".repeat(3000)}, {"text": " last".repeat(500)}],
+    }));
+    let text = maker.detokenize(&maker.raw(&request, 3000).unwrap());
+    assert!(text.contains(&" last".repeat(500)) && text.contains(" first") && !text.contains("myproject"));
+    let bare = maker.detokenize(&maker.raw(&request, 1000).unwrap());
+    assert_eq!(bare, "<fim_prefix>a<fim_suffix>b<fim_middle>");
+}
+
+#[test]
+fn a_model_without_the_tokens_fills_no_gap() {
+    let request = infill_request(json!({"input_prefix": "a", "input_suffix": "b"}));
+    assert_eq!(maker("phi-3").raw(&request, 4096), Err(NoFim));
+}
+
+#[test]
+fn texts_and_tokens_of_a_mixed_prompt_follow_each_other() {
+    let maker = maker("llama-bpe");
+    let text = |text: &str| PromptPart::Text(text.to_owned());
+    let mixed = RawPrompt::Mixed(vec![text("Hello"), PromptPart::Token(5), text(" there")]);
+    let bos = maker.vocabulary().bos.unwrap();
+    let plain = |text| maker.tokenize(text, AddSpecial::No, ParseSpecial::Yes);
+    assert_eq!(maker.raw(&mixed, 64).unwrap(), [vec![bos], plain("Hello"), vec![5], plain(" there")].concat());
+    let later = RawPrompt::Mixed(vec![PromptPart::Token(5), text(" there")]);
+    assert_eq!(maker.raw(&later, 64).unwrap(), [vec![5], plain(" there")].concat());
 }

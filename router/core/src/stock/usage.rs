@@ -29,15 +29,48 @@ pub struct Usage {
 struct Answer {
     usage: Option<Counts>,
     timings: Option<Timings>,
+    /// Holds the counts in the first event of a message.
+    message: Option<Counted>,
+    /// Holds the counts in the last event of a response.
+    response: Option<Counted>,
 }
 
-/// Source: OpenAI's API reference, "usage"; fields may be null or missing elsewhere.
+#[derive(Deserialize)]
+struct Counted {
+    usage: Option<Counts>,
+}
+
+/// Source: OpenAI's and Anthropic's API references, "usage"; fields may be null or missing elsewhere.
 #[derive(Deserialize)]
 struct Counts {
     prompt_tokens: Option<u32>,
     completion_tokens: Option<u32>,
     prompt_tokens_details: Option<Details>,
+    output_tokens: Option<u32>,
+    input_tokens_details: Option<Details>,
+    /// Is the prompt's length in a response, and what of it was computed in a message.
+    input_tokens: Option<u32>,
+    cache_read_input_tokens: Option<u32>,
+    cache_creation_input_tokens: Option<u32>,
 }
+
+impl Counts {
+    fn prompt(&self) -> Option<u32> {
+        let parts = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
+        let sum = |input: u32| parts.into_iter().flatten().fold(input, u32::saturating_add);
+        self.prompt_tokens.or_else(|| self.input_tokens.map(sum))
+    }
+
+    fn cached(&self) -> Option<u32> {
+        let details = self.prompt_tokens_details.as_ref().or(self.input_tokens_details.as_ref());
+        self.cache_read_input_tokens.or_else(|| details.and_then(|details| details.cached_tokens))
+    }
+}
+
+/// Lists the names of the events that end a stream without `[DONE]`.
+///
+/// Source: Anthropic's "Streaming Messages", OpenAI's "Streaming events" of responses.
+const LAST_EVENTS: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.incomplete"];
 
 #[derive(Deserialize)]
 struct Details {
@@ -57,7 +90,9 @@ struct Timings {
 impl Usage {
     /// Adds what a JSON text says; what is no such text says nothing.
     pub fn read(&mut self, json: &[u8]) {
-        let Ok(Answer { usage, timings }) = serde_json::from_slice::<Answer>(json) else { return };
+        let Ok(answer) = serde_json::from_slice::<Answer>(json) else { return };
+        let Answer { usage, timings, message, response } = answer;
+        let usage = usage.or_else(|| message.or(response)?.usage);
         if let Some(timings) = timings {
             self.prompt_tokens =
                 timings.cache_n.zip(timings.prompt_n).map(|(cached, rest)| cached.saturating_add(rest));
@@ -67,10 +102,9 @@ impl Usage {
             self.decode_step_ms = timings.predicted_per_token_ms;
         }
         if let Some(usage) = usage {
-            let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
-            self.prompt_tokens = usage.prompt_tokens.or(self.prompt_tokens);
-            self.cached_tokens = cached.or(self.cached_tokens);
-            self.completion_tokens = usage.completion_tokens.or(self.completion_tokens);
+            self.prompt_tokens = usage.prompt().or(self.prompt_tokens);
+            self.cached_tokens = usage.cached().or(self.cached_tokens);
+            self.completion_tokens = usage.completion_tokens.or(usage.output_tokens).or(self.completion_tokens);
         }
     }
 
@@ -129,12 +163,16 @@ impl EventReader {
 
     fn end_line(&mut self) {
         if let Some(data) = self.line.strip_prefix(b"data:").filter(|_| !self.is_skipped) {
-            self.is_done = data.trim_ascii() == b"[DONE]";
-            self.n_events += u32::from(!self.is_done);
+            let is_done = data.trim_ascii() == b"[DONE]";
+            self.is_done |= is_done;
+            self.n_events += u32::from(!is_done);
             let says = |name: &[u8]| data.windows(name.len()).any(|window| window == name);
             if says(b"\"usage\"") || says(b"\"timings\"") {
                 self.usage.read(data);
             }
+        }
+        if let Some(name) = self.line.strip_prefix(b"event:") {
+            self.is_done |= LAST_EVENTS.contains(&name.trim_ascii());
         }
         self.line.clear();
         self.is_skipped = false;
@@ -164,6 +202,30 @@ mod tests {
         assert_eq!((llama.prefill_ms, llama.decode_step_ms), (Some(30.5), Some(18.9)));
         let both = format!("{},{}", OPENAI.strip_suffix('}').expect("an object"), &LLAMA[1..]);
         assert_eq!((read(&both).prompt_tokens, read(&both).prefill_ms), (Some(90), Some(30.5)), "{both}");
+    }
+
+    #[test]
+    fn the_counts_of_both_dialects_are_read_whole_and_in_streams() {
+        let message = r#"{"usage": {"input_tokens": 4, "cache_read_input_tokens": 236, "output_tokens": 8}}"#;
+        assert_eq!((read(message).reuse(), read(message).completion_tokens), (Some((240, 236)), Some(8)));
+        let created =
+            r#"{"usage": {"input_tokens": 4, "cache_creation_input_tokens": 6, "cache_read_input_tokens": 0}}"#;
+        assert_eq!(read(created).reuse(), Some((10, 0)));
+        let response =
+            r#"{"usage": {"input_tokens": 240, "input_tokens_details": {"cached_tokens": 236}, "output_tokens": 8}}"#;
+        assert_eq!((read(response).reuse(), read(response).completion_tokens), (Some((240, 236)), Some(8)));
+
+        let stream = format!(
+            "event: message_start\ndata: {{\"message\": {message}}}\n\nevent: message_delta\ndata: {{\"usage\": {{\"output_tokens\": 9}}}}\n\n\
+             event: message_stop\ndata: {{}}\n\n"
+        );
+        let mut reader = EventReader::default();
+        reader.read(stream.as_bytes());
+        assert_eq!((reader.usage().reuse(), reader.usage().completion_tokens), (Some((240, 236)), Some(9)));
+        assert_eq!((reader.is_done(), reader.n_events()), (true, 3));
+        let mut reader = EventReader::default();
+        reader.read(format!("event: response.completed\ndata: {{\"response\": {response}}}\n\n").as_bytes());
+        assert_eq!((reader.usage().reuse(), reader.is_done()), (Some((240, 236)), true));
     }
 
     #[test]

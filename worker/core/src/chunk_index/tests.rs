@@ -66,8 +66,8 @@ impl Sequence {
     }
 
     fn touch(&self, index: &mut ChunkIndex, now_ms: u64) {
-        let ids = index.find(&self.prefix()).ids();
-        index.touch(&ids, now_ms);
+        let used: Vec<_> = index.find(&self.prefix()).first(usize::MAX).collect();
+        index.touch(&used, now_ms);
     }
 }
 

@@ -203,19 +203,16 @@ impl TierQueue {
     /// Returns the chunk that leaves next, or nothing where none may.
     ///
     /// Those that may leave at no wait go first; then lower priority, then those not used since they were stored, then
-    /// the least recently used. A chunk used less than `min_hold_ms` ago stays if it is protected, and leaves only for want
-    /// of others if it is not. Cost: O(log n) for each priority in use.
+    /// the least recently used. A protected chunk used less than `min_hold_ms` ago stays. Cost: O(log n) for each
+    /// priority in use.
     pub(super) fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<ChunkId> {
-        let is_old = |age: &&Age| now_ms.saturating_sub(age.0) >= min_hold_ms;
+        let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
+            let stays = |age: &Age| *segment == Segment::Protected && now_ms.saturating_sub(age.0) < min_hold_ms;
+            ages.first().filter(|age| !stays(age)).map(|age| age.2)
+        };
         [Standing::Free, Standing::Writing].into_iter().find_map(|standing| {
-            let groups = || {
-                let (first, last) =
-                    ((standing, i32::MIN, Segment::Probation), (standing, i32::MAX, Segment::Protected));
-                self.leaving.range(first..=last)
-            };
-            let old = groups().find_map(|(_, ages)| ages.first().filter(is_old));
-            let young = || groups().find(|((_, _, segment), _)| *segment == Segment::Probation)?.1.first();
-            old.or_else(young).map(|age| age.2)
+            let (first, last) = ((standing, i32::MIN, Segment::Probation), (standing, i32::MAX, Segment::Protected));
+            self.leaving.range(first..=last).find_map(oldest_of)
         })
     }
 

@@ -85,8 +85,10 @@ proptest! {
         let mut text = String::new();
         for pair in cuts.windows(2) {
             text.push_str(&output.push(&bytes[pair[0]..pair[1]]));
+            prop_assert!(output.n_out() == text.len() && output.n_out() <= output.n_taken());
         }
         text.push_str(&output.finish());
+        prop_assert_eq!(output.n_out(), text.len());
         let (expected, stop) = naive(&bytes, &stops);
         prop_assert_eq!(text, expected);
         prop_assert_eq!(output.stop_text().map(str::to_owned), stop);

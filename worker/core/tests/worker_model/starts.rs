@@ -137,7 +137,10 @@ impl World {
             Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
             Start::Cold | Start::Import { .. } => {}
         }
-        self.index.touch(&held, self.now_ms);
+        self.index.touch(&pieces, self.now_ms);
+        if let Some(checkpoint) = plan.checkpoint {
+            self.index.touch_checkpoint(checkpoint, self.now_ms);
+        }
         self.let_go(&held);
         self.ways.count(way_name(plan));
         kv
@@ -148,17 +151,8 @@ impl World {
         if self.setting.memory == MemoryKind::Recurrent {
             return Vec::new();
         }
-        let mut n_left = n_tokens.div_ceil(BLOCK as usize);
         assert!(n_tokens <= found.n_tokens, "more is to be imported than is stored");
-        let mut pieces = Vec::new();
-        for piece in &found.pieces {
-            let n = piece.n_blocks.min(n_left);
-            n_left -= n;
-            if n > 0 {
-                pieces.push((piece.chunk, n));
-            }
-        }
-        pieces
+        found.first(n_tokens.div_ceil(BLOCK as usize)).collect()
     }
 
     fn brought(&self, waiting: &Waiting, plan: &SlotPlan, pieces: &[(ChunkId, usize)]) -> Kv {

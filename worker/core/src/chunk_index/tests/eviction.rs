@@ -28,6 +28,36 @@ fn a_flood_of_prompts_that_come_once_does_not_push_out_what_is_used() {
 }
 
 #[test]
+fn prompts_that_only_begin_alike_do_not_push_out_what_is_used() {
+    let mut index = ChunkIndex::new(limits(30, 0));
+    let hot = Sequence::new(0..8);
+    hot.store(&mut index, 0);
+    hot.touch(&mut index, 1);
+    // They begin with one of three blocks, so each of them uses a quarter of another's chunk.
+    for n in 0..100 {
+        let own = (0..6).map(|token| 1000 + n * 10 + token);
+        let other = Sequence::new([900 + n % 3, 910].into_iter().chain(own));
+        other.touch(&mut index, 2 + u64::from(n));
+        other.store(&mut index, 2 + u64::from(n));
+        assert_eq!(other.n_stored(&index), 4);
+    }
+    index.check_invariants();
+    assert_eq!(hot.n_stored(&index), 4);
+}
+
+#[test]
+fn what_was_never_used_goes_before_what_was_used_however_long_ago() {
+    let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(12, 0) });
+    let used = Sequence::new(0..8);
+    used.store(&mut index, 0);
+    used.touch(&mut index, 1);
+    for stranger in strangers(10) {
+        stranger.store(&mut index, 1000);
+    }
+    assert_eq!(used.n_stored(&index), 4);
+}
+
+#[test]
 fn what_is_used_takes_at_most_two_fifths_before_anything_came_back() {
     let mut index = ChunkIndex::new(limits(20, 0));
     let sequences: Vec<Sequence> = strangers(3).collect();

@@ -105,9 +105,10 @@ impl Model {
                 self.for_prompt(*which, |model, prompt| prompt.touch(&mut model.index, model.now_ms))
             }
             Happening::Hold { which } => self.for_prompt(*which, |model, prompt| {
-                let ids = model.index.find(&prompt.prefix()).ids();
-                ids.iter().for_each(|id| model.index.hold(*id));
-                model.held.extend(ids);
+                for piece in model.index.find(&prompt.prefix()).pieces {
+                    model.index.hold(piece.chunk);
+                    model.held.push(piece.chunk);
+                }
             }),
             Happening::LetGo { which } if !self.held.is_empty() => {
                 let id = self.held.swap_remove(which % self.held.len());

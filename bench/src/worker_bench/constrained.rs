@@ -1,0 +1,149 @@
+//! What following a JSON schema costs decode: free and constrained answers of the same length, in turn on the same server.
+//!
+//! Not here: decode against other servers (`throughput`). The idea: the schema asks for records of every common kind without end,
+//! so that answers are cut at the same number of tokens as free ones, and the ratio is of one moment.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+
+use super::contender::{Contender, Programs, Running, Setup};
+use super::goals::Verdict;
+use super::measured::median;
+use super::shapes::Texts;
+use super::tables::{Section, reached};
+use super::throughput::{Streamed, decode_rate};
+
+/// Lists how many sequences run at once.
+pub const SEQUENCES: [u32; 3] = [1, 4, 8];
+
+/// Is the least part of the free answers' throughput that must be reached.
+///
+/// Source: the project's goal: constrained decoding costs at most 10 %.
+const GOAL: (&str, f64) = ("0.90x", 0.90);
+
+/// Is the slots of the servers: the most sequences.
+const N_SLOTS: u16 = 8;
+/// Is the context of a slot. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 1024;
+/// Is the prompt of each sequence. Units: tokens.
+const PROMPT_TOKENS: u32 = 256;
+/// Is the tokens of each answer.
+const ANSWER_TOKENS: u32 = 128;
+/// Is the rounds, each of free and constrained answers.
+const ROUNDS: usize = 7;
+
+/// Is the throughput of one server with so many sequences, by round. Units: tokens a second.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rates {
+    free: Vec<f64>,
+    constrained: Vec<f64>,
+}
+
+/// Measures the worker and, where there is one, the peer.
+///
+/// Errors: a server that does not start, a request that fails, an answer that ends early.
+pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Result<BTreeMap<Contender, Rates>> {
+    let mut contenders = vec![Contender::Worker];
+    contenders.extend(programs.peer.is_some().then_some(Contender::PeerBest));
+    let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
+    let mut rates = BTreeMap::new();
+    for contender in contenders {
+        let server = programs.start(contender, &setup).await?;
+        let mut measured = Rates::default();
+        // The first round prefills the prompts and is not counted.
+        for round in 0..=ROUNDS {
+            let free = answers(&server, texts, (n, None)).await?;
+            let constrained = answers(&server, texts, (n, Some(schema()))).await?;
+            if round > 0 {
+                measured.free.push(decode_rate(&free).context("the free answers did not run together")?);
+                measured.constrained.push(decode_rate(&constrained).context("the others did not run together")?);
+            }
+        }
+        server.stop().await?;
+        rates.insert(contender, measured);
+    }
+    Ok(rates)
+}
+
+async fn answers(server: &Running, texts: Texts, (n, schema): (u32, Option<Value>)) -> anyhow::Result<Vec<Streamed>> {
+    let schema = &schema;
+    let asked = (0..n).map(|sequence| async move {
+        let messages = texts.user(u64::from(sequence), PROMPT_TOKENS);
+        let sent = Instant::now();
+        let answer = match schema {
+            None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
+            Some(schema) => server.client.ask_schema(&messages, ANSWER_TOKENS, schema).await?,
+        };
+        let n_tokens = answer.completion_tokens;
+        anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");
+        anyhow::Ok(Streamed { sent, answer })
+    });
+    try_join_all(asked).await
+}
+
+/// Returns a schema of records whose list never ends within an answer.
+fn schema() -> Value {
+    let record = json!({
+        "type": "object",
+        "properties": {
+            "id": { "type": "integer", "minimum": 0, "maximum": 99_999 },
+            "name": { "type": "string", "maxLength": 40 },
+            "kind": { "enum": ["person", "company", "place"] },
+            "tags": { "type": "array", "items": { "type": "string", "maxLength": 12 }, "maxItems": 4 },
+            "address": {
+                "type": "object",
+                "properties": { "street": { "type": "string", "maxLength": 60 }, "zip": { "type": "string", "pattern": "^[0-9]{5}$" } },
+                "required": ["street", "zip"],
+                "additionalProperties": false,
+            },
+            "note": { "anyOf": [{ "type": "string", "maxLength": 200 }, { "type": "null" }] },
+        },
+        "required": ["id", "name", "kind", "tags", "address", "note"],
+        "additionalProperties": false,
+    });
+    json!({ "type": "array", "items": record, "minItems": 1000 })
+}
+
+/// Returns an empty table for [`rows`].
+pub fn section() -> Section {
+    Section::new(&["sequences", "server", "free tokens/s", "constrained tokens/s", "must reach", "reached"])
+}
+
+/// Returns a row for each server, and the worker's verdict.
+pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
+    let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
+    for (&contender, rates) in rates {
+        let (Some(free), Some(constrained)) = (median(&rates.free), median(&rates.constrained)) else { continue };
+        let (goal, minimum) = GOAL;
+        let verdict = Verdict::at_least(&format!("{n} x constrained"), goal, (constrained / free, minimum));
+        let is_judged = !contender.is_peer();
+        rows.push(vec![
+            n.to_string(),
+            contender.name().to_owned(),
+            format!("{free:.0}"),
+            format!("{constrained:.0}"),
+            if is_judged { format!("at least {goal}") } else { String::new() },
+            if is_judged { reached(std::slice::from_ref(&verdict)) } else { verdict.reached.clone() },
+        ]);
+        verdicts.extend(is_judged.then_some(verdict));
+    }
+    (rows, verdicts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worker_is_judged_by_the_medians_and_the_peer_only_shown() {
+        let rates = |constrained| Rates { free: vec![100.0, 90.0, 200.0], constrained: vec![constrained; 3] };
+        let measured = [(Contender::Worker, rates(89.0)), (Contender::PeerBest, rates(50.0))].into();
+        let (rows, verdicts) = rows(4, &measured);
+        assert_eq!((rows.len(), verdicts.len(), verdicts[0].passed), (2, 1, false));
+        assert!(rows.iter().all(|row| row.len() == section().header.len()));
+    }
+}

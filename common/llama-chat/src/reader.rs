@@ -1,0 +1,151 @@
+//! Reads one answer while it grows: what is new in its content, its thoughts and its calls.
+//!
+//! Not here: when it is read, and what becomes of text that cannot be read (the worker).
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use serde::Deserialize;
+
+use crate::error::ChatError;
+use crate::ffi;
+use crate::stack::on_large_stack;
+
+/// Is how deep brackets may nest in an answer that is read; deeper ones cannot be read.
+///
+/// Source: 4 kB of stack for each level on `crate::stack`'s stack, eight times over.
+pub const DEPTH_MAX: usize = 8192;
+
+/// Is how deep brackets may nest where the caller's own stack is enough.
+///
+/// Source: 4 kB of stack for each level, a quarter of a thread's 2 MiB.
+const DEPTH_INLINE_MAX: usize = 128;
+
+/// Is what is new in an answer; texts may be empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Delta {
+    /// Is more of the thoughts.
+    pub reasoning: String,
+    /// Is more of the content.
+    pub content: String,
+    /// Lists what is new in calls.
+    pub tool_calls: Vec<CallDelta>,
+}
+
+/// Is what is new in one call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct CallDelta {
+    /// Is the call's place.
+    pub index: usize,
+    /// Names the call, in its first delta.
+    pub id: Option<String>,
+    /// Names the function, in the call's first delta.
+    pub name: Option<String>,
+    /// Is more of the arguments.
+    pub arguments: String,
+}
+
+/// Reads one answer.
+#[derive(Debug)]
+pub struct Reader {
+    raw: Raw,
+    depth: Depth,
+}
+
+#[derive(Debug)]
+struct Raw(*mut c_void);
+
+// SAFETY: a reader is used by one owner at a time, and nothing in it belongs to a thread.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    fn pointer(&mut self) -> *mut c_void {
+        self.0
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: it came from `wp_reader_new` and is freed once.
+        unsafe { ffi::wp_reader_free(self.0) };
+    }
+}
+
+/// Bounds how deep brackets nest in a text, read piece by piece; those in strings are counted, too.
+#[derive(Debug, Default)]
+struct Depth {
+    n_read: usize,
+    now: usize,
+    most: usize,
+}
+
+impl Depth {
+    /// Takes the whole text of which the first part is known.
+    fn read(&mut self, text: &str) -> usize {
+        for byte in text.as_bytes().get(self.n_read..).unwrap_or_default() {
+            match byte {
+                b'[' | b'{' | b'<' => self.now += 1,
+                b']' | b'}' | b'>' => self.now = self.now.saturating_sub(1),
+                _ => {}
+            }
+            self.most = self.most.max(self.now);
+        }
+        self.n_read = text.len();
+        self.most
+    }
+}
+
+/// Says whether more of the answer follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    First,
+    Whole,
+}
+
+impl Reader {
+    pub(crate) fn new(raw: *mut c_void) -> Self {
+        Self { raw: Raw(raw), depth: Depth::default() }
+    }
+
+    /// Takes what the prompt holds of the answer already as told: an answer that goes on is told from there.
+    ///
+    /// Errors: `Refused` where that is not of the format.
+    pub fn skip_prefix(&mut self) -> Result<(), ChatError> {
+        // SAFETY: the reader is this one's own.
+        ffi::call(|error| unsafe { ffi::wp_reader_skip(self.raw.0, error) })
+    }
+
+    /// Returns what is new in an answer that has grown to `text` and goes on. `fresh_id` begins the names of new calls.
+    ///
+    /// Cost: proportional to the whole text. Errors: `Refused` where it is not of the format, `TooDeep`.
+    pub fn read(&mut self, text: &str, fresh_id: &str) -> Result<Delta, ChatError> {
+        self.read_part(text, fresh_id, Part::First)
+    }
+
+    /// Returns what is new in an answer that is complete.
+    ///
+    /// Cost and errors: as [`Self::read`].
+    pub fn finish(&mut self, text: &str, fresh_id: &str) -> Result<Delta, ChatError> {
+        self.read_part(text, fresh_id, Part::Whole)
+    }
+
+    fn read_part(&mut self, text: &str, fresh_id: &str, part: Part) -> Result<Delta, ChatError> {
+        let depth = self.depth.read(text);
+        if depth > DEPTH_MAX {
+            return Err(ChatError::TooDeep);
+        }
+        let (raw, fresh_id) = (&mut self.raw, ffi::c_text(fresh_id)?);
+        let is_partial = c_int::from(part == Part::First);
+        let mut read = move || {
+            let mut delta = ptr::null_mut();
+            // SAFETY: reader and texts live through the call, which writes `delta` where it succeeds.
+            ffi::call(|error| unsafe {
+                let text = (text.as_ptr().cast(), text.len());
+                ffi::wp_reader_read(raw.pointer(), text.0, text.1, is_partial, fresh_id.as_ptr(), &mut delta, error)
+            })?;
+            let strange = |error: serde_json::Error| ChatError::Strange { reason: error.to_string() };
+            serde_json::from_str(&ffi::take_text(delta)).map_err(strange)
+        };
+        if depth <= DEPTH_INLINE_MAX { read() } else { on_large_stack(read) }
+    }
+}

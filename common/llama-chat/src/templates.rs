@@ -1,0 +1,72 @@
+//! A chat template as llama.cpp compiles it.
+//!
+//! Not here: what it renders, which is never used as a prompt.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::error::ChatError;
+use crate::ffi;
+use crate::format::ChatFormat;
+use crate::stack::on_large_stack;
+
+/// Is a chat template, compiled; formats of answers are worked out from it.
+#[derive(Debug)]
+pub struct ChatTemplates(*mut c_void);
+
+// SAFETY: llama.cpp only reads a compiled template, as its server does from many threads.
+unsafe impl Send for ChatTemplates {}
+// SAFETY: as above.
+unsafe impl Sync for ChatTemplates {}
+
+impl ChatTemplates {
+    /// Compiles a template; `bos` and `eos` are what it writes for these tokens.
+    ///
+    /// Cost: some ten renderings. Errors: `Refused` where llama.cpp's Jinja cannot read it.
+    pub fn compile(source: &str, (bos, eos): (&str, &str)) -> Result<Self, ChatError> {
+        if source.is_empty() {
+            return Err(ChatError::Refused { reason: "the template is empty".to_owned() });
+        }
+        let (source, bos, eos) = (ffi::c_text(source)?, ffi::c_text(bos)?, ffi::c_text(eos)?);
+        on_large_stack(move || {
+            let mut raw = ptr::null_mut();
+            // SAFETY: the texts live through the call, which writes `raw` where it succeeds.
+            ffi::call(|error| unsafe {
+                ffi::wp_templates_new(source.as_ptr(), bos.as_ptr(), eos.as_ptr(), &mut raw, error)
+            })?;
+            Ok(Self(raw))
+        })
+    }
+
+    /// Returns what llama.cpp has found out about the template, such as `supports_parallel_tool_calls`.
+    ///
+    /// Errors: `Strange`.
+    pub fn caps(&self) -> Result<BTreeMap<String, bool>, ChatError> {
+        let mut text = ptr::null_mut();
+        // SAFETY: the template lives as long as this; the call writes `text` where it succeeds.
+        ffi::call(|error| unsafe { ffi::wp_templates_caps(self.0, &mut text, error) })?;
+        serde_json::from_str(&ffi::take_text(text)).map_err(|error| ChatError::Strange { reason: error.to_string() })
+    }
+
+    /// Returns the format of the answer to a request, given what [`crate::FormatInputs::to_json`] makes of it.
+    ///
+    /// Cost: some hundred renderings of small conversations and a walk over the tools' schemas; milliseconds.
+    /// Errors: `Refused` where llama.cpp finds no format, or cannot turn a schema into a grammar.
+    pub fn format(&self, inputs: &str) -> Result<ChatFormat, ChatError> {
+        let inputs = ffi::c_text(inputs)?;
+        on_large_stack(move || {
+            let (mut raw, mut text) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: template and text live through the call, which writes `raw` and `text` where it succeeds.
+            ffi::call(|error| unsafe { ffi::wp_format_new(self.0, inputs.as_ptr(), &mut raw, &mut text, error) })?;
+            ChatFormat::new(raw, &ffi::take_text(text))
+        })
+    }
+}
+
+impl Drop for ChatTemplates {
+    fn drop(&mut self) {
+        // SAFETY: it came from `wp_templates_new` and is freed once.
+        unsafe { ffi::wp_templates_free(self.0) };
+    }
+}

@@ -1,0 +1,147 @@
+//! A chat template with everything that is known about it, and a request rendered with it.
+//!
+//! Not here: the tokens of what it renders (`maker`), how answers are read (`answers`).
+//! The idea: a message of the assistant at the end goes on. What stands before it is rendered, and behind that what llama.cpp
+//! would put there, with the message's own texts at their places.
+
+use std::sync::Arc;
+
+use minijinja::value::Value;
+use serde_json::{Map, Value as Json};
+use warmpath_common::openai::ChatPrompt;
+
+use crate::answers::continuation;
+use crate::caps::Caps;
+use crate::error::PromptError;
+use crate::formats::{CONTENT_MARK, Formats, REASONING_MARK};
+use crate::messages::{Continued, continued, switches, to_template_value, variables};
+use crate::partition::Partitioner;
+use crate::shield::{Shield, StandIns};
+use crate::template::{ChatTemplate, Clock};
+use crate::vocabulary::VocabularyInfo;
+
+/// Is a template with what is known about it.
+#[derive(Debug)]
+pub(crate) struct FittedTemplate {
+    pub template: ChatTemplate,
+    pub formats: Formats,
+    caps: Caps,
+    shield: Shield,
+    info: VocabularyInfo,
+}
+
+/// Is a rendered request: as it is, and with stand-ins where the client wrote what control tokens are made of.
+pub(crate) struct Rendered {
+    pub plain: String,
+    pub shielded: Option<Shielded>,
+}
+
+/// Is a request rendered with stand-ins.
+pub(crate) struct Shielded {
+    pub text: String,
+    pub stand_ins: StandIns,
+    /// Says that some text of the client spells a control token.
+    pub hostile: bool,
+}
+
+/// Is a part of what stands behind the rendered messages where the last one goes on.
+enum Part<'a> {
+    /// The template's own text.
+    Own(&'a str),
+    /// The client's.
+    Said(&'a str),
+}
+
+impl FittedTemplate {
+    pub fn new(
+        source: &str,
+        (info, partitioner): (&VocabularyInfo, &Partitioner),
+        clock: &Clock,
+    ) -> Result<Self, PromptError> {
+        let template = ChatTemplate::compile(source, Arc::clone(clock))?;
+        let caps = Caps::probe(&template);
+        let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
+        Ok(Self { template, formats: Formats::new(source, info), caps, shield, info: info.clone() })
+    }
+
+    /// Renders a request.
+    pub fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
+        let goes_on = continued(request)?;
+        let mut variables = variables(request, &self.caps)?;
+        let stand_ins = self.shield.stand_ins(&variables).map_err(|()| {
+            let reason = "they contain too many different private-use characters".to_owned();
+            PromptError::Field { field: "messages", reason }
+        })?;
+        let hostile = stand_ins.is_some() && self.shield.spells_control(&Json::Object(variables.clone()));
+        let beginning = goes_on.as_ref().map(|goes_on| self.beginning(request, goes_on, &mut variables)).transpose()?;
+        let parts: Vec<Part<'_>> =
+            beginning.iter().zip(&goes_on).flat_map(|(beginning, goes_on)| parts(beginning, goes_on)).collect();
+        let variables = Json::Object(variables);
+        let mut plain = self.template.render(self.with_tokens(to_template_value(&variables)))?;
+        for part in &parts {
+            let (Part::Own(text) | Part::Said(text)) = part;
+            plain.push_str(text);
+        }
+        let Some(stand_ins) = stand_ins else { return Ok(Rendered { plain, shielded: None }) };
+        let mut text = self.template.render(self.with_tokens(self.shield.shielded(&variables, &stand_ins)))?;
+        for part in &parts {
+            match part {
+                Part::Own(own) => text.push_str(own),
+                Part::Said(said) => text.push_str(&self.shield.shield_text(said, &stand_ins)),
+            }
+        }
+        Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
+    }
+
+    /// Returns a request's text as the template renders it, whatever the client wrote.
+    pub fn plain(&self, request: &ChatPrompt) -> Result<String, PromptError> {
+        let variables = Json::Object(variables(request, &self.caps)?);
+        self.template.render(self.with_tokens(to_template_value(&variables)))
+    }
+
+    /// Takes the message that goes on out of the variables and returns what stands in its place, with marks for its texts.
+    fn beginning(
+        &self,
+        request: &ChatPrompt,
+        goes_on: &Continued<'_>,
+        variables: &mut Map<String, Json>,
+    ) -> Result<String, PromptError> {
+        if let Some(Json::Array(messages)) = variables.get_mut("messages") {
+            messages.pop();
+        }
+        let (enable_thinking, kwargs) = switches(request)?;
+        let known = continuation(self, goes_on, (enable_thinking, &kwargs));
+        // Absent, as llama.cpp has it: some templates take false for an answer that is to begin, too.
+        variables.shift_remove("add_generation_prompt");
+        if known.is_none() {
+            variables.insert("add_generation_prompt".to_owned(), Json::Bool(true));
+        }
+        let marked = |mark: char, text: &str| if text.is_empty() { String::new() } else { mark.to_string() };
+        // Where llama.cpp knows no format, the answer begins as any, with what the message says.
+        let unknown = || marked(REASONING_MARK, &goes_on.reasoning) + &marked(CONTENT_MARK, &goes_on.content);
+        Ok(known.map_or_else(unknown, |known| known.format.generation_prompt.clone()))
+    }
+
+    /// Adds the vocabulary's own texts to the template's variables, unless the request has set them.
+    fn with_tokens(&self, variables: Value) -> Value {
+        let own = [("bos_token", &self.info.bos_text), ("eos_token", &self.info.eos_text)];
+        let own: Value = Value::from_pairs(own.map(|(name, text)| (name, Value::from(text.as_str()))));
+        minijinja::value::merge_maps([variables, own])
+    }
+}
+
+/// Cuts the beginning of an answer at its marks.
+fn parts<'a>(beginning: &'a str, goes_on: &'a Continued<'_>) -> Vec<Part<'a>> {
+    let mut parts = Vec::new();
+    for piece in beginning.split_inclusive([CONTENT_MARK, REASONING_MARK]) {
+        let mark = piece.chars().next_back().filter(|last| [CONTENT_MARK, REASONING_MARK].contains(last));
+        let own = mark.map_or(piece, |mark| &piece[..piece.len() - mark.len_utf8()]);
+        parts.push(Part::Own(own));
+        match mark {
+            Some(CONTENT_MARK) => parts.push(Part::Said(&goes_on.content)),
+            Some(_) => parts.push(Part::Said(&goes_on.reasoning)),
+            None => {}
+        }
+    }
+    parts
+}

@@ -1,0 +1,200 @@
+//! The formats of answers under one chat template, worked out by llama.cpp and kept.
+//!
+//! Not here: which requests want which (`answers`), reading answers (`warmpath-llama-chat`).
+//! The idea: a format depends on the tools, the switches and the kind of the last message, not on what is said; so small
+//! conversations stand for all of them, and what is worked out for one request serves the next.
+
+use std::sync::{Arc, OnceLock};
+
+use moka::sync::Cache;
+use serde_json::{Map, Value as Json, json};
+use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
+
+use crate::vocabulary::VocabularyInfo;
+
+/// Is the most that a template's formats may weigh. Units: bytes.
+///
+/// Source: a choice; a format of ten tools weighs some 200 kB.
+const FORMATS_BYTES_MAX: u64 = 64 << 20;
+
+/// Is what a format weighs besides its grammar and what it was made from. Units: bytes.
+///
+/// Source: the rules for JSON and text that every parser of llama.cpp begins with.
+const FORMAT_BYTES: usize = 64 << 10;
+
+/// Is how many bytes of parser llama.cpp makes of a byte of tools, rounded up.
+///
+/// Source: measured with ten tools of five parameters.
+const PARSER_BYTES_PER_BYTE: usize = 16;
+
+/// Stands for the content of a message that goes on. Source: a private character that no template writes.
+pub(crate) const CONTENT_MARK: char = '\u{f8fe}';
+/// Stands for the thoughts of a message that goes on.
+pub(crate) const REASONING_MARK: char = '\u{f8ff}';
+
+/// Are answers that are told apart from their content where a format does that to any.
+const PLAIN_PROBES: [&str; 2] = ["probe text", " {\"a\": [1]}\n"];
+
+/// Is a template's formats.
+#[derive(Debug)]
+pub(crate) struct Formats {
+    source: String,
+    bos_text: String,
+    eos_text: String,
+    templates: OnceLock<Result<ChatTemplates, ChatError>>,
+    kept: Cache<blake3::Hash, Arc<KnownFormat>>,
+}
+
+/// Is a format with what is known of it.
+#[derive(Debug)]
+pub(crate) struct KnownFormat {
+    pub format: ChatFormat,
+    /// Says that an answer in this format is its own content, whatever it says.
+    pub is_plain: bool,
+    /// Is a grammar that requires calls without the content that llama.cpp lets come before them.
+    pub grammar_without_content: Option<String>,
+    bytes: usize,
+}
+
+/// Is the kind of a conversation's end, all of it that matters for the answer's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Somebody has asked.
+    Question,
+    /// A tool has answered.
+    ToolResult,
+    /// The assistant's message goes on.
+    Continued { has_reasoning: bool, has_content: bool },
+}
+
+impl Ending {
+    /// Returns a small conversation that ends like this.
+    fn conversation(self) -> Vec<Json> {
+        let user = json!({"role": "user", "content": "question"});
+        match self {
+            Self::Question => vec![user],
+            Self::ToolResult => {
+                let function = json!({"name": "lookup", "arguments": "{}"});
+                let call = json!({"id": "call00001", "type": "function", "function": function});
+                let assistant = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+                let result = json!({"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "done"});
+                vec![user, assistant, result]
+            }
+            Self::Continued { has_reasoning, has_content } => {
+                let marked = |mark: char, is_there: bool| if is_there { mark.to_string() } else { String::new() };
+                let mut assistant = json!({"role": "assistant", "content": marked(CONTENT_MARK, has_content)});
+                if has_reasoning {
+                    assistant["reasoning_content"] = json!(REASONING_MARK.to_string());
+                }
+                vec![user, assistant]
+            }
+        }
+    }
+}
+
+/// Is what decides a format, besides the template.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub ending: Ending,
+    pub wish: &'a super::answers::FormatWish,
+    pub tools: &'a [Json],
+    pub enable_thinking: bool,
+    pub kwargs: &'a Map<String, Json>,
+}
+
+impl Formats {
+    /// Returns the formats of a template; it is compiled when it is first needed.
+    pub fn new(source: &str, info: &VocabularyInfo) -> Self {
+        let weigh = |_: &blake3::Hash, known: &Arc<KnownFormat>| u32::try_from(known.bytes).unwrap_or(u32::MAX);
+        Self {
+            source: source.to_owned(),
+            bos_text: info.bos_text.clone(),
+            eos_text: info.eos_text.clone(),
+            templates: OnceLock::new(),
+            kept: Cache::builder().max_capacity(FORMATS_BYTES_MAX).weigher(weigh).build(),
+        }
+    }
+
+    /// Returns whether the template lets a model call several tools in one answer.
+    pub fn allows_parallel_calls(&self) -> bool {
+        let caps = self.templates().ok().and_then(|templates| templates.caps().ok());
+        caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
+    }
+
+    /// Returns a format, worked out at most once while it is kept.
+    pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
+        let conversation = wanted.ending.conversation();
+        let inputs = FormatInputs {
+            messages: &conversation,
+            tools: wanted.tools,
+            tool_choice: wanted.wish.tool_choice,
+            parallel_tool_calls: wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls()),
+            reasoning_format: wanted.wish.reasoning_format,
+            enable_thinking: wanted.enable_thinking,
+            continues: matches!(wanted.ending, Ending::Continued { .. }),
+            kwargs: wanted.kwargs,
+        };
+        let text = inputs.to_json();
+        let key = blake3::hash(text.as_bytes());
+        if let Some(known) = self.kept.get(&key) {
+            return Ok(known);
+        }
+        let format = self.templates()?.format(&text)?;
+        let known = Arc::new(KnownFormat::new(format, text.len()));
+        self.kept.insert(key, Arc::clone(&known));
+        Ok(known)
+    }
+
+    fn templates(&self) -> Result<&ChatTemplates, ChatError> {
+        let compile = || ChatTemplates::compile(&self.source, (&self.bos_text, &self.eos_text));
+        self.templates.get_or_init(compile).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl KnownFormat {
+    fn new(format: ChatFormat, inputs_bytes: usize) -> Self {
+        let says_itself = |text: &str| {
+            let delta = format.reader(&format.generation_prompt).and_then(|mut reader| reader.finish(text, ""));
+            delta.is_ok_and(|delta| delta.content == text && delta.reasoning.is_empty())
+        };
+        let constrains = !format.grammar.is_empty() || !format.stops.is_empty();
+        let is_plain = !format.supports_thinking && !constrains && PLAIN_PROBES.iter().all(|text| says_itself(text));
+        let bytes = FORMAT_BYTES + format.grammar.len() + inputs_bytes * PARSER_BYTES_PER_BYTE;
+        let grammar_without_content = if format.grammar_is_lazy { None } else { without_content(&format.grammar) };
+        Self { format, is_plain, grammar_without_content, bytes }
+    }
+}
+
+/// Returns a grammar whose root has no text right before its calls; `None` where it has none anyhow.
+///
+/// A model that must call might otherwise talk up to its last token.
+/// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`.
+fn without_content(grammar: &str) -> Option<String> {
+    let root = grammar.find("root ::= ").filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
+    let end = grammar[root..].find('\n').map_or(grammar.len(), |n| root + n);
+    let calls = root + grammar[root..end].rfind("? tool-call")?;
+    let digits = grammar[..calls].trim_end_matches(|c: char| c.is_ascii_digit());
+    let content = digits.strip_suffix(" until-").filter(|before| before.len() >= root && digits.len() < calls)?;
+    Some(format!("{content}{}", &grammar[calls + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_before_required_calls_is_cut_out_of_the_root_alone() {
+        let cut = |grammar: &str| without_content(grammar);
+        let rules = "a ::= until-1? tool-call\n";
+        assert_eq!(
+            cut(&format!("{rules}root ::= \"x\" space (until-1)? until-12? tool-calls\n{rules}")),
+            Some(format!("{rules}root ::= \"x\" space (until-1)? tool-calls\n{rules}"))
+        );
+        assert_eq!(cut("root ::= \"x\" until-3? tool-call"), Some("root ::= \"x\" tool-call".to_owned()));
+        for other in
+            [rules, "root ::= tool-call | tool-calls\n", "root ::= until-? tool-call", "root ::= x? tool-call", ""]
+        {
+            assert_eq!(cut(other), None, "{other}");
+        }
+    }
+}

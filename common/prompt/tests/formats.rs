@@ -1,0 +1,121 @@
+//! The prompt that we render is the one that llama.cpp's chat formats are made for, under each template of its collection.
+//!
+//! Not here: whether Python renders the same (`goldens`). Where the two differ, only the prompt's end matters for reading
+//! an answer. The templates are fetched (`make fixtures`).
+
+#![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json, json};
+use warmpath_common::openai::ChatPrompt;
+use warmpath_llama_chat::{ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
+use warmpath_prompt::{FormatWish, PromptMaker, PromptOptions};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures")
+}
+
+/// Lists the templates with which llama.cpp renders another prompt, or one of the two none, and why.
+const OTHER_PROMPTS: &[(&str, &[&str])] = &[
+    // docs/templates.md says why.
+    ("CohereForAI-c4ai-command-r-plus-tool_use", &["question with tools", "result"]),
+    ("Kimi-K2-Instruct", &["result"]),
+    ("Kimi-K2-Thinking", &["result"]),
+    // It asks for a variable that nobody gives.
+    ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", "goes on"]),
+    // It refuses results of tools.
+    ("google-gemma-2-2b-it", &["result"]),
+    // llama.cpp rewrites results of tools for this old template; the newer one needs no such help.
+    ("google-gemma-4-31B-it-interleaved", &["result"]),
+    // They have a date of their own where none is given; llama.cpp gives today's.
+    ("meta-llama-Llama-3.1-8B-Instruct", &["question", "question with tools", "result", "goes on"]),
+    ("meta-llama-Llama-3.3-70B-Instruct", &["question", "question with tools", "result", "goes on"]),
+];
+
+fn tool() -> Json {
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    json!({"type": "function", "function": {"name": "look", "description": "looks", "parameters": parameters}})
+}
+
+fn conversations() -> Vec<(&'static str, Json, Vec<Json>)> {
+    let user = json!({"role": "user", "content": "What is new?"});
+    let call = json!({"id": "abcdef123", "type": "function", "function": {"name": "look", "arguments": "{\"city\":\"Oslo\"}"}});
+    let called = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+    let result = json!({"role": "tool", "name": "look", "tool_call_id": "abcdef123", "content": "rain"});
+    vec![
+        ("question", json!([user]), vec![]),
+        ("question with tools", json!([user]), vec![tool()]),
+        ("result", json!([user, called, result]), vec![tool()]),
+        ("goes on", json!([user, {"role": "assistant", "content": "It is"}]), vec![]),
+    ]
+}
+
+#[test]
+fn the_prompt_is_the_one_that_llama_cpp_renders_and_ends_as_its_format_says() {
+    let mut names: Vec<PathBuf> = std::fs::read_dir(fixtures().join("templates"))
+        .expect("run `make fixtures`")
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    names.sort();
+    let (mut other, mut n_same) = (Vec::new(), 0);
+    for path in names {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let options = PromptOptions { chat_template: Some(source.clone()), ..PromptOptions::default() };
+        let maker = PromptMaker::open(&fixtures().join("vocab/starcoder.gguf"), options).unwrap();
+        let info = maker.vocabulary().clone();
+        let templates = ChatTemplates::compile(&source, (&info.bos_text, &info.eos_text)).unwrap();
+        for (case, messages, tools) in conversations() {
+            let continues = case == "goes on";
+            let inputs = FormatInputs {
+                messages: messages.as_array().unwrap(),
+                tools: &tools,
+                tool_choice: if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto },
+                parallel_tool_calls: false,
+                reasoning_format: ReasoningFormat::Auto,
+                enable_thinking: true,
+                continues,
+                kwargs: &Map::new(),
+            };
+            let request: ChatPrompt = serde_json::from_value(json!({"messages": messages, "tools": tools})).unwrap();
+            let (Ok(theirs), Ok(ours)) = (templates.format(&inputs.to_json()), maker.chat(&request)) else {
+                other.push((name.clone(), case, "one of the two refuses".to_owned()));
+                continue;
+            };
+            let wish = FormatWish {
+                tools: tools.clone(),
+                tool_choice: inputs.tool_choice,
+                parallel_tool_calls: Some(false),
+                reasoning_format: ReasoningFormat::Auto,
+            };
+            if let Some(answer) = maker.answer_format(&request, &ours, &wish).unwrap() {
+                assert!(
+                    ours.text.ends_with(answer.prefix()),
+                    "{name} / {case}: {:?} of {:?}",
+                    answer.prefix(),
+                    ours.text
+                );
+                answer.reader().unwrap_or_else(|error| panic!("{name} / {case}: {error}"));
+            }
+            if ours.text == theirs.prompt {
+                n_same += 1;
+            } else {
+                let n = ours.text.bytes().zip(theirs.prompt.bytes()).take_while(|(a, b)| a == b).count();
+                let tail = |text: &str| {
+                    String::from_utf8_lossy(&text.as_bytes()[n.saturating_sub(20)..])
+                        .chars()
+                        .take(90)
+                        .collect::<String>()
+                };
+                other.push((name.clone(), case, format!("{:?} {:?}", tail(&ours.text), tail(&theirs.prompt))));
+            }
+        }
+    }
+    let known = OTHER_PROMPTS.iter().flat_map(|(name, cases)| cases.iter().map(move |case| (*name, *case)));
+    let mut known: Vec<_> = known.collect();
+    let mut found: Vec<_> = other.iter().map(|(name, case, _)| (name.as_str(), *case)).collect();
+    known.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, known, "{n_same} prompts are the same; the others: {other:#?}");
+}

@@ -1,0 +1,68 @@
+//! Other ways to ask for a chat: Anthropic's messages and OpenAI's responses, each turned into the chat completion request
+//! that means the same.
+//!
+//! Not here: what becomes of the chat, and the answers' shapes (the worker). The idea: a conversion is a pure function from
+//! bytes to bytes that router and worker both call, so the router hashes exactly the prompt that the worker runs, and everything
+//! behind it is the one lifecycle of chats. A [`Spelling`] turns the names in its errors back into those that the client wrote.
+
+pub mod anthropic;
+mod conversation;
+mod field;
+pub mod responses;
+mod spelling;
+
+use serde_json::{Map, Value};
+
+use crate::fields::{self, ReadError};
+
+pub use spelling::Spelling;
+
+/// Is a dialect's request as a chat completion request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Converted {
+    /// Is the chat completion request, JSON.
+    pub body: Vec<u8>,
+    /// Turns the names of its fields back into the dialect's.
+    pub spelling: Spelling,
+}
+
+/// Says why no chat can be made of a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DialectError {
+    /// The body is not JSON, or a field is missing, of a wrong type or of a value that it cannot have.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A field asks for something that Warmpath does not do.
+    #[error("`{param}`: {reason}")]
+    Unsupported {
+        /// Is the field's path.
+        param: String,
+        /// Says what is not done, and what to do instead where there is something.
+        reason: String,
+    },
+}
+
+impl DialectError {
+    /// Returns the field that is to blame, where one is.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            Self::Read(ReadError::Field { param, .. }) => param.as_deref(),
+            Self::Read(ReadError::Json { .. }) => None,
+            Self::Unsupported { param, .. } => Some(param),
+        }
+    }
+}
+
+/// Returns a body's fields.
+fn read_object(body: &[u8]) -> Result<field::Object, DialectError> {
+    let fields: Map<String, Value> = fields::read(body)?;
+    Ok(field::Object::whole(fields))
+}
+
+/// Returns a chat as JSON.
+fn write(chat: &Map<String, Value>) -> Vec<u8> {
+    serde_json::to_vec(chat).expect("a JSON object has a JSON form")
+}
+
+#[cfg(test)]
+mod tests;

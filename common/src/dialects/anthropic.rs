@@ -1,0 +1,339 @@
+//! Anthropic's messages as a chat.
+//!
+//! Not here: the answer's shape (the worker). The idea: Anthropic's own fields are taken out of the body and written as a chat
+//! spells them; every other field stays as it is, so `seed`, `min_p`, `cache_salt` and the like mean what they mean in a chat.
+//! Source: Anthropic's API reference, "Create a Message" and "Count Message tokens", version 2023-06-01.
+
+mod error;
+
+use serde_json::{Map, Value, json};
+
+pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, status};
+
+use super::conversation::{Call, Conversation};
+use super::field::{Field, Object, unsupported, wrong};
+use super::{Converted, DialectError, Spelling, read_object, write};
+
+/// Is what `cache_control` adds to the priority of what a request leaves in the cache.
+///
+/// Source: own choice: above the usual 0, so that it outlives what nobody asked to keep, and far below what an operator's own
+/// requests can ask for with `priority`. Nothing is pinned: pins are few and an operator's.
+const PRIORITY_SHORT: i32 = 1;
+/// Is the same for `"ttl": "1h"`.
+///
+/// Source: as [`PRIORITY_SHORT`]; only the order counts.
+const PRIORITY_LONG: i32 = 2;
+
+/// Begins a line that Claude Code puts before the system prompt and that is new with each request.
+///
+/// Source: <https://github.com/vllm-project/vllm/pull/36829>: left where it is, no two requests share a prefix.
+const CLIENT_LINE: &str = "x-anthropic-billing-header:";
+
+/// Lists a chat's fields that are no fields of messages, where they mean nothing, besides those that the conversion sets.
+const DROPPED: &[&str] = &[
+    "add_generation_prompt",
+    "best_of",
+    "context_management",
+    "echo",
+    "function_call",
+    "functions",
+    "logprobs",
+    "max_completion_tokens",
+    "metadata",
+    "n",
+    "n_predict",
+    "n_probs",
+    "parallel_tool_calls",
+    "prompt",
+    "reasoning_effort",
+    "response_format",
+    "service_tier",
+    "stop",
+    "stream_options",
+    "suffix",
+    "top_logprobs",
+];
+
+/// Lists what a chat's fields are called here.
+const RENAMED: &[(&str, &str)] = &[
+    ("stop", "stop_sequences"),
+    ("response_format.json_schema.schema", "output_config.format.schema"),
+    ("response_format", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    ("tool_choice.function", "tool_choice"),
+    ("chat_template_kwargs.enable_thinking", "thinking.type"),
+];
+
+/// Returns the chat that a request for an answer means.
+///
+/// Errors: every [`DialectError`]; `max_tokens` must be there.
+pub fn messages(body: &[u8]) -> Result<Converted, DialectError> {
+    let fields = read_object(body)?;
+    if fields.fields.get("max_tokens").is_none_or(Value::is_null) {
+        return Err(wrong("max_tokens", "is missing"));
+    }
+    convert(fields)
+}
+
+/// Returns the chat whose tokens a request wants counted.
+///
+/// Errors: every [`DialectError`].
+pub fn count_tokens(body: &[u8]) -> Result<Converted, DialectError> {
+    convert(read_object(body)?)
+}
+
+fn convert(mut fields: Object) -> Result<Converted, DialectError> {
+    refuse_servers(&mut fields)?;
+    DROPPED.iter().for_each(|name| drop(fields.fields.remove(*name)));
+    let mut reader = Reader::default();
+    reader.note_cache(&mut fields)?;
+    reader.read_system(&mut fields)?;
+    let messages = fields.required("messages")?.items()?;
+    if messages.is_empty() {
+        return Err(wrong("messages", "is empty"));
+    }
+    for message in messages {
+        reader.read_message(message.object()?)?;
+    }
+    let mut chat = Map::new();
+    if let Some(tools) = fields.take("tools") {
+        let tools = tools.items()?.into_iter().map(|tool| reader.read_tool(tool.object()?));
+        chat.insert("tools".to_owned(), tools.collect::<Result<_, _>>()?);
+    }
+    read_tool_choice(&mut fields, &mut chat)?;
+    read_format(&mut fields, &mut chat)?;
+    read_thinking(&mut fields)?;
+    if let Some(stop) = fields.take("stop_sequences") {
+        chat.insert("stop".to_owned(), stop.value);
+    }
+    let (messages, origins) = reader.talk.finish();
+    chat.insert("messages".to_owned(), messages.into());
+    if let Some(priority) = reader.priority {
+        fields.fields.entry("priority").or_insert(priority.into());
+    }
+    let Object { fields: mut rest, .. } = fields;
+    rest.append(&mut chat);
+    Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "input_schema", origins) })
+}
+
+/// Refuses what only Anthropic's own servers do.
+fn refuse_servers(fields: &mut Object) -> Result<(), DialectError> {
+    let asks = |value: &Value| !value.as_array().is_some_and(Vec::is_empty);
+    for (name, what) in
+        [("mcp_servers", "MCP servers are not called from here"), ("container", "there are no containers")]
+    {
+        if let Some(field) = fields.take(name).filter(|field| asks(&field.value)) {
+            return Err(unsupported(&field.path, what));
+        }
+    }
+    Ok(())
+}
+
+/// Is what has been read of a request.
+#[derive(Default)]
+struct Reader {
+    talk: Conversation,
+    /// Is the priority that the request's `cache_control` fields ask for.
+    priority: Option<i32>,
+}
+
+impl Reader {
+    /// Takes out an object's `cache_control` and notes what it asks for.
+    fn note_cache(&mut self, object: &mut Object) -> Result<(), DialectError> {
+        let Some(mut control) = object.optional_object("cache_control")? else { return Ok(()) };
+        let kind = control.text("type")?;
+        if kind != "ephemeral" {
+            return Err(wrong(&control.path_of("type"), "must be \"ephemeral\""));
+        }
+        let priority = match control.optional_text("ttl")?.as_deref() {
+            None | Some("5m") => PRIORITY_SHORT,
+            Some("1h") => PRIORITY_LONG,
+            Some(_) => return Err(wrong(&control.path_of("ttl"), "must be \"5m\" or \"1h\"")),
+        };
+        self.priority = self.priority.max(Some(priority));
+        Ok(())
+    }
+
+    fn read_system(&mut self, fields: &mut Object) -> Result<(), DialectError> {
+        let Some(system) = fields.take("system") else { return Ok(()) };
+        let texts = self.read_texts(system)?;
+        for (text, path) in texts {
+            let text = without_client_line(&text);
+            if !text.is_empty() {
+                self.talk.say("system", text.to_owned(), &path);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_message(&mut self, mut message: Object) -> Result<(), DialectError> {
+        let role = message.text("role")?;
+        if !matches!(role.as_str(), "user" | "assistant" | "system") {
+            return Err(wrong(&message.path_of("role"), "must be \"user\" or \"assistant\""));
+        }
+        let content = message.required("content")?;
+        let path = message.path;
+        match content.value {
+            Value::String(text) => self.talk.say(&role, text, &path),
+            Value::Array(_) => {
+                let blocks = content.items()?;
+                if blocks.is_empty() {
+                    self.talk.begin(&role, &path);
+                }
+                for block in blocks {
+                    self.read_block(&role, block.object()?)?;
+                }
+            }
+            _ => return Err(wrong(&content.path, "must be a string or an array of blocks")),
+        }
+        Ok(())
+    }
+
+    fn read_block(&mut self, role: &str, mut block: Object) -> Result<(), DialectError> {
+        self.note_cache(&mut block)?;
+        let kind = block.text("type")?;
+        match (kind.as_str(), role) {
+            ("text", _) => {
+                let text = block.text("text")?;
+                self.talk.say(role, text, &block.path);
+            }
+            ("tool_result", "user") => self.read_result(block)?,
+            ("tool_use", "assistant") => {
+                let input = block.required("input")?.object()?.fields;
+                let arguments = Value::Object(input).to_string();
+                let call = Call { id: block.text("id")?, name: block.text("name")?, arguments };
+                self.talk.call(call, &block.path);
+            }
+            ("thinking", "assistant") => {
+                let thought = block.text("thinking")?;
+                self.talk.think(thought, &block.path);
+            }
+            // Nobody here can read it, and the model did not write it.
+            ("redacted_thinking", "assistant") => {}
+            ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
+                return Err(wrong(
+                    &block.path_of("type"),
+                    &format!("cannot be `{kind}` in a message of role `{role}`"),
+                ));
+            }
+            _ => return Err(refuse_block(&block, &kind)),
+        }
+        Ok(())
+    }
+
+    fn read_result(&mut self, mut block: Object) -> Result<(), DialectError> {
+        let id = block.text("tool_use_id")?;
+        let texts = match block.take("content") {
+            None => Vec::new(),
+            Some(content) => self.read_texts(content)?.into_iter().map(|(text, _)| text).collect(),
+        };
+        self.talk.result(id, texts, &block.path);
+        Ok(())
+    }
+
+    /// Returns the texts of a field that is one text or blocks of text, each with its place.
+    fn read_texts(&mut self, field: Field) -> Result<Vec<(String, String)>, DialectError> {
+        match field.value {
+            Value::String(text) => Ok(vec![(text, field.path)]),
+            Value::Array(_) => field.items()?.into_iter().map(|block| self.read_text_block(block.object()?)).collect(),
+            _ => Err(wrong(&field.path, "must be a string or an array of blocks")),
+        }
+    }
+
+    fn read_text_block(&mut self, mut block: Object) -> Result<(String, String), DialectError> {
+        self.note_cache(&mut block)?;
+        let kind = block.text("type")?;
+        if kind != "text" {
+            return Err(refuse_block(&block, &kind));
+        }
+        Ok((block.text("text")?, block.path))
+    }
+
+    fn read_tool(&mut self, mut tool: Object) -> Result<Value, DialectError> {
+        self.note_cache(&mut tool)?;
+        let kind = tool.optional_text("type")?;
+        if let Some(kind) = kind.filter(|kind| kind != "custom") {
+            let reason =
+                format!("tools of type `{kind}` are not run here; only a client's own tools (`custom`) are known");
+            return Err(unsupported(&tool.path_of("type"), reason));
+        }
+        let mut function = Map::new();
+        function.insert("name".to_owned(), tool.text("name")?.into());
+        if let Some(description) = tool.optional_text("description")? {
+            function.insert("description".to_owned(), description.into());
+        }
+        function.insert("parameters".to_owned(), tool.required("input_schema")?.object()?.fields.into());
+        if let Some(strict) = tool.take("strict") {
+            function.insert("strict".to_owned(), strict.value);
+        }
+        Ok(json!({"type": "function", "function": function}))
+    }
+}
+
+/// Returns a text without the line that Claude Code puts before the system prompt.
+fn without_client_line(text: &str) -> &str {
+    let Some(rest) = text.strip_prefix(CLIENT_LINE) else { return text };
+    rest.split_once('\n').map_or("", |(_, rest)| rest)
+}
+
+fn refuse_block(block: &Object, kind: &str) -> DialectError {
+    let reason = format!("blocks of type `{kind}` are not supported; `text` is, and tools' calls and results are");
+    unsupported(&block.path_of("type"), reason)
+}
+
+fn read_tool_choice(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
+    let Some(mut choice) = fields.optional_object("tool_choice")? else { return Ok(()) };
+    let kind = choice.text("type")?;
+    let written = match kind.as_str() {
+        "auto" | "none" => kind.into(),
+        "any" => "required".into(),
+        "tool" => json!({"type": "function", "function": {"name": choice.text("name")?}}),
+        _ => return Err(wrong(&choice.path_of("type"), "must be \"auto\", \"any\", \"tool\" or \"none\"")),
+    };
+    chat.insert("tool_choice".to_owned(), written);
+    if let Some(disable) = choice.take("disable_parallel_tool_use") {
+        let Value::Bool(disable) = disable.value else { return Err(wrong(&disable.path, "must be true or false")) };
+        chat.insert("parallel_tool_calls".to_owned(), (!disable).into());
+    }
+    Ok(())
+}
+
+/// Reads the shape that the answer must have, in the field that it has now or in the one that it had.
+fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
+    let former = fields.optional_object("output_format")?;
+    let mut config = fields.optional_object("output_config")?;
+    if let Some(effort) = config.as_mut().and_then(|config| config.take("effort")) {
+        chat.insert("reasoning_effort".to_owned(), effort.text()?.into());
+    }
+    let format = match config.as_mut() {
+        Some(config) => config.optional_object("format")?.or(former),
+        None => former,
+    };
+    let Some(mut format) = format else { return Ok(()) };
+    if format.text("type")? != "json_schema" {
+        return Err(wrong(&format.path_of("type"), "must be \"json_schema\""));
+    }
+    let schema = format.required("schema")?.object()?.fields;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}});
+    chat.insert("response_format".to_owned(), format);
+    Ok(())
+}
+
+/// Reads whether the model thinks first; where the request says nothing, the chat template decides.
+fn read_thinking(fields: &mut Object) -> Result<(), DialectError> {
+    let Some(mut thinking) = fields.optional_object("thinking")? else { return Ok(()) };
+    let thinks = match thinking.text("type")?.as_str() {
+        "enabled" | "adaptive" => true,
+        "disabled" => false,
+        _ => return Err(wrong(&thinking.path_of("type"), "must be \"enabled\", \"adaptive\" or \"disabled\"")),
+    };
+    let variables = fields.fields.entry("chat_template_kwargs").or_insert_with(|| json!({}));
+    if let Value::Object(variables) = variables {
+        variables.entry("enable_thinking").or_insert(thinks.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Anthropic's error object, and what its types and statuses are called.
+//!
+//! Not here: why a request fails. Source: Anthropic's API reference, "Errors".
+
+use serde::Serialize;
+
+use crate::ids::RequestId;
+
+/// Is the path under which everything speaks this dialect, errors too.
+const PATH: &str = "/v1/messages";
+
+/// Is the response header in which Anthropic's clients look for a request's name.
+pub const REQUEST_ID: &str = "request-id";
+
+/// Is Anthropic's status for "overloaded": others say 503 for it.
+pub const OVERLOADED: u16 = 529;
+
+/// Is the body of an error response, and the data of an `error` event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ErrorBody<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: ErrorObject<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct ErrorObject<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
+}
+
+impl<'a> ErrorBody<'a> {
+    /// Returns the body for an error of HTTP status `status`.
+    pub fn new(status: u16, message: &'a str) -> Self {
+        let kind = match status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 | OVERLOADED => "overloaded_error",
+            504 => "timeout_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        Self { kind: "error", error: ErrorObject { kind, message }, request_id: None }
+    }
+
+    /// Returns the body with the name of its request.
+    pub fn of_request(self, id: &'a RequestId) -> Self {
+        Self { request_id: Some(id.as_str()), ..self }
+    }
+}
+
+/// Returns Anthropic's status for what others answer with `status`.
+pub fn status(status: u16) -> u16 {
+    if status == 503 { OVERLOADED } else { status }
+}
+
+/// Returns whether everything at `path` speaks this dialect.
+pub fn is_path(path: &str) -> bool {
+    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{json, to_value};
+
+    use super::*;
+
+    #[test]
+    fn errors_have_anthropic_s_types_and_statuses() {
+        for (of, kind) in [
+            (400, "invalid_request_error"),
+            (404, "not_found_error"),
+            (405, "invalid_request_error"),
+            (413, "request_too_large"),
+            (429, "rate_limit_error"),
+            (500, "api_error"),
+            (502, "api_error"),
+            (503, "overloaded_error"),
+            (504, "timeout_error"),
+        ] {
+            let body = to_value(ErrorBody::new(of, "why")).expect("JSON");
+            assert_eq!(body, json!({"type": "error", "error": {"type": kind, "message": "why"}}), "{of}");
+        }
+        assert_eq!((status(503), status(429)), (529, 429));
+        let id = RequestId::new("r-1").expect("a name");
+        assert_eq!(to_value(ErrorBody::new(400, "why").of_request(&id)).expect("JSON")["request_id"], "r-1");
+    }
+
+    #[test]
+    fn the_dialect_s_paths_are_known() {
+        assert!(is_path("/v1/messages") && is_path("/v1/messages/count_tokens") && is_path("/v1/messages/batches/x"));
+        assert!(!is_path("/v1/messagesx") && !is_path("/v1/responses") && !is_path("/"));
+    }
+}

@@ -1,0 +1,247 @@
+//! Tests of messages as chats: every kind of block, what is refused and by which name.
+
+use super::*;
+
+fn convert(body: Value) -> Value {
+    let converted = count_tokens(body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"));
+    serde_json::from_slice(&converted.body).expect("a chat is JSON")
+}
+
+/// Checks the messages of the chat that `messages` becomes.
+#[track_caller]
+fn check(messages: Value, expected: Value) {
+    assert_eq!(convert(json!({"messages": messages}))["messages"], expected);
+}
+
+/// Checks the chat without its messages that a request with `fields` becomes.
+#[track_caller]
+fn check_fields(fields: Value, expected: Value) {
+    let mut body = json!({"messages": [{"role": "user", "content": "a"}]});
+    body.as_object_mut().expect("an object").append(&mut fields.as_object().expect("an object").clone());
+    let mut chat = convert(body);
+    chat.as_object_mut().expect("an object").remove("messages");
+    assert_eq!(chat, expected);
+}
+
+#[track_caller]
+fn check_refused(body: Value, param: &str, says: &str) {
+    let error = count_tokens(body.to_string().as_bytes()).expect_err("it is refused");
+    assert_eq!(error.param(), Some(param), "{error}");
+    assert!(error.to_string().contains(says) && error.to_string().contains(param), "{error}");
+}
+
+#[track_caller]
+fn check_unsupported(body: Value, param: &str, says: &str) {
+    check_refused(body.clone(), param, says);
+    let error = count_tokens(body.to_string().as_bytes()).expect_err("it is refused");
+    assert!(matches!(error, DialectError::Unsupported { .. }), "{error:?}");
+}
+
+fn user(content: Value) -> Value {
+    json!({"messages": [{"role": "user", "content": content}]})
+}
+
+#[test]
+fn texts_and_blocks_of_text_are_messages() {
+    check(json!([{"role": "user", "content": "a"}]), json!([{"role": "user", "content": "a"}]));
+    let one = json!([{"role": "user", "content": [{"type": "text", "text": "a", "citations": null}]}]);
+    check(one, json!([{"role": "user", "content": "a"}]));
+    let two = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    check(two, json!([{"role": "user", "content": parts}]));
+    check(json!([{"role": "user", "content": []}]), json!([{"role": "user", "content": ""}]));
+}
+
+#[test]
+fn neighbours_of_one_role_are_one_turn() {
+    let messages = json!([
+        {"role": "user", "content": "a"}, {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"}, {"role": "assistant", "content": "d"},
+    ]);
+    let parts = |a: &str, b: &str| json!([{"type": "text", "text": a}, {"type": "text", "text": b}]);
+    check(
+        messages,
+        json!([{"role": "user", "content": parts("a", "b")}, {"role": "assistant", "content": parts("c", "d")}]),
+    );
+}
+
+#[test]
+fn the_system_prompt_is_the_first_message_without_the_line_of_claude_code() {
+    let chat = |system: Value| {
+        let mut body = user(json!("a"));
+        body["system"] = system;
+        convert(body)["messages"][0].clone()
+    };
+    assert_eq!(chat(json!("Be brief.")), json!({"role": "system", "content": "Be brief."}));
+    let blocks = json!([
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1a2b;"},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+    ]);
+    assert_eq!(chat(blocks), json!({"role": "system", "content": "Be brief."}));
+    let line = json!("x-anthropic-billing-header: cch=1;\nBe brief.");
+    assert_eq!(chat(line), json!({"role": "system", "content": "Be brief."}));
+    assert_eq!(chat(json!("About x-anthropic-billing-header: what is it?"))["role"], "system");
+    assert_eq!(chat(json!(""))["role"], "user", "no system prompt is no message");
+}
+
+#[test]
+fn calls_results_and_thoughts_are_those_of_a_chat() {
+    let messages = json!([
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "They want weather.", "signature": "s"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "look", "input": {"b": 1, "a": [2]}},
+            {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
+            {"type": "tool_result", "tool_use_id": "t2", "is_error": true, "content": [{"type": "text", "text": "none"}]},
+            {"type": "text", "text": "And now?"},
+        ]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t3", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t3"}]},
+    ]);
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
+    let expected = json!([
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "reasoning_content": "They want weather.", "content": "I look.",
+            "tool_calls": [call("t1", "{\"b\":1,\"a\":[2]}"), call("t2", "{}")]},
+        {"role": "tool", "tool_call_id": "t1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "t2", "content": "none"},
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": null, "tool_calls": [call("t3", "{}")]},
+        {"role": "tool", "tool_call_id": "t3", "content": ""},
+    ]);
+    check(messages, expected);
+}
+
+#[test]
+fn tools_are_functions_and_choices_have_openai_s_words() {
+    let schema = json!({"type": "object", "properties": {"b": {}, "a": {}}});
+    let tools =
+        json!([{"name": "f", "description": "d", "input_schema": schema, "cache_control": {"type": "ephemeral"}}]);
+    let function = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}});
+    check_fields(json!({"tools": tools}), json!({"tools": [function], "priority": 1}));
+    check_fields(json!({"tools": []}), json!({"tools": []}));
+    for (choice, expected) in [
+        (json!({"type": "auto"}), json!({"tool_choice": "auto"})),
+        (json!({"type": "none"}), json!({"tool_choice": "none"})),
+        (
+            json!({"type": "any", "disable_parallel_tool_use": true}),
+            json!({"tool_choice": "required", "parallel_tool_calls": false}),
+        ),
+        (json!({"type": "tool", "name": "f"}), json!({"tool_choice": {"type": "function", "function": {"name": "f"}}})),
+    ] {
+        check_fields(json!({"tool_choice": choice}), expected);
+    }
+}
+
+#[test]
+fn fields_have_a_chat_s_names_and_the_others_stay() {
+    check_fields(json!({"stop_sequences": ["a"]}), json!({"stop": ["a"]}));
+    check_fields(
+        json!({"max_tokens": 5, "top_k": 3, "stream": true}),
+        json!({"max_tokens": 5, "top_k": 3, "stream": true}),
+    );
+    check_fields(json!({"seed": 1, "cache_salt": "s"}), json!({"seed": 1, "cache_salt": "s"}));
+    check_fields(json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "n": 3, "stop": "x"}), json!({}));
+    check_fields(json!({"mcp_servers": [], "container": null}), json!({}));
+    let kwargs = |thinks: bool| json!({"chat_template_kwargs": {"enable_thinking": thinks}});
+    check_fields(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), kwargs(true));
+    check_fields(json!({"thinking": {"type": "adaptive"}}), kwargs(true));
+    check_fields(json!({"thinking": {"type": "disabled"}}), kwargs(false));
+    let own = json!({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": false}});
+    check_fields(own, kwargs(false));
+    let schema = json!({"type": "object"});
+    let format = json!({"type": "json_schema", "schema": schema});
+    let written = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}});
+    check_fields(json!({"output_format": format}), json!({"response_format": written}));
+    let config = json!({"output_config": {"format": format, "effort": "low"}});
+    check_fields(config, json!({"response_format": written, "reasoning_effort": "low"}));
+}
+
+#[test]
+fn cache_control_raises_the_priority_that_the_request_does_not_set_itself() {
+    let control = |ttl: Value| json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": ttl}});
+    let priority = |body: Value| convert(body)["priority"].clone();
+    assert_eq!(priority(user(json!([control(Value::Null)]))), 1);
+    assert_eq!(priority(user(json!([control(json!("1h")), control(json!("5m"))]))), 2);
+    assert_eq!(priority(user(json!("a"))), Value::Null);
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [control(json!("5m"))]});
+    assert_eq!(priority(user(json!([result]))), 1);
+    let mut body = user(json!([control(json!("1h"))]));
+    body["priority"] = json!(-5);
+    assert_eq!(priority(body), -5);
+    let mut body = user(json!("a"));
+    body["cache_control"] = json!({"type": "ephemeral"});
+    assert_eq!(priority(body), 1);
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    let error = messages(user(json!("a")).to_string().as_bytes()).expect_err("an answer needs max_tokens");
+    assert_eq!((error.param(), error.to_string().as_str()), (Some("max_tokens"), "`max_tokens` is missing"));
+    check_refused(json!({}), "messages", "missing");
+    check_refused(json!({"messages": []}), "messages", "empty");
+    check_refused(json!({"messages": "a"}), "messages", "array");
+    check_refused(json!({"messages": [5]}), "messages[0]", "object");
+    check_refused(json!({"messages": [{"content": "a"}]}), "messages[0].role", "missing");
+    check_refused(json!({"messages": [{"role": "tool", "content": "a"}]}), "messages[0].role", "assistant");
+    check_refused(json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing");
+    check_refused(user(json!(5)), "messages[0].content", "string or an array");
+    check_refused(user(json!(["a"])), "messages[0].content[0]", "object");
+    check_refused(user(json!([{"text": "a"}])), "messages[0].content[0].type", "missing");
+    check_refused(user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing");
+    check_refused(user(json!([{"type": "text", "text": 5}])), "messages[0].content[0].text", "string");
+    check_refused(
+        user(json!([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])),
+        "messages[0].content[0].type",
+        "role `user`",
+    );
+    let with = |name: &str, value: Value| {
+        let mut body = user(json!("a"));
+        body[name] = value;
+        body
+    };
+    check_refused(with("system", json!(5)), "system", "string or an array");
+    check_refused(with("tools", json!([{"name": "f"}])), "tools[0].input_schema", "missing");
+    check_refused(with("tools", json!([{"input_schema": {}}])), "tools[0].name", "missing");
+    check_refused(with("tool_choice", json!("auto")), "tool_choice", "object");
+    check_refused(with("tool_choice", json!({"type": "some"})), "tool_choice.type", "must be");
+    check_refused(with("tool_choice", json!({"type": "tool"})), "tool_choice.name", "missing");
+    check_refused(with("thinking", json!({"type": "some"})), "thinking.type", "must be");
+    check_refused(with("cache_control", json!({"type": "forever"})), "cache_control.type", "ephemeral");
+    check_refused(with("cache_control", json!({"type": "ephemeral", "ttl": "9h"})), "cache_control.ttl", "1h");
+    check_refused(
+        with("output_config", json!({"format": {"type": "xml"}})),
+        "output_config.format.type",
+        "json_schema",
+    );
+}
+
+#[test]
+fn what_only_anthropic_s_servers_do_is_refused() {
+    let image = json!({"type": "image", "source": {"type": "url", "url": "u"}});
+    check_unsupported(user(json!([image])), "messages[0].content[0].type", "image");
+    for kind in
+        ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result", "mcp_tool_use"]
+    {
+        check_unsupported(user(json!([{"type": kind}])), "messages[0].content[0].type", kind);
+    }
+    let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}]);
+    check_unsupported(user(result), "messages[0].content[0].content[0].type", "image");
+    let with = |name: &str, value: Value| {
+        let mut body = user(json!("a"));
+        body[name] = value;
+        body
+    };
+    check_unsupported(
+        with("tools", json!([{"type": "web_search_20250305", "name": "web_search"}])),
+        "tools[0].type",
+        "web_search",
+    );
+    check_unsupported(with("mcp_servers", json!([{"url": "u"}])), "mcp_servers", "MCP");
+    check_unsupported(with("container", json!("c")), "container", "containers");
+}

@@ -1,0 +1,118 @@
+//! A chat's messages while a dialect's are read: what belongs to one turn becomes one message.
+//!
+//! Not here: the dialects' shapes. The idea: both dialects cut a turn into blocks or items, text, thoughts, calls; chat templates
+//! want one message for each speaker in turn, with several texts as parts.
+
+use serde_json::{Map, Value, json};
+
+/// Is a chat's messages so far.
+#[derive(Debug, Default)]
+pub(super) struct Conversation {
+    turns: Vec<Turn>,
+}
+
+/// Is one message.
+#[derive(Debug)]
+struct Turn {
+    role: String,
+    texts: Vec<String>,
+    thoughts: Vec<String>,
+    calls: Vec<Value>,
+    /// Names the call whose result it is.
+    call_id: Option<String>,
+    /// Is where it begins in the dialect's body.
+    origin: String,
+}
+
+/// Is the call of a tool.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub id: String,
+    pub name: String,
+    /// Is a JSON text.
+    pub arguments: String,
+}
+
+impl Conversation {
+    /// Adds a text to the turn of `role`, which may be a new one.
+    pub fn say(&mut self, role: &str, text: String, origin: &str) {
+        self.turn(role, origin).texts.push(text);
+    }
+
+    /// Adds a turn of `role` without content, unless the last turn is its already.
+    pub fn begin(&mut self, role: &str, origin: &str) {
+        self.turn(role, origin);
+    }
+
+    /// Adds what the assistant thought; what it said before belongs to another turn.
+    pub fn think(&mut self, thought: String, origin: &str) {
+        let has_spoken = self
+            .turns
+            .last()
+            .is_some_and(|turn| !turn.texts.is_empty() || !turn.calls.is_empty() || turn.role != "assistant");
+        if has_spoken {
+            self.turns.push(Turn::new("assistant", origin));
+        }
+        self.turn("assistant", origin).thoughts.push(thought);
+    }
+
+    /// Adds a call that the assistant made.
+    pub fn call(&mut self, call: Call, origin: &str) {
+        let Call { id, name, arguments } = call;
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        self.turn("assistant", origin).calls.push(call);
+    }
+
+    /// Adds what a call came to.
+    pub fn result(&mut self, call_id: String, texts: Vec<String>, origin: &str) {
+        self.turns.push(Turn { texts, call_id: Some(call_id), ..Turn::new("tool", origin) });
+    }
+
+    /// Returns the messages, and where each comes from.
+    pub fn finish(self) -> (Vec<Value>, Vec<String>) {
+        self.turns.into_iter().map(Turn::finish).unzip()
+    }
+
+    /// Returns the turn that `role` has now.
+    fn turn(&mut self, role: &str, origin: &str) -> &mut Turn {
+        if self.turns.last().is_none_or(|last| last.role != role) {
+            self.turns.push(Turn::new(role, origin));
+        }
+        self.turns.last_mut().expect("there is a turn")
+    }
+}
+
+impl Turn {
+    fn new(role: &str, origin: &str) -> Self {
+        Self {
+            role: role.to_owned(),
+            texts: Vec::new(),
+            thoughts: Vec::new(),
+            calls: Vec::new(),
+            call_id: None,
+            origin: origin.to_owned(),
+        }
+    }
+
+    fn finish(mut self) -> (Value, String) {
+        let mut message = Map::new();
+        message.insert("role".to_owned(), self.role.into());
+        if let Some(id) = self.call_id {
+            message.insert("tool_call_id".to_owned(), id.into());
+        }
+        if !self.thoughts.is_empty() {
+            message.insert("reasoning_content".to_owned(), self.thoughts.join("\n").into());
+        }
+        let content = match self.texts.len() {
+            0 if !self.calls.is_empty() => Value::Null,
+            0 => "".into(),
+            1 => self.texts.remove(0).into(),
+            _ => self.texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
+        };
+        message.insert("content".to_owned(), content);
+        if !self.calls.is_empty() {
+            message.insert("tool_calls".to_owned(), self.calls.into());
+        }
+        (Value::Object(message), self.origin)
+    }
+}

@@ -1,0 +1,184 @@
+//! Tests of responses as chats: every kind of item, what is refused and by which name.
+
+use super::*;
+
+fn convert(body: Value) -> Value {
+    let converted = responses(body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"));
+    serde_json::from_slice(&converted.body).expect("a chat is JSON")
+}
+
+#[track_caller]
+fn check(input: Value, expected: Value) {
+    assert_eq!(convert(json!({"input": input}))["messages"], expected);
+}
+
+/// Checks the chat without its messages that a request with `fields` becomes.
+#[track_caller]
+fn check_fields(fields: Value, expected: Value) {
+    let mut body = json!({"input": "a"});
+    body.as_object_mut().expect("an object").append(&mut fields.as_object().expect("an object").clone());
+    let mut chat = convert(body);
+    chat.as_object_mut().expect("an object").remove("messages");
+    assert_eq!(chat, expected);
+}
+
+fn with(name: &str, value: Value) -> Value {
+    let mut body = json!({"input": "a"});
+    body[name] = value;
+    body
+}
+
+#[track_caller]
+fn check_refused(body: Value, param: &str, says: &str) -> DialectError {
+    let error = responses(body.to_string().as_bytes()).expect_err("it is refused");
+    assert_eq!(error.param(), Some(param), "{error}");
+    assert!(error.to_string().contains(says) && error.to_string().contains(param), "{error}");
+    error
+}
+
+#[track_caller]
+fn check_unsupported(body: Value, param: &str, says: &str) {
+    let error = check_refused(body, param, says);
+    assert!(matches!(error, DialectError::Unsupported { .. }), "{error:?}");
+}
+
+#[test]
+fn a_text_is_the_user_s_message_and_instructions_come_first() {
+    check(json!("Hi"), json!([{"role": "user", "content": "Hi"}]));
+    let chat = convert(json!({"input": "Hi", "instructions": "Be brief."}));
+    assert_eq!(
+        chat["messages"],
+        json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    );
+}
+
+#[test]
+fn items_of_one_answer_are_one_message() {
+    let input = json!([
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Look."}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+            "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": "{\"a\": 1}"},
+        {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Both."}], "encrypted_content": null},
+        {"role": "assistant", "content": "Rain and sun."},
+    ]);
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
+    let expected = json!([
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "reasoning_content": "Look.", "content": "I look.",
+            "tool_calls": [call("c1", "{\"a\": 1}"), call("c2", "{}")]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "c2", "content": "sun"},
+        {"role": "assistant", "reasoning_content": "Both.", "content": "Rain and sun."},
+    ]);
+    check(input, expected);
+}
+
+#[test]
+fn a_thought_behind_an_answer_begins_another() {
+    let thought =
+        |text: &str| json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]});
+    let answer = json!({"role": "assistant", "content": "a"});
+    let turn = |thought: &str| json!({"role": "assistant", "reasoning_content": thought, "content": "a"});
+    check(json!([thought("1"), answer, thought("2"), answer]), json!([turn("1"), turn("2")]));
+}
+
+#[test]
+fn fields_have_a_chat_s_names_and_the_others_stay() {
+    check_fields(json!({"max_output_tokens": 5}), json!({"max_completion_tokens": 5}));
+    check_fields(
+        json!({"temperature": 0.5, "top_p": 1, "stream": true}),
+        json!({"temperature": 0.5, "top_p": 1, "stream": true}),
+    );
+    check_fields(json!({"seed": 1, "cache_salt": "s"}), json!({"seed": 1, "cache_salt": "s"}));
+    let ignored = json!({"store": true, "metadata": {}, "user": "u", "truncation": "auto", "n": 2, "stop": "x", "background": false,
+        "previous_response_id": null, "include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}, "messages": 5});
+    check_fields(ignored, json!({}));
+    check_fields(json!({"reasoning": {"effort": "low", "summary": "auto"}}), json!({"reasoning_effort": "low"}));
+    check_fields(json!({"text": {"format": {"type": "text"}}}), json!({}));
+    check_fields(
+        json!({"text": {"format": {"type": "json_object"}}}),
+        json!({"response_format": {"type": "json_object"}}),
+    );
+    let format = json!({"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true});
+    let schema = json!({"name": "n", "schema": {"type": "object"}, "strict": true});
+    check_fields(
+        json!({"text": {"format": format}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
+    );
+}
+
+#[test]
+fn tools_are_functions() {
+    let tool =
+        json!({"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": null});
+    let function =
+        json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}});
+    check_fields(
+        json!({"tools": [tool], "parallel_tool_calls": true}),
+        json!({"tools": [function], "parallel_tool_calls": true}),
+    );
+    check_fields(json!({"tool_choice": "required"}), json!({"tool_choice": "required"}));
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "f"}}});
+    check_fields(json!({"tool_choice": {"type": "function", "name": "f"}}), named);
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    check_refused(json!({}), "input", "missing");
+    check_refused(json!({"input": []}), "input", "empty");
+    check_refused(json!({"input": 5}), "input", "string or an array");
+    check_refused(json!({"input": ["a"]}), "input[0]", "object");
+    check_refused(json!({"input": [{"content": "a"}]}), "input[0].role", "missing");
+    check_refused(json!({"input": [{"role": "tool", "content": "a"}]}), "input[0].role", "must be");
+    check_refused(json!({"input": [{"role": "user"}]}), "input[0].content", "missing");
+    check_refused(
+        json!({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+        "input[0].content[0].text",
+        "missing",
+    );
+    check_refused(
+        json!({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}),
+        "input[0].arguments",
+        "missing",
+    );
+    check_refused(json!({"input": [{"type": "function_call_output", "output": "x"}]}), "input[0].call_id", "missing");
+    check_refused(with("instructions", json!(["a"])), "instructions", "string");
+    check_refused(with("tools", json!([{"type": "function"}])), "tools[0].name", "missing");
+    check_refused(with("tools", json!([{"name": "f"}])), "tools[0].type", "missing");
+    check_refused(with("text", json!({"format": {"type": "xml"}})), "text.format.type", "must be");
+    check_refused(with("text", json!({"format": {"type": "json_schema"}})), "text.format.name", "missing");
+    check_refused(with("reasoning", json!({"effort": 5})), "reasoning.effort", "string");
+}
+
+#[test]
+fn what_is_not_done_here_is_refused() {
+    check_unsupported(with("previous_response_id", json!("resp_1")), "previous_response_id", "not stored");
+    check_unsupported(with("conversation", json!("conv_1")), "conversation", "not stored");
+    check_unsupported(with("prompt", json!({"id": "p"})), "prompt", "not stored");
+    check_unsupported(with("background", json!(true)), "background", "waits");
+    check_unsupported(with("top_logprobs", json!(5)), "top_logprobs", "chat completions");
+    check_unsupported(with("include", json!(["message.output_text.logprobs"])), "include[0]", "chat completions");
+    check_unsupported(json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", "not stored");
+    for kind in ["web_search_call", "computer_call", "mcp_call", "custom_tool_call", "image_generation_call"] {
+        check_unsupported(json!({"input": [{"type": kind}]}), "input[0].type", kind);
+    }
+    for kind in ["input_image", "input_file", "input_audio"] {
+        let input = json!([{"role": "user", "content": [{"type": kind}]}]);
+        check_unsupported(json!({"input": input}), "input[0].content[0].type", kind);
+    }
+    for kind in ["web_search", "mcp", "file_search", "custom", "local_shell"] {
+        check_unsupported(with("tools", json!([{"type": kind}])), "tools[0].type", kind);
+    }
+    check_unsupported(
+        with("tool_choice", json!({"type": "allowed_tools", "tools": []})),
+        "tool_choice.type",
+        "allowed_tools",
+    );
+}

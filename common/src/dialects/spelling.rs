@@ -1,0 +1,72 @@
+//! From the names of a chat's fields back to those that the client wrote.
+//!
+//! Not here: the conversion that gave them other names. The idea: the checks of a chat know nothing of dialects; what they say
+//! about a field is said again under the field's own name, so each check is written once.
+
+/// Turns the names of a chat's fields into a dialect's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spelling {
+    /// Lists a chat's names and what they are called in the dialect, longer names before their beginnings.
+    renamed: &'static [(&'static str, &'static str)],
+    /// Is what the dialect calls the schema of a tool's arguments.
+    tool_schema: &'static str,
+    /// Lists where each of the chat's messages comes from.
+    messages: Vec<String>,
+}
+
+impl Spelling {
+    /// Returns the spelling of a dialect for a chat whose messages come from these places.
+    pub(super) fn new(
+        renamed: &'static [(&'static str, &'static str)],
+        tool_schema: &'static str,
+        messages: Vec<String>,
+    ) -> Self {
+        Self { renamed, tool_schema, messages }
+    }
+
+    /// Returns the dialect's name of a chat's field.
+    pub fn param(&self, param: &str) -> String {
+        if let Some(origin) = self.message(param) {
+            return origin.to_owned();
+        }
+        if let Some(tool) = self.tool(param) {
+            return tool;
+        }
+        let renamed = self.renamed.iter().find_map(|(from, to)| Some(format!("{to}{}", below(param, from)?)));
+        renamed.unwrap_or_else(|| param.to_owned())
+    }
+
+    /// Returns what an error says about a chat's field in the dialect's words.
+    pub fn text(&self, text: &str, param: &str) -> String {
+        let own = self.param(param);
+        if own == param {
+            return text.to_owned();
+        }
+        let text = text.replace(&format!("`{param}`"), &format!("`{own}`"));
+        match text.strip_prefix(param) {
+            Some(rest) if rest.starts_with(':') => format!("{own}{rest}"),
+            _ => text,
+        }
+    }
+
+    fn message(&self, param: &str) -> Option<&str> {
+        let (idx, _) = param.strip_prefix("messages[")?.split_once(']')?;
+        self.messages.get(idx.parse::<usize>().ok()?).map(String::as_str)
+    }
+
+    /// Returns the place of a tool's field: both dialects write a tool's name and schema without OpenAI's `function` around them.
+    fn tool(&self, param: &str) -> Option<String> {
+        let (idx, rest) = param.strip_prefix("tools[")?.split_once(']')?;
+        let rest = below(rest, ".function").unwrap_or(rest);
+        let rest = match below(rest, ".parameters") {
+            Some(rest) => format!(".{}{rest}", self.tool_schema),
+            None => rest.to_owned(),
+        };
+        Some(format!("tools[{idx}]{rest}"))
+    }
+}
+
+/// Returns what follows in a path on the field `name`; `None` where the path leads elsewhere.
+fn below<'p>(path: &'p str, name: &str) -> Option<&'p str> {
+    path.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}

@@ -1,0 +1,276 @@
+//! The prompts of completions in every shape in which OpenAI and llama-server take them, and those with a gap to fill.
+//!
+//! Not here: chats (`openai`), tokenizing (`warmpath-prompt`).
+//! The idea: a body's `prompt` has many shapes and means one or several prompts; from here on only these are seen.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::ids::Token;
+
+/// Is the `prompt` of a completion request in each of its shapes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "a string, an array of strings, an array of token ids or an array of such arrays")]
+pub enum PromptField {
+    /// One text.
+    Text(String),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// One prompt in tokens.
+    Tokens(Vec<Token>),
+    /// Several prompts in tokens.
+    TokenLists(Vec<Vec<Token>>),
+    /// One prompt of tokens and texts.
+    Mixed(Vec<PromptPart>),
+    /// One text as llama-server's object.
+    Object(PromptObject),
+    /// Several prompts, each in a shape of its own.
+    Several(Vec<PromptItem>),
+}
+
+/// Is one of several prompts.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum PromptItem {
+    /// A text.
+    Text(String),
+    /// Tokens.
+    Tokens(Vec<Token>),
+    /// Tokens and texts.
+    Mixed(Vec<PromptPart>),
+    /// A text as llama-server's object.
+    Object(PromptObject),
+}
+
+/// Is llama-server's object for a prompt: a text, which could refer to media.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "Map<String, Value>")]
+pub struct PromptObject {
+    prompt_string: String,
+    has_media: bool,
+}
+
+impl TryFrom<Map<String, Value>> for PromptObject {
+    type Error = &'static str;
+
+    fn try_from(mut fields: Map<String, Value>) -> Result<Self, &'static str> {
+        let Some(Value::String(prompt_string)) = fields.remove("prompt_string") else {
+            return Err("the object has no text `prompt_string`");
+        };
+        let is_nothing = |media: &Value| media.is_null() || media.as_array().is_some_and(Vec::is_empty);
+        let has_media = fields.get("multimodal_data").is_some_and(|media| !is_nothing(media));
+        Ok(Self { prompt_string, has_media })
+    }
+}
+
+/// Is a part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum PromptPart {
+    /// A token.
+    Token(Token),
+    /// A text.
+    Text(String),
+}
+
+/// Is one prompt that is not a chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RawPrompt {
+    /// A text.
+    Text(String),
+    /// Tokens, as they are.
+    Tokens(Vec<Token>),
+    /// Tokens and texts, one after the other.
+    Mixed(Vec<PromptPart>),
+    /// A gap between two texts.
+    Infill(InfillPrompt),
+}
+
+/// Says why the prompts of a request cannot be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnusablePrompt {
+    /// Media come with it, which no worker can read.
+    #[error("`prompt` has `multimodal_data`; media are not supported")]
+    Media,
+    /// There is text behind the gap, but tokens before it.
+    #[error("`suffix` needs a `prompt` of text")]
+    SuffixOfTokens,
+}
+
+impl UnusablePrompt {
+    /// Names the field that is wrong.
+    pub fn param(self) -> &'static str {
+        match self {
+            Self::Media => "prompt",
+            Self::SuffixOfTokens => "suffix",
+        }
+    }
+}
+
+/// Is the part of a completion request that decides its prompts and its routing.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct CompletionPrompt {
+    /// Is one prompt or several.
+    pub prompt: PromptField,
+    /// Is the text behind the answer; empty is absent.
+    pub suffix: Option<String>,
+}
+
+impl CompletionPrompt {
+    /// Returns the prompts that the request means, in order; an empty array means one empty prompt.
+    ///
+    /// Errors: see [`UnusablePrompt`].
+    pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
+        let prompts = self.prompt.into_prompts()?;
+        let Some(suffix) = self.suffix.filter(|suffix| !suffix.is_empty()) else { return Ok(prompts) };
+        let before = |prompt: RawPrompt| match prompt {
+            RawPrompt::Text(input_prefix) => Ok(RawPrompt::Infill(InfillPrompt {
+                input_prefix,
+                input_suffix: suffix.clone(),
+                ..InfillPrompt::default()
+            })),
+            _ => Err(UnusablePrompt::SuffixOfTokens),
+        };
+        prompts.into_iter().map(before).collect()
+    }
+}
+
+impl PromptField {
+    fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
+        Ok(match self {
+            Self::Text(text) => vec![RawPrompt::Text(text)],
+            Self::Texts(texts) if texts.is_empty() => vec![RawPrompt::Tokens(Vec::new())],
+            Self::Texts(texts) => texts.into_iter().map(RawPrompt::Text).collect(),
+            Self::Tokens(tokens) => vec![RawPrompt::Tokens(tokens)],
+            Self::TokenLists(lists) => lists.into_iter().map(RawPrompt::Tokens).collect(),
+            Self::Mixed(parts) => vec![RawPrompt::Mixed(parts)],
+            Self::Object(object) => vec![object.into_prompt()?],
+            Self::Several(items) => items.into_iter().map(PromptItem::into_prompt).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl PromptItem {
+    fn into_prompt(self) -> Result<RawPrompt, UnusablePrompt> {
+        Ok(match self {
+            Self::Text(text) => RawPrompt::Text(text),
+            Self::Tokens(tokens) => RawPrompt::Tokens(tokens),
+            Self::Mixed(parts) => RawPrompt::Mixed(parts),
+            Self::Object(object) => object.into_prompt()?,
+        })
+    }
+}
+
+impl PromptObject {
+    fn into_prompt(self) -> Result<RawPrompt, UnusablePrompt> {
+        if self.has_media { Err(UnusablePrompt::Media) } else { Ok(RawPrompt::Text(self.prompt_string)) }
+    }
+}
+
+impl RawPrompt {
+    /// Returns about how long the prompt is, to compare it with others. Units: bytes.
+    pub fn n_bytes(&self) -> usize {
+        let of_part = |part: &PromptPart| match part {
+            PromptPart::Token(_) => size_of::<Token>(),
+            PromptPart::Text(text) => text.len(),
+        };
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
+            Self::Mixed(parts) => parts.iter().map(of_part).sum(),
+            Self::Infill(infill) => infill.input_prefix.len() + infill.input_suffix.len(),
+        }
+    }
+}
+
+/// Is a request to fill the gap between two texts.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub struct InfillPrompt {
+    /// Is the text before the gap.
+    pub input_prefix: String,
+    /// Is the text behind the gap.
+    pub input_suffix: String,
+    /// Lists texts from elsewhere that may help, the most important one last.
+    #[serde(default)]
+    pub input_extra: Vec<ExtraText>,
+    /// Is what the gap is known to begin with.
+    #[serde(default)]
+    pub prompt: String,
+    /// Is the most tokens of the answer, for which room is left.
+    #[serde(default, alias = "max_tokens", alias = "max_completion_tokens")]
+    pub n_predict: Option<i64>,
+}
+
+/// Is a text from elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ExtraText {
+    /// Is the text.
+    pub text: String,
+    /// Names where it is from.
+    pub filename: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(field: &str, expected: &[RawPrompt]) {
+        let parsed: PromptField = serde_json::from_str(field).expect(field);
+        assert_eq!(parsed.into_prompts().expect(field), expected, "{field}");
+    }
+
+    fn text(text: &str) -> RawPrompt {
+        RawPrompt::Text(text.to_owned())
+    }
+
+    #[test]
+    fn every_shape_of_a_prompt_is_understood() {
+        let tokens = RawPrompt::Tokens(vec![1, 2]);
+        let mixed = RawPrompt::Mixed(vec![PromptPart::Token(1), PromptPart::Text("a".to_owned())]);
+        check(r#""a""#, &[text("a")]);
+        check(r#"["a", "b"]"#, &[text("a"), text("b")]);
+        check("[1, 2]", std::slice::from_ref(&tokens));
+        check("[[1, 2], [1, 2]]", &[tokens.clone(), tokens.clone()]);
+        check(r#"[1, "a"]"#, std::slice::from_ref(&mixed));
+        check(r#"{"prompt_string": "a"}"#, &[text("a")]);
+        check(r#"{"prompt_string": "a", "multimodal_data": []}"#, &[text("a")]);
+        check(r#"[[1, 2], "a", {"prompt_string": "b"}, [1, "a"]]"#, &[tokens, text("a"), text("b"), mixed]);
+        check(r#"["a", {"prompt_string": "b"}]"#, &[text("a"), text("b")]);
+        check("[]", &[RawPrompt::Tokens(Vec::new())]);
+    }
+
+    #[test]
+    fn media_and_nonsense_are_refused() {
+        let media: PromptField = serde_json::from_str(r#"{"prompt_string": "a", "multimodal_data": ["x"]}"#).unwrap();
+        assert_eq!(media.into_prompts(), Err(UnusablePrompt::Media));
+        for field in ["1", "null", "true", r#"{"text": "a"}"#, "[1, null]", r#"[["a", [1]]]"#, "[-1]", "[1.5]"] {
+            assert!(serde_json::from_str::<PromptField>(field).is_err(), "{field}");
+        }
+    }
+
+    #[test]
+    fn a_suffix_makes_a_gap_of_every_text() {
+        let read = |body: &str| serde_json::from_str::<CompletionPrompt>(body).expect(body).into_prompts();
+        let gap = |before: &str| {
+            RawPrompt::Infill(InfillPrompt {
+                input_prefix: before.to_owned(),
+                input_suffix: "z".to_owned(),
+                ..InfillPrompt::default()
+            })
+        };
+        assert_eq!(read(r#"{"prompt": ["a", "b"], "suffix": "z"}"#), Ok(vec![gap("a"), gap("b")]));
+        assert_eq!(read(r#"{"prompt": "a", "suffix": ""}"#), Ok(vec![text("a")]));
+        assert_eq!(read(r#"{"prompt": [1], "suffix": "z"}"#), Err(UnusablePrompt::SuffixOfTokens));
+    }
+
+    #[test]
+    fn an_infill_needs_both_sides() {
+        let infill: InfillPrompt =
+            serde_json::from_str(r#"{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]}"#)
+                .expect("what is optional may be left out");
+        assert_eq!((infill.input_extra[0].filename.as_deref(), infill.prompt.as_str()), (None, ""));
+        for wrong in [r#"{"input_prefix": "a"}"#, r#"{"input_prefix": "", "input_suffix": "", "input_extra": [{}]}"#] {
+            assert!(serde_json::from_str::<InfillPrompt>(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A request's body as far as routing reads it: the fields that every endpoint has, and the prompt as its endpoint spells it.
+//!
+//! Not here: what the prompt's tokens are. The idea: a dialect's body is first turned into the chat that it means, by the function that the
+//! worker calls as well; from there on it is a chat.
+
+use serde::Deserialize;
+use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
+use warmpath_common::fields::{self, ReadError};
+use warmpath_common::openai::ChatPrompt;
+use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
+
+use super::{Draft, Shape};
+use crate::error::RequestError;
+
+/// Is what is read of a body.
+pub(super) struct Body {
+    pub(super) options: Options,
+    pub(super) parsed: Parsed,
+    /// Turns a chat's names into those of the dialect that the client speaks.
+    pub(super) spelling: Spelling,
+}
+
+/// Is the fields that every endpoint reads alike.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Options {
+    pub(super) model: Option<String>,
+    pub(super) cache_salt: Option<String>,
+    pub(super) cache_prompt: Option<bool>,
+    pub(super) n: Option<u32>,
+}
+
+/// Is a body's prompt, parsed.
+pub(super) enum Parsed {
+    Chat(Box<ChatPrompt>),
+    Raw(Vec<RawPrompt>),
+    /// No chat can be made of it here; a stock server may know better.
+    Foreign(DialectError),
+    None,
+}
+
+/// Returns what routing reads of a body.
+///
+/// Errors: `Unreadable`, `Dialect` and `Field` where the body is plainly wrong.
+pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
+    let body = &draft.body;
+    let (options, parsed) = match draft.shape {
+        Shape::None => (fields::read(body).unwrap_or_default(), Parsed::None),
+        Shape::Chat => parse_chat(body)?,
+        Shape::Completion => {
+            let prompts = fields::read::<CompletionPrompt>(body)?.into_prompts();
+            let prompts = prompts.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
+            (fields::read(body)?, Parsed::Raw(prompts))
+        }
+        Shape::Infill => {
+            (fields::read(body)?, Parsed::Raw(vec![RawPrompt::Infill(fields::read::<InfillPrompt>(body)?)]))
+        }
+        Shape::Messages => return parse_dialect(body, anthropic::messages),
+        Shape::Responses => return parse_dialect(body, responses::responses),
+    };
+    Ok(Body { options, parsed, spelling: Spelling::default() })
+}
+
+fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {
+    let chat: ChatPrompt = fields::read(body)?;
+    if chat.messages.is_empty() {
+        return Err(RequestError::field("messages", "`messages` must not be empty"));
+    }
+    Ok((fields::read(body)?, Parsed::Chat(Box::new(chat))))
+}
+
+fn parse_dialect(body: &[u8], convert: fn(&[u8]) -> Result<Converted, DialectError>) -> Result<Body, RequestError> {
+    let (parsed, spelling) = match convert(body) {
+        Ok(Converted { body: chat, spelling }) => (parse_chat(&chat), spelling),
+        Err(error @ DialectError::Read(ReadError::Json { .. } | ReadError::Field { param: None, .. })) => {
+            return Err(error.into());
+        }
+        Err(error) => (
+            fields::read(body).map(|options| (options, Parsed::Foreign(error))).map_err(Into::into),
+            Spelling::default(),
+        ),
+    };
+    let (options, parsed) = parsed.map_err(|error| error.respelled(&spelling))?;
+    Ok(Body { options: Options { n: None, ..options }, parsed, spelling })
+}

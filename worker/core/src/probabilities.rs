@@ -1,0 +1,92 @@
+//! How likely a chosen token and the likeliest others were, as log probabilities.
+//!
+//! Not here: how a token is chosen (llama.cpp's samplers), how a client gets the numbers (`http::wire`).
+//! The idea: by default the probabilities are the model's own, the softmax of its logits, whatever the sampler did to
+//! them, as OpenAI and llama-server have it. Only the likeliest few are sorted.
+
+use std::cmp::Ordering;
+
+use warmpath_common::ids::Token;
+
+/// Is one token and how likely it was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Likely {
+    /// Is the token.
+    pub token: Token,
+    /// Is the natural logarithm of its probability; minus infinity for a token that cannot be.
+    pub logprob: f32,
+}
+
+/// Is how likely one token of an answer was, and which were the likeliest at its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenProbabilities {
+    /// Is the token that was chosen.
+    pub chosen: Likely,
+    /// Lists the likeliest tokens, the likeliest first, of equals the lowest id.
+    pub top: Vec<Likely>,
+}
+
+/// Returns the probabilities that a model's logits give to `chosen` and to the `n_top` likeliest tokens.
+///
+/// Shape: `logits[n_vocab]`, by token id; `chosen` is below `n_vocab`. A logit that is not a number counts as minus
+/// infinity. Cost: O(`n_vocab` + `n_top` log `n_top`).
+pub fn of_logits(logits: &[f32], chosen: Token, n_top: usize) -> TokenProbabilities {
+    let number = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
+    let most = logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(number(*logit) - most).exp()).filter(|p| !p.is_nan()).sum();
+    let log_sum = f64::from(most) + sum.ln();
+    let logprob = |logit: f32| {
+        let logprob = (f64::from(number(logit)) - log_sum) as f32;
+        if logprob.is_nan() { f32::NEG_INFINITY } else { logprob.min(0.0) }
+    };
+    let all: Vec<Likely> = (0..).zip(logits).map(|(token, logit)| Likely { token, logprob: logprob(*logit) }).collect();
+    let chosen = Likely { token: chosen, logprob: all.get(chosen as usize).map_or(f32::NEG_INFINITY, |it| it.logprob) };
+    TokenProbabilities { chosen, top: likeliest(all, n_top) }
+}
+
+/// Returns the `n_top` likeliest of some tokens, the likeliest first.
+pub fn likeliest(mut all: Vec<Likely>, n_top: usize) -> Vec<Likely> {
+    let order = |a: &Likely, b: &Likely| {
+        b.logprob.partial_cmp(&a.logprob).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+    };
+    if n_top < all.len() {
+        if n_top > 0 {
+            all.select_nth_unstable_by(n_top - 1, order);
+        }
+        all.truncate(n_top);
+    }
+    all.sort_unstable_by(order);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_the_softmax_and_add_up_to_one() {
+        let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, 0.0, f32::NAN];
+        let got = of_logits(&logits, 4, 10);
+        let sum: f64 = got.top.iter().map(|likely| f64::from(likely.logprob).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+        let order: Vec<Token> = got.top.iter().map(|likely| likely.token).collect();
+        assert_eq!(order, [1, 3, 0, 4, 2, 5], "equals stand in the order of their ids");
+        assert!((f64::from(got.chosen.logprob) - (1.0 / (2.0 * 3f64.exp() + 1f64.exp() + 1.0)).ln()).abs() < 1e-6);
+        assert_eq!(got.top[4].logprob, f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn the_likeliest_few_are_the_first_of_all() {
+        let logits: Vec<f32> = (0..1000_u32).map(|n| ((n * 7919) % 1000) as f32 / 10.0).collect();
+        let all = of_logits(&logits, 0, logits.len()).top;
+        for n_top in [0, 1, 2, 20, 999] {
+            assert_eq!(of_logits(&logits, 0, n_top).top, all[..n_top], "{n_top}");
+        }
+    }
+
+    #[test]
+    fn logits_without_a_number_give_no_probability_instead_of_none() {
+        let got = of_logits(&[f32::NAN, f32::NAN], 0, 2);
+        assert!(got.top.iter().all(|likely| likely.logprob == f32::NEG_INFINITY), "{got:?}");
+    }
+}

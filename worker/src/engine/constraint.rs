@@ -1,0 +1,237 @@
+//! JSON schemas as masks over the vocabulary: llguidance's parser, compiled by the caller and stepped by the engine.
+//!
+//! Not here: which schemas are taken (`schema`), how a token is chosen among those allowed (`sampler`).
+//! The idea: the vocabulary becomes a trie once for each model, in the background. A schema is compiled on a thread of its
+//! own with a deep stack; each choice of an answer then has a copy of the fresh parser. What a step may cost is limited, and
+//! a step that needs more, or panics, fails its own answer only.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use llama_cpp_2::model::LlamaModel;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser};
+use serde_json::{Value, json};
+use warmpath_common::ids::Token;
+
+use crate::schema::check_meetings;
+
+/// Is the whitespace between the parts of an answer: none, a space, or a line break with indentation.
+///
+/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may go on in blanks for ever.
+const WHITESPACE: &str = r" |\n{1,2}[ \t]{0,20}";
+
+/// Lists what may stand behind a backslash. Without `u`, whose digits could spell a property's name a second way.
+const ESCAPES: &str = "nrbtf\\\"";
+
+/// Is the stack on which a schema is compiled. Source: 6 kB for each of the 10,000 schemas that `schema` lets through.
+const STACK_BYTES: usize = 128 << 20;
+
+/// Is the work that one mask may take in the lexer. Source: docs/decisions/0023; some 14,000 a millisecond.
+const STEP_LEXER_FUEL: u64 = 100_000;
+
+/// Is the items that one mask may make in the parser. Source: as above; some 20,000 a millisecond.
+const STEP_ITEMS_MAX: usize = 30_000;
+
+/// Is the items that the parser keeps for one token of an answer. Source: an object has four for each optional property.
+const ROW_ITEMS_MAX: usize = 2500;
+
+/// Is the states of one answer's lexer: a string of a limited length has one for each of its characters.
+const LEXER_STATES_MAX: usize = 50_000;
+
+/// Is the memory of one answer's lexer, looked at every [`LOOK_TOKENS`]. Units: bytes.
+const LEXER_BYTES_MAX: usize = 48 << 20;
+
+/// Is after how many tokens the lexer's memory is looked at.
+const LOOK_TOKENS: u32 = 32;
+
+/// Compiles schemas for one model's vocabulary.
+pub(super) struct Compiler {
+    factory: ParserFactory,
+}
+
+impl Compiler {
+    /// Makes the trie of a vocabulary.
+    ///
+    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: the vocabulary has no token that ends an answer.
+    pub(super) fn new(model: &LlamaModel) -> Result<Self, String> {
+        let vocab = model.vocab();
+        let ends: Vec<Token> =
+            vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
+        let Some(first_end) = ends.first().copied() else {
+            return Err("the model's vocabulary has no token that ends an answer".to_owned());
+        };
+        // Control tokens and those that end an answer have no bytes here, so no schema ever allows them by their text.
+        let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
+            true => Vec::new(),
+            false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
+        };
+        let words: Vec<Vec<u8>> = vocab.tokens().map(spelled).collect();
+        let info = TokRxInfo::new(model.n_vocab().unsigned_abs(), first_end);
+        let build = || {
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = SlicedBiasComputer::json_slices();
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(described)
+        };
+        let unusable = "the model's vocabulary cannot be made into a trie";
+        let mut factory = guarded(build).map_err(|_| unusable.to_owned())?;
+        *factory.quiet().limits_mut() = limits();
+        Ok(Self { factory })
+    }
+
+    /// Returns a normalized schema compiled, or why it cannot be, fit for the client.
+    pub(super) fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
+        let grammar = TopLevelGrammar::from_json_schema(with_options(schema));
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
+            let job = thread.spawn_scoped(scope, || {
+                guarded(|| {
+                    check_meetings(schema)?;
+                    let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
+                    fresh.start_without_prompt();
+                    // The first mask shows whether there is an answer at all, and warms the lexer.
+                    let mut tried = fresh.deep_clone();
+                    tried.compute_mask().map_err(described)?;
+                    Ok(fresh)
+                })
+            });
+            job.map(|job| job.join())
+        });
+        match compiled {
+            Ok(Ok(Ok(fresh))) => Ok(CompiledSchema(Arc::new(fresh))),
+            Ok(Ok(Err(reason))) => Err(format!("the schema cannot be followed: {reason}")),
+            Ok(Err(_)) => Err("the schema cannot be followed: its compiler failed".to_owned()),
+            Err(error) => Err(format!("there is no thread to compile the schema: {error}")),
+        }
+    }
+}
+
+/// Returns whether a token's bytes can be part of a text: 0xFF never is, and marks tokens to the trie.
+fn is_text(bytes: &[u8]) -> bool {
+    !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER)
+}
+
+fn limits() -> ParserLimits {
+    ParserLimits {
+        step_lexer_fuel: STEP_LEXER_FUEL,
+        max_items_in_row: ROW_ITEMS_MAX,
+        step_max_items: STEP_ITEMS_MAX,
+        max_lexer_states: LEXER_STATES_MAX,
+        // Errors would otherwise repeat the answer so far, and they are logged.
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// Returns the schema with the compiler's own options in it, where it looks for them.
+fn with_options(schema: &Value) -> Value {
+    let options = json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES });
+    let mut keywords = match schema {
+        Value::Object(keywords) => keywords.clone(),
+        Value::Bool(true) => serde_json::Map::new(),
+        _ => return schema.clone(),
+    };
+    keywords.insert("x-guidance".to_owned(), options);
+    Value::Object(keywords)
+}
+
+fn described(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Runs what may panic on a schema that nobody thought of; the reason is one line, fit for the client.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let error = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => error,
+        Err(_) => String::new(),
+    };
+    let line = error.lines().next().unwrap_or_default();
+    if line.is_empty() || line.starts_with("panic") {
+        return Err("it is beyond what can be computed".to_owned());
+    }
+    Err(line.chars().take(REASON_CHARS_MAX).collect())
+}
+
+/// Is the longest reason that a client is told; it may repeat a part of the schema.
+const REASON_CHARS_MAX: usize = 300;
+
+/// Is a schema compiled for a model, ready for any number of answers; cheap to clone.
+#[derive(Clone)]
+pub struct CompiledSchema(Arc<TokenParser>);
+
+impl CompiledSchema {
+    /// Returns a constraint at the start of an answer. Cost: microseconds, milliseconds for the largest schemas.
+    pub(super) fn begin(&self) -> Constraint {
+        Constraint { parser: self.0.deep_clone(), n_tokens: 0 }
+    }
+}
+
+impl fmt::Debug for CompiledSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CompiledSchema")
+    }
+}
+
+impl PartialEq for CompiledSchema {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Says what may come next.
+pub(super) enum Allowed {
+    /// Any of these tokens; the tokens that end an answer are among them where it may end.
+    Tokens(SimpleVob),
+    /// Nothing but the end: the answer is complete.
+    Ends(SimpleVob),
+}
+
+/// Follows one answer.
+pub(super) struct Constraint {
+    parser: TokenParser,
+    n_tokens: u32,
+}
+
+impl Constraint {
+    /// Returns what may come next.
+    ///
+    /// Errors: why that cannot be told within the limits, fit for the client.
+    pub(super) fn allowed(&mut self) -> Result<Allowed, String> {
+        if self.parser.stopped() {
+            return Ok(Allowed::Ends(self.parser.token_env.tok_trie().eos_token_set()));
+        }
+        guarded(|| self.parser.compute_mask().map_err(described)).map(Allowed::Tokens)
+    }
+
+    /// Takes the token that was chosen among those allowed; one that ends the answer changes nothing.
+    ///
+    /// Errors: as [`Constraint::allowed`].
+    pub(super) fn take(&mut self, token: Token) -> Result<(), String> {
+        if self.parser.stopped() || self.parser.token_env.tok_trie().eos_tokens().contains(&token) {
+            return Ok(());
+        }
+        self.n_tokens += 1;
+        let parser = &mut self.parser;
+        guarded(|| {
+            parser.consume_token(token).map_err(described)?;
+            parser.check_stop().map_err(described)
+        })?;
+        if self.n_tokens.is_multiple_of(LOOK_TOKENS) {
+            return self.check_memory();
+        }
+        Ok(())
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        let n_bytes = self.parser.parser.lexer_stats().num_bytes;
+        if n_bytes > LEXER_BYTES_MAX {
+            return Err(format!("its patterns take more than {LEXER_BYTES_MAX} bytes"));
+        }
+        Ok(())
+    }
+}

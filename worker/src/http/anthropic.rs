@@ -1,0 +1,130 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them.
+//!
+//! Not here: the request as a chat (`warmpath_common::dialects::anthropic`), the objects' fields (`wire`).
+//! The idea: one message, its blocks the answer's parts; in a stream each block is opened, grows and is closed.
+
+mod wire;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use warmpath_common::dialects::{Converted, DialectError, anthropic};
+
+use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
+use super::body::Body;
+use super::context::RequestContext;
+use super::dialect::{self, Beginning, Message, PartEnd, Writer};
+use super::error::status_of;
+use super::parts::{Kind, Part};
+use super::sse::write_named_event;
+use super::state::App;
+use crate::error::RequestError;
+
+/// Answers a request for a message.
+pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    dialect::create::<MessageWriter>(&app, context, body).await
+}
+
+/// Answers with the number of tokens of the prompt that a request for a message has.
+pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let input_tokens = dialect::count_tokens(&app, body, anthropic::count_tokens).await?;
+    Ok(Json(json!({"input_tokens": input_tokens})))
+}
+
+/// Writes an answer as a message.
+pub(super) struct MessageWriter {
+    id: String,
+    beginning: Beginning,
+}
+
+impl MessageWriter {
+    fn message<'a>(&'a self, content: Vec<Block<'a>>, end: End<'a>, usage: Usage) -> WireMessage<'a> {
+        WireMessage {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.beginning.model,
+            content,
+            end,
+            usage,
+        }
+    }
+
+    fn usage(&self, output_tokens: u32) -> Usage {
+        let Beginning { prompt_tokens, cached_tokens, .. } = self.beginning;
+        Usage {
+            input_tokens: prompt_tokens.saturating_sub(cached_tokens),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached_tokens,
+            output_tokens,
+        }
+    }
+}
+
+fn write(out: &mut Vec<u8>, event: &Event<'_>) {
+    write_named_event(out, event.name(), event);
+}
+
+fn end_of<'a>(message: &Message<'a>) -> End<'a> {
+    End { stop_reason: Some(stop_reason(message)), stop_sequence: message.stop_text }
+}
+
+impl Writer for MessageWriter {
+    type Repeated = ();
+
+    fn convert(body: &[u8]) -> Result<Converted, DialectError> {
+        anthropic::messages(body)
+    }
+
+    fn read_repeated(_: &Body) -> Result<(), RequestError> {
+        Ok(())
+    }
+
+    fn new(beginning: Beginning, (): ()) -> Self {
+        Self { id: format!("msg_{}", uuid::Uuid::new_v4().simple()), beginning }
+    }
+
+    fn whole(self, message: &Message<'_>) -> Vec<u8> {
+        let content = message.parts.iter().map(Block::whole).collect();
+        let whole = self.message(content, end_of(message), self.usage(message.totals.completion_tokens));
+        serde_json::to_vec(&whole).expect("a message has a JSON form")
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let message = self.message(Vec::new(), End::default(), self.usage(0));
+        write(out, &Event::MessageStart { message });
+        write(out, &Event::Ping);
+    }
+
+    fn open(&mut self, out: &mut Vec<u8>, part: &Part) {
+        write(out, &Event::ContentBlockStart { index: part.index, content_block: Block::empty(part) });
+    }
+
+    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str) {
+        write(out, &Event::ContentBlockDelta { index: part.index, delta: Delta::of(part, text) });
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>, part: &Part, _: PartEnd) {
+        if part.kind == Kind::Thought {
+            let delta = Delta::Signature { signature: "" };
+            write(out, &Event::ContentBlockDelta { index: part.index, delta });
+        }
+        write(out, &Event::ContentBlockStop { index: part.index });
+    }
+
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        write(out, &Event::Ping);
+    }
+
+    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>) {
+        let usage = self.usage(message.totals.completion_tokens);
+        write(out, &Event::MessageDelta { delta: end_of(message), usage });
+        write(out, &Event::MessageStop);
+    }
+
+    fn fail(&mut self, out: &mut Vec<u8>, _: &[Part], error: &RequestError) {
+        let message = error.to_string();
+        write_named_event(out, "error", &anthropic::ErrorBody::new(status_of(error), &message));
+    }
+}

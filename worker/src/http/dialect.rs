@@ -1,0 +1,260 @@
+//! Endpoints of other dialects: a request becomes a chat, the chat's answer is written as the dialect has it.
+//!
+//! Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and events (`http::anthropic`, `http::responses`).
+//! The idea: between the conversion and the writer everything is the one lifecycle of chats, and what its checks say comes back
+//! with the names that the client wrote.
+
+use std::convert::Infallible;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use warmpath_common::dialects::{Converted, DialectError};
+
+use super::body::Body;
+use super::context::RequestContext;
+use super::error::log_error;
+use super::parts::{Part, Parts, Piece};
+use super::state::App;
+use super::{answer, chat, sse};
+use crate::engine::FinishReason;
+use crate::error::RequestError;
+use crate::lifecycle::message::{Ending, MessageDelta, MessageStep, Messages};
+use crate::lifecycle::{Delivery, Totals};
+use crate::serving::Serving;
+
+/// Is how long a stream may be silent before its client is told that it goes on.
+///
+/// Source: own choice: a quarter of the minute after which common proxies end a silent connection.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+
+/// Writes an answer as a dialect has it.
+pub trait Writer: Send + Sized + 'static {
+    /// Is what the answer repeats of the request.
+    type Repeated: Send + 'static;
+
+    /// Returns the chat that a body means.
+    fn convert(body: &[u8]) -> Result<Converted, DialectError>;
+
+    /// Reads what the answer repeats.
+    fn read_repeated(body: &Body) -> Result<Self::Repeated, RequestError>;
+
+    /// Returns the writer of one answer.
+    fn new(beginning: Beginning, repeated: Self::Repeated) -> Self;
+
+    /// Returns the whole answer as JSON.
+    fn whole(self, message: &Message<'_>) -> Vec<u8>;
+
+    /// Writes what stands before the first part.
+    fn begin(&mut self, out: &mut Vec<u8>);
+
+    /// Writes the beginning of a part.
+    fn open(&mut self, out: &mut Vec<u8>, part: &Part);
+
+    /// Writes what a part has grown by.
+    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str);
+
+    /// Writes the end of a part.
+    fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd);
+
+    /// Writes that the answer goes on although nothing new is there.
+    fn keep_alive(&mut self, out: &mut Vec<u8>);
+
+    /// Writes the end of the answer.
+    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>);
+
+    /// Writes that the answer broke off behind these parts.
+    fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError);
+}
+
+/// Is what is known when an answer begins.
+#[derive(Debug, Clone)]
+pub struct Beginning {
+    /// Is the first name of the model.
+    pub model: String,
+    /// Is the time. Units: seconds since 1970.
+    pub created: u64,
+    /// Is the prompt's length. Units: tokens.
+    pub prompt_tokens: u32,
+    /// Is how many of these were reused.
+    pub cached_tokens: u32,
+}
+
+/// Is an answer that is complete.
+#[derive(Debug)]
+pub struct Message<'a> {
+    /// Lists its parts.
+    pub parts: &'a [Part],
+    /// Is how it ended.
+    pub ending: Ending,
+    /// Is the stop text that ended it, if one did.
+    pub stop_text: Option<&'a str>,
+    /// Counts its tokens.
+    pub totals: Totals,
+}
+
+/// Says how a part ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartEnd {
+    /// It is all there.
+    Whole,
+    /// The answer reached its limit within it.
+    CutShort,
+}
+
+/// Answers a request of a dialect.
+pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    let serving = app.admitting()?;
+    serving.check_room()?;
+    let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
+    let (Converted { body, spelling }, repeated) = read.await?;
+    let messages = answer::start(app, context, Body(body.into()), chat::read_prompts).await;
+    let messages = messages.map_err(|error| error.respelled(&spelling))?;
+    let answer = messages.answer();
+    let (started, delivery) = (answer.started(), answer.form().delivery);
+    let beginning = Beginning {
+        model: serving.model.names.first().cloned().unwrap_or_default(),
+        created: now_s(),
+        prompt_tokens: answer.prompt_tokens(),
+        cached_tokens: started.cached_tokens(),
+    };
+    let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
+    let mut response = match delivery {
+        Delivery::Whole => writing.whole().await?,
+        Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
+    };
+    answer::describe(&mut response, started);
+    Ok(response)
+}
+
+/// Returns the number of tokens of the prompt that a request has.
+///
+/// Errors: those of the conversion and of a chat's prompt.
+pub async fn count_tokens(
+    app: &App,
+    body: Body,
+    convert: fn(&[u8]) -> Result<Converted, DialectError>,
+) -> Result<usize, RequestError> {
+    let count = move |serving: &Serving| {
+        let Converted { body, spelling } = convert(&body.0)?;
+        let count = || {
+            let chat = chat::read_chat(&Body(body.into()))?;
+            serving.check_model(chat.model.as_deref())?;
+            Ok(serving.prompts.chat(&chat)?.tokens.len())
+        };
+        count().map_err(|error: RequestError| error.respelled(&spelling))
+    };
+    app.serving()?.prepare(count).await
+}
+
+/// Returns the time. Units: seconds since 1970.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Is an answer on its way out.
+struct Writing<W> {
+    writer: W,
+    messages: Messages,
+    parts: Parts,
+    /// Is how the answer has ended; absent while it goes on.
+    ending: Option<Ending>,
+}
+
+impl<W: Writer> Writing<W> {
+    async fn whole(mut self) -> Result<Response, RequestError> {
+        while let Some(step) = self.messages.next().await? {
+            match step {
+                MessageStep::Delta { delta, .. } => {
+                    for piece in pieces(&delta) {
+                        self.parts.push(piece);
+                    }
+                }
+                MessageStep::Finished { ending, .. } => self.ending = Some(ending),
+            }
+        }
+        let body = self.writer.whole(&message(&self.parts, &self.messages, self.ending));
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    }
+
+    fn stream(mut self) -> Response {
+        let mut first = Vec::new();
+        self.writer.begin(&mut first);
+        let first = futures::stream::once(std::future::ready(Ok::<_, Infallible>(Bytes::from(first))));
+        let rest = futures::stream::unfold(Some(self), |writing| async {
+            let mut writing = writing?;
+            let mut bytes = Vec::new();
+            let goes_on = writing.write_next(&mut bytes).await;
+            Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
+        });
+        sse::response(futures::StreamExt::chain(first, rest))
+    }
+
+    /// Writes the next events; returns whether others follow.
+    async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
+        while out.is_empty() {
+            match tokio::time::timeout(SILENCE_MAX, self.messages.next()).await {
+                Err(_) => self.writer.keep_alive(out),
+                Ok(Ok(Some(MessageStep::Delta { delta, .. }))) => {
+                    for piece in pieces(&delta) {
+                        self.write_piece(out, piece);
+                    }
+                }
+                Ok(Ok(Some(MessageStep::Finished { ending, .. }))) => self.ending = Some(ending),
+                Ok(Ok(None)) => {
+                    self.write_end(out);
+                    return false;
+                }
+                Ok(Err(error)) => {
+                    log_error(&error);
+                    self.writer.fail(out, self.parts.list(), &error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn write_piece(&mut self, out: &mut Vec<u8>, piece: Piece<'_>) {
+        let Some(change) = self.parts.push(piece) else { return };
+        let parts = self.parts.list();
+        if let Some(closed) = change.closed {
+            self.writer.close(out, &parts[closed], PartEnd::Whole);
+        }
+        let Some(part) = parts.last() else { return };
+        if change.opened {
+            self.writer.open(out, part);
+        }
+        if !change.grown.is_empty() {
+            self.writer.grow(out, part, change.grown);
+        }
+    }
+
+    fn write_end(&mut self, out: &mut Vec<u8>) {
+        let message = message(&self.parts, &self.messages, self.ending);
+        if let Some(open) = self.parts.open() {
+            let is_cut = message.ending.reason == FinishReason::Length;
+            self.writer.close(out, open, if is_cut { PartEnd::CutShort } else { PartEnd::Whole });
+        }
+        self.writer.end(out, &message);
+    }
+}
+
+fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<Ending>) -> Message<'a> {
+    Message {
+        parts: parts.list(),
+        ending: ending.unwrap_or(Ending { reason: FinishReason::EndOfGeneration, has_tool_calls: false }),
+        stop_text: messages.answer().stop_text(),
+        totals: messages.totals(),
+    }
+}
+
+/// Returns the pieces of a delta in their order: what was thought comes before what is said, and that before calls.
+fn pieces(delta: &MessageDelta) -> impl Iterator<Item = Piece<'_>> {
+    let said = [Piece::Thought(&delta.reasoning_content), Piece::Text(&delta.content)];
+    said.into_iter().chain(delta.tool_calls.iter().map(Piece::Call))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,411 @@
+//! Tests of the dialects' events, each of them exactly: what a short answer, a thought, a call, a limit and a failure are made of.
+
+use axum::body::to_bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use warmpath_common::ids::SlotId;
+
+use super::super::anthropic::MessageWriter;
+use super::super::responses::ResponseWriter;
+use super::*;
+use crate::engine::{CachedTokens, EngineError, Event, Finished, Started};
+use crate::lifecycle::message::ToolCallDelta;
+use crate::lifecycle::testing::scripted;
+
+const PROMPT_TOKENS: usize = 20;
+const CACHED_TOKENS: u32 = 16;
+
+fn started() -> Event {
+    let cached = CachedTokens { resident: CACHED_TOKENS, ..CachedTokens::default() };
+    Event::Started(Started { slot: SlotId(0), cached })
+}
+
+fn text(text: &str) -> Event {
+    Event::Text { text: text.to_owned(), token: 5, probabilities: Vec::new() }
+}
+
+fn finished(reason: FinishReason) -> Finished {
+    Finished {
+        reason,
+        stopping_word: (reason == FinishReason::StopText).then(|| "END".to_owned()),
+        truncated: false,
+        completion_tokens: 3,
+        prompt_ms: 1.0,
+        predicted_ms: 2.0,
+    }
+}
+
+fn ended(reason: FinishReason) -> Event {
+    Event::Finished(finished(reason))
+}
+
+/// Returns an answer on its way out whose engine says `events` after its start, and the engine's end.
+async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, mpsc::UnboundedSender<Event>) {
+    let (engine, receiver) = mpsc::unbounded_channel();
+    for event in std::iter::once(started()).chain(events) {
+        engine.send(event).expect("somebody listens");
+    }
+    let body = Body(body.to_string().into());
+    let beginning = Beginning {
+        model: "tiny".to_owned(),
+        created: 7,
+        prompt_tokens: u32::try_from(PROMPT_TOKENS).expect("a small number"),
+        cached_tokens: CACHED_TOKENS,
+    };
+    let writer = W::new(beginning, W::read_repeated(&body).expect("it can be read"));
+    let messages = Messages::new(scripted(PROMPT_TOKENS, receiver).await);
+    (Writing { writer, messages, parts: Parts::default(), ending: None }, engine)
+}
+
+/// Returns the events of a stream: names beside data, ids without what is random in them, times as 0.
+async fn streamed<W: Writer>(body: Value, events: Vec<Event>) -> Vec<(String, Value)> {
+    let (writing, _engine) = writing::<W>(body, events).await;
+    let response = writing.stream();
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    parse(&to_bytes(response.into_body(), 1 << 20).await.expect("a stream"))
+}
+
+async fn whole<W: Writer>(body: Value, events: Vec<Event>) -> Value {
+    let response = writing::<W>(body, events).await.0.whole().await.expect("an answer");
+    assert_eq!(response.headers()["content-type"], "application/json");
+    let bytes = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+    let mut value = serde_json::from_slice(&bytes).expect("JSON");
+    settle(&mut value);
+    value
+}
+
+fn parse(bytes: &[u8]) -> Vec<(String, Value)> {
+    let text = std::str::from_utf8(bytes).expect("events are text");
+    let events = text.split_terminator("\n\n").map(|event| {
+        let (name, data) = event.split_once('\n').expect("two lines");
+        let name = name.strip_prefix("event: ").expect("a name").to_owned();
+        let mut data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
+        settle(&mut data);
+        if name != "error" {
+            assert_eq!(data["type"], name, "the data say the same as the name");
+        }
+        (name, data)
+    });
+    events.collect()
+}
+
+/// Takes what is new in every run out of a value.
+fn settle(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                match (name.as_str(), value) {
+                    ("id" | "item_id", Value::String(id)) => id.truncate(id.find('_').unwrap_or(id.len())),
+                    ("completed_at", value) if value.is_number() => *value = json!(0),
+                    (_, value) => settle(value),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(settle),
+        _ => {}
+    }
+}
+
+fn hello(reason: FinishReason) -> Vec<Event> {
+    vec![text("Hel"), text(""), text("lo"), ended(reason)]
+}
+
+fn names(events: &[(String, Value)]) -> Vec<&str> {
+    events.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+fn message_usage(output_tokens: u32) -> Value {
+    json!({"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 16, "output_tokens": output_tokens})
+}
+
+fn named(data: Value) -> (String, Value) {
+    (data["type"].as_str().expect("a type").to_owned(), data)
+}
+
+#[tokio::test]
+async fn a_message_of_text_is_these_events() {
+    let message = json!({"id": "msg", "type": "message", "role": "assistant", "model": "tiny", "content": [],
+        "stop_reason": null, "stop_sequence": null, "usage": message_usage(0)});
+    let delta = |text: &str| {
+        named(json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}))
+    };
+    let expected = [
+        named(json!({"type": "message_start", "message": message})),
+        named(json!({"type": "ping"})),
+        named(json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})),
+        delta("Hel"),
+        delta("lo"),
+        named(json!({"type": "content_block_stop", "index": 0})),
+        named(
+            json!({"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": null}, "usage": message_usage(3)}),
+        ),
+        named(json!({"type": "message_stop"})),
+    ];
+    assert_eq!(streamed::<MessageWriter>(json!({}), hello(FinishReason::EndOfGeneration)).await, expected);
+}
+
+#[tokio::test]
+async fn a_whole_message_says_how_it_ended() {
+    let message = async |reason| whole::<MessageWriter>(json!({}), hello(reason)).await;
+    let expected = json!({"id": "msg", "type": "message", "role": "assistant", "model": "tiny",
+        "content": [{"type": "text", "text": "Hello"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": message_usage(3)});
+    assert_eq!(message(FinishReason::EndOfGeneration).await, expected);
+    assert_eq!(message(FinishReason::Length).await["stop_reason"], "max_tokens");
+    let stopped = message(FinishReason::StopText).await;
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("END")));
+    let full = Finished { truncated: true, ..finished(FinishReason::Length) };
+    let full = whole::<MessageWriter>(json!({}), vec![Event::Finished(full)]).await;
+    assert_eq!((&full["stop_reason"], &full["content"]), (&json!("model_context_window_exceeded"), &json!([])));
+}
+
+#[tokio::test]
+async fn a_message_that_fails_midway_ends_with_an_error_event() {
+    let failed = Event::Failed(EngineError::Decode { reason: "scripted".to_owned() });
+    let events = streamed::<MessageWriter>(json!({}), vec![text("Hel"), failed]).await;
+    assert_eq!(names(&events), ["message_start", "ping", "content_block_start", "content_block_delta", "error"]);
+    let error = json!({"type": "api_error", "message": "the model failed to decode: scripted"});
+    assert_eq!(events[4].1, json!({"type": "error", "error": error}));
+}
+
+/// Writes the pieces of an answer that thinks, speaks and calls twice; returns the events behind its beginning.
+async fn parts_of<W: Writer>(reason: FinishReason) -> Vec<(String, Value)> {
+    let (mut writing, _engine) = writing::<W>(json!({}), vec![ended(reason)]).await;
+    let call = |index, head: Option<(&str, &str)>, arguments: &str| {
+        let (id, name) = head.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();
+        ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+    };
+    let calls = [
+        call(0, Some(("c1", "look")), ""),
+        call(0, None, "{\"a\""),
+        call(0, None, ": 1}"),
+        call(1, Some(("c2", "go")), "{}"),
+    ];
+    let said = [Piece::Thought("Hm."), Piece::Text("I look.")];
+    let mut out = Vec::new();
+    for piece in said.into_iter().chain(calls.iter().map(Piece::Call)) {
+        writing.write_piece(&mut out, piece);
+    }
+    let mut end = Vec::new();
+    assert!(!writing.write_next(&mut end).await, "the engine has said all");
+    out.append(&mut end);
+    parse(&out)
+}
+
+#[tokio::test]
+async fn thoughts_and_calls_are_blocks_of_a_message() {
+    let start = |index: u32, block: Value| {
+        named(json!({"type": "content_block_start", "index": index, "content_block": block}))
+    };
+    let delta =
+        |index: u32, delta: Value| named(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+    let stop = |index: u32| named(json!({"type": "content_block_stop", "index": index}));
+    let json_delta = |text: &str| json!({"type": "input_json_delta", "partial_json": text});
+    let expected = [
+        start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+        delta(0, json!({"type": "thinking_delta", "thinking": "Hm."})),
+        delta(0, json!({"type": "signature_delta", "signature": ""})),
+        stop(0),
+        start(1, json!({"type": "text", "text": ""})),
+        delta(1, json!({"type": "text_delta", "text": "I look."})),
+        stop(1),
+        start(2, json!({"type": "tool_use", "id": "c1", "name": "look", "input": {}})),
+        delta(2, json_delta("{\"a\"")),
+        delta(2, json_delta(": 1}")),
+        stop(2),
+        start(3, json!({"type": "tool_use", "id": "c2", "name": "go", "input": {}})),
+        delta(3, json_delta("{}")),
+        stop(3),
+        named(
+            json!({"type": "message_delta", "delta": {"stop_reason": "max_tokens", "stop_sequence": null}, "usage": message_usage(3)}),
+        ),
+        named(json!({"type": "message_stop"})),
+    ];
+    assert_eq!(parts_of::<MessageWriter>(FinishReason::Length).await, expected);
+}
+
+/// Returns a response at one of its stages, for a request that said nothing else.
+fn response(status: &str, fields: Value) -> Value {
+    let mut response = json!({"id": "resp", "object": "response", "created_at": 7, "completed_at": null, "status": status,
+        "error": null, "incomplete_details": null, "model": "tiny", "output": [], "usage": null, "background": false,
+        "previous_response_id": null, "store": false, "truncation": "disabled", "instructions": null, "max_output_tokens": null,
+        "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true, "prompt_cache_key": null,
+        "reasoning": {"effort": null, "summary": null}, "safety_identifier": null, "temperature": null,
+        "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": null, "user": null});
+    for (name, value) in fields.as_object().expect("an object") {
+        response[name] = value.clone();
+    }
+    response
+}
+
+fn response_usage() -> Value {
+    json!({"input_tokens": 20, "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0}, "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 23})
+}
+
+fn message_item(status: &str, texts: &[&str]) -> Value {
+    let content: Vec<_> = texts.iter().map(|text| output_text(text)).collect();
+    json!({"type": "message", "id": "msg", "status": status, "role": "assistant", "content": content})
+}
+
+fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// Numbers events from `first`.
+fn numbered(first: u64, events: impl IntoIterator<Item = Value>) -> Vec<(String, Value)> {
+    let number = |(number, mut event): (u64, Value)| {
+        event["sequence_number"] = json!(number);
+        named(event)
+    };
+    (first..).zip(events).map(number).collect()
+}
+
+#[tokio::test]
+async fn a_response_of_text_is_these_events() {
+    let in_progress = response("in_progress", json!({}));
+    let at = |kind: &str, fields: Value| {
+        let mut event = json!({"type": kind, "item_id": "msg", "output_index": 0, "content_index": 0});
+        event.as_object_mut().expect("an object").append(&mut fields.as_object().expect("an object").clone());
+        event
+    };
+    let item = message_item("completed", &["Hello"]);
+    let done = response("completed", json!({"completed_at": 0, "output": [item], "usage": response_usage()}));
+    let expected = [
+        json!({"type": "response.created", "response": in_progress}),
+        json!({"type": "response.in_progress", "response": in_progress}),
+        json!({"type": "response.output_item.added", "output_index": 0, "item": message_item("in_progress", &[])}),
+        at("response.content_part.added", json!({"part": output_text("")})),
+        at("response.output_text.delta", json!({"delta": "Hel", "logprobs": []})),
+        at("response.output_text.delta", json!({"delta": "lo", "logprobs": []})),
+        at("response.output_text.done", json!({"text": "Hello", "logprobs": []})),
+        at("response.content_part.done", json!({"part": output_text("Hello")})),
+        json!({"type": "response.output_item.done", "output_index": 0, "item": item}),
+        json!({"type": "response.completed", "response": done}),
+    ];
+    assert_eq!(
+        streamed::<ResponseWriter>(json!({}), hello(FinishReason::EndOfGeneration)).await,
+        numbered(0, expected)
+    );
+}
+
+#[tokio::test]
+async fn a_response_that_reaches_its_limit_is_incomplete_and_so_is_its_last_item() {
+    let item = message_item("incomplete", &["Hello"]);
+    let details = json!({"reason": "max_output_tokens"});
+    let expected =
+        response("incomplete", json!({"incomplete_details": details, "output": [item], "usage": response_usage()}));
+    assert_eq!(whole::<ResponseWriter>(json!({}), hello(FinishReason::Length)).await, expected);
+    let events = streamed::<ResponseWriter>(json!({}), hello(FinishReason::Length)).await;
+    let (last, before) = (&events[events.len() - 1], &events[events.len() - 2]);
+    assert_eq!((last.0.as_str(), &last.1["response"]), ("response.incomplete", &expected));
+    assert_eq!(before.1["item"], item);
+}
+
+#[tokio::test]
+async fn a_response_that_fails_midway_says_so_with_what_is_there() {
+    let failed = Event::Failed(EngineError::Decode { reason: "scripted".to_owned() });
+    let events = streamed::<ResponseWriter>(json!({}), vec![text("Hel"), failed]).await;
+    let (name, data) = events.last().expect("there are events");
+    let error = json!({"code": "server_error", "message": "the model failed to decode: scripted"});
+    let output = json!([message_item("incomplete", &["Hel"])]);
+    assert_eq!(name, "response.failed");
+    assert_eq!(data["response"], response("failed", json!({"error": error, "output": output})));
+    assert_eq!(data["sequence_number"], events.len() - 1);
+}
+
+#[tokio::test]
+async fn a_response_repeats_its_request() {
+    let said = json!({"instructions": "Be brief.", "max_output_tokens": 9, "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.9,
+        "tools": [{"type": "function", "name": "f"}], "tool_choice": "none", "parallel_tool_calls": false, "user": "u",
+        "reasoning": {"effort": "low"}});
+    let mut request = said.clone();
+    request["input"] = json!("Hi");
+    request["store"] = json!(true);
+    request["text"] = json!({"verbosity": "low"});
+    let answered = whole::<ResponseWriter>(request, hello(FinishReason::EndOfGeneration)).await;
+    for (name, value) in said.as_object().expect("an object") {
+        assert_eq!(&answered[name], value, "{name}");
+    }
+    assert_eq!(answered["text"], json!({"verbosity": "low", "format": {"type": "text"}}));
+    assert_eq!(answered["store"], false, "nothing is stored, whatever the request says");
+}
+
+#[tokio::test]
+async fn thoughts_and_calls_are_items_of_a_response() {
+    let events = parts_of::<ResponseWriter>(FinishReason::EndOfGeneration).await;
+    let place = |item: &str, index: u32, mut event: Value| {
+        event["item_id"] = json!(item);
+        event["output_index"] = json!(index);
+        if item != "fc" {
+            event["content_index"] = json!(0);
+        }
+        event
+    };
+    let thought = |text: &str| json!({"type": "reasoning_text", "text": text});
+    let reasoning = |status: &str, content: Value| json!({"type": "reasoning", "id": "rs", "status": status, "summary": [], "content": content});
+    let call = |status: &str, id: &str, name: &str, arguments: &str| json!({"type": "function_call", "id": "fc", "status": status, "call_id": id, "name": name, "arguments": arguments});
+    let added =
+        |index: u32, item: Value| json!({"type": "response.output_item.added", "output_index": index, "item": item});
+    let done =
+        |index: u32, item: Value| json!({"type": "response.output_item.done", "output_index": index, "item": item});
+    let arguments = |index: u32, delta: &str| {
+        place("fc", index, json!({"type": "response.function_call_arguments.delta", "delta": delta}))
+    };
+    let arguments_done = |index: u32, name: &str, arguments: &str| {
+        place(
+            "fc",
+            index,
+            json!({"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}),
+        )
+    };
+    let output = json!([
+        reasoning("completed", json!([thought("Hm.")])),
+        message_item("completed", &["I look."]),
+        call("completed", "c1", "look", "{\"a\": 1}"),
+        call("completed", "c2", "go", "{}"),
+    ]);
+    let expected = [
+        added(0, reasoning("in_progress", json!([]))),
+        place("rs", 0, json!({"type": "response.content_part.added", "part": thought("")})),
+        place("rs", 0, json!({"type": "response.reasoning_text.delta", "delta": "Hm."})),
+        place("rs", 0, json!({"type": "response.reasoning_text.done", "text": "Hm."})),
+        place("rs", 0, json!({"type": "response.content_part.done", "part": thought("Hm.")})),
+        done(0, output[0].clone()),
+        added(1, message_item("in_progress", &[])),
+        place("msg", 1, json!({"type": "response.content_part.added", "part": output_text("")})),
+        place("msg", 1, json!({"type": "response.output_text.delta", "delta": "I look.", "logprobs": []})),
+        place("msg", 1, json!({"type": "response.output_text.done", "text": "I look.", "logprobs": []})),
+        place("msg", 1, json!({"type": "response.content_part.done", "part": output_text("I look.")})),
+        done(1, output[1].clone()),
+        added(2, call("in_progress", "c1", "look", "")),
+        arguments(2, "{\"a\""),
+        arguments(2, ": 1}"),
+        arguments_done(2, "look", "{\"a\": 1}"),
+        done(2, output[2].clone()),
+        added(3, call("in_progress", "c2", "go", "")),
+        arguments(3, "{}"),
+        arguments_done(3, "go", "{}"),
+        done(3, output[3].clone()),
+        json!({"type": "response.completed",
+            "response": response("completed", json!({"completed_at": 0, "output": output, "usage": response_usage()}))}),
+    ];
+    assert_eq!(events, numbered(0, expected));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_stream_says_that_it_goes_on() {
+    let (mut message, engine) = writing::<MessageWriter>(json!({}), Vec::new()).await;
+    let began = tokio::time::Instant::now();
+    let mut out = Vec::new();
+    assert!(message.write_next(&mut out).await);
+    assert_eq!((began.elapsed(), parse(&out)), (SILENCE_MAX, vec![named(json!({"type": "ping"}))]));
+    let (mut response, _engine) = writing::<ResponseWriter>(json!({}), Vec::new()).await;
+    let mut comment = Vec::new();
+    assert!(response.write_next(&mut comment).await);
+    assert!(comment.starts_with(b": ") && comment.ends_with(b"\n\n"));
+    // An engine that is gone ends the stream.
+    drop(engine);
+    out.clear();
+    assert!(!message.write_next(&mut out).await);
+    assert_eq!(parse(&out)[0].1["error"]["type"], "api_error");
+}

@@ -1,0 +1,238 @@
+//! `/completion` and `/infill`: llama-server's own objects for what is generated.
+//!
+//! Not here: OpenAI's (`http::answer`).
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use warmpath_common::ids::Token;
+use warmpath_common::prompts::{InfillPrompt, RawPrompt};
+use warmpath_worker_core::probabilities::TokenProbabilities;
+
+use super::body::Body;
+use super::context::RequestContext;
+use super::error::{error_body, log_error};
+use super::state::App;
+use super::wire::Timings;
+use super::{answer, completions, logprobs, props, sse};
+use crate::engine::FinishReason;
+use crate::error::RequestError;
+use crate::lifecycle::{Answer, Delivery, ReadPrompt, ReadPrompts, Step};
+use crate::serving::Serving;
+
+/// Answers a completion request in llama-server's shape.
+pub async fn completion(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    create(app, context, body, read_completion).await
+}
+
+/// Answers a request to fill a gap.
+pub async fn infill(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    create(app, context, body, read_infill).await
+}
+
+fn read_completion(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+    Ok(completions::read_tokens(serving, body)?.into_iter().map(|tokens| with_text(serving, tokens)).collect())
+}
+
+fn read_infill(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+    let prompt = RawPrompt::Infill(body.parse::<InfillPrompt>()?);
+    let tokens = serving.prompts.raw(&prompt, serving.model.context_tokens)?;
+    Ok(vec![with_text(serving, tokens)])
+}
+
+fn with_text(serving: &Serving, tokens: Vec<Token>) -> ReadPrompt {
+    let text = serving.prompts.detokenize(&tokens);
+    ReadPrompt { tokens, last_message_token: None, answer: None, text: Some(text) }
+}
+
+/// Is what a request says about its answer's objects.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Wish {
+    return_tokens: Option<bool>,
+    response_fields: Option<Vec<String>>,
+}
+
+async fn create(
+    app: App,
+    context: RequestContext,
+    body: Body,
+    read_prompts: ReadPrompts,
+) -> Result<Response, RequestError> {
+    let serving = app.admitting()?;
+    let wish: Wish = body.parse()?;
+    let answer = answer::start(&app, context, body, read_prompts).await?.into_answer();
+    let started = answer.started();
+    let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
+    let writing = Writing { serving, answer, wish, choices };
+    let mut response = match writing.answer.form().delivery {
+        Delivery::Whole => writing.whole().await?,
+        Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
+    };
+    answer::describe(&mut response, started);
+    Ok(response)
+}
+
+/// Is an answer on its way out.
+struct Writing {
+    serving: std::sync::Arc<Serving>,
+    answer: Answer,
+    wish: Wish,
+    choices: Vec<Choice>,
+}
+
+/// Is what has come of a choice and is not sent yet.
+#[derive(Default)]
+struct Choice {
+    content: String,
+    tokens: Vec<Token>,
+    probabilities: Vec<TokenProbabilities>,
+    n_predicted: u32,
+    has_new_line: bool,
+}
+
+impl Choice {
+    fn take(&mut self, step_text: &str, token: Token, probabilities: Vec<TokenProbabilities>) {
+        self.content.push_str(step_text);
+        self.tokens.push(token);
+        self.probabilities.extend(probabilities);
+        self.n_predicted += 1;
+        self.has_new_line |= step_text.contains('\n');
+    }
+}
+
+impl Writing {
+    async fn whole(mut self) -> Result<Response, RequestError> {
+        let mut ends = vec![None; self.choices.len()];
+        while let Some(step) = self.answer.next().await? {
+            match step {
+                Step::Text { choice, text, token, probabilities } => {
+                    self.choices[choice].take(&text, token, probabilities);
+                }
+                Step::Finished { choice, reason } => ends[choice] = Some(reason),
+            }
+        }
+        let mut objects: Vec<Value> = Vec::new();
+        for (index, reason) in ends.into_iter().enumerate() {
+            let mut choice = std::mem::take(&mut self.choices[index]);
+            if self.wish.return_tokens != Some(true) {
+                choice.tokens.clear();
+            }
+            objects.push(self.last(index, &choice, reason.unwrap_or(FinishReason::Length)));
+        }
+        let object = if objects.len() == 1 { objects.swap_remove(0) } else { Value::Array(objects) };
+        Ok(Json(object).into_response())
+    }
+
+    fn stream(self) -> Response {
+        sse::response(futures::stream::unfold(Some(self), |writing| async {
+            let mut writing = writing?;
+            let mut bytes = Vec::new();
+            let goes_on = writing.write_next(&mut bytes).await;
+            Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
+        }))
+    }
+
+    /// Writes the event of the next step that has one; returns whether another follows.
+    async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
+        loop {
+            match self.answer.next().await {
+                Ok(Some(Step::Text { choice, text, token, probabilities })) => {
+                    self.choices[choice].take(&text, token, probabilities);
+                    if !text.is_empty() {
+                        sse::write_event(out, &self.part(choice));
+                        return true;
+                    }
+                }
+                Ok(Some(Step::Finished { choice, reason })) => {
+                    let ended = std::mem::take(&mut self.choices[choice]);
+                    let unsent = Choice { content: String::new(), tokens: Vec::new(), ..ended };
+                    sse::write_event(out, &self.last(choice, &unsent, reason));
+                    return !self.answer.is_complete();
+                }
+                Ok(None) => return false,
+                Err(error) => {
+                    log_error(&error);
+                    sse::write_event(out, &error_body(&error));
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Returns the object of what has come since the last one.
+    fn part(&mut self, index: usize) -> Value {
+        let totals = self.answer.totals_of(index);
+        let choice = &mut self.choices[index];
+        let mut part = json!({
+            "index": index,
+            "content": std::mem::take(&mut choice.content),
+            "tokens": std::mem::take(&mut choice.tokens),
+            "stop": false,
+            "id_slot": self.answer.started_of(index).map(|started| started.slot),
+            "tokens_predicted": choice.n_predicted,
+            "tokens_evaluated": totals.prompt_tokens,
+        });
+        let probabilities = std::mem::take(&mut choice.probabilities);
+        self.add_probabilities(&mut part, &probabilities);
+        part
+    }
+
+    /// Returns the last object of a choice.
+    fn last(&self, index: usize, choice: &Choice, reason: FinishReason) -> Value {
+        let form = self.answer.form();
+        let totals = self.answer.totals_of(index);
+        let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
+        let mut settings = props::generation_params(&form.generation);
+        settings["stream"] = json!(form.delivery != Delivery::Whole);
+        let mut object = json!({
+            "index": index,
+            "content": choice.content,
+            "tokens": choice.tokens,
+            "id_slot": self.answer.started_of(index).map(|started| started.slot),
+            "stop": true,
+            "model": self.serving.model.names.first(),
+            "tokens_predicted": totals.completion_tokens,
+            "tokens_evaluated": totals.prompt_tokens,
+            "generation_settings": settings,
+            "prompt": form.prompt_texts.get(index),
+            "has_new_line": choice.has_new_line,
+            "truncated": totals.truncated,
+            "stop_type": stop_type(reason),
+            "stopping_word": stopping_word.unwrap_or_default(),
+            "tokens_cached": totals.prompt_tokens + totals.completion_tokens,
+            "timings": Timings::from(totals),
+        });
+        self.add_probabilities(&mut object, &choice.probabilities);
+        match &self.wish.response_fields {
+            Some(wanted) if !wanted.is_empty() => only(&object, wanted),
+            _ => object,
+        }
+    }
+
+    fn add_probabilities(&self, object: &mut Value, probabilities: &[TokenProbabilities]) {
+        let Some(wish) = self.answer.form().generation.probabilities else { return };
+        if !probabilities.is_empty() {
+            let pieces = |token| self.serving.prompts.piece(token);
+            object["completion_probabilities"] = logprobs::native(probabilities, &pieces, wish.source);
+        }
+    }
+}
+
+/// Returns llama-server's word for why an answer ended.
+fn stop_type(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::EndOfGeneration => "eos",
+        FinishReason::StopText => "word",
+        FinishReason::Length => "limit",
+    }
+}
+
+/// Returns the wanted fields of an object under their paths, whose parts are divided by slashes; unknown ones are left out.
+fn only(object: &Value, wanted: &[String]) -> Value {
+    let field = |path: &String| object.pointer(&format!("/{path}")).map(|value| (path.clone(), value.clone()));
+    Value::Object(wanted.iter().filter_map(field).collect::<Map<String, Value>>())
+}

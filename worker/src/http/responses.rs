@@ -1,0 +1,182 @@
+//! `/v1/responses`, as OpenAI has it, without a memory: nothing is stored, so there is nothing to look up afterwards.
+//!
+//! Not here: the request as a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
+//! The idea: an answer's parts are the response's items; each is added, grows and is done, and every event has its number.
+
+mod wire;
+
+use std::cell::Cell;
+use std::convert::Infallible;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+use warmpath_common::dialects::{Converted, DialectError, responses};
+
+use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, Repeated, ResponseObject, Stage};
+use super::body::Body;
+use super::context::RequestContext;
+use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
+use super::parts::{Kind, Part};
+use super::sse::write_named_event;
+use super::state::App;
+use crate::engine::FinishReason;
+use crate::error::RequestError;
+
+/// Answers a request for a response.
+pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    dialect::create::<ResponseWriter>(&app, context, body).await
+}
+
+/// Answers with the number of tokens of the prompt that a request for a response has.
+pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let input_tokens = dialect::count_tokens(&app, body, responses::responses).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
+}
+
+/// Answers whatever is asked of a response that was made before.
+pub async fn stored(Path(id): Path<String>) -> Result<Infallible, RequestError> {
+    Err(RequestError::NotStored { id })
+}
+
+/// Writes an answer as a response.
+pub(super) struct ResponseWriter {
+    id: String,
+    beginning: Beginning,
+    repeated: Repeated,
+    /// Is the ids of the items so far.
+    item_ids: Vec<String>,
+    /// Counts the events, each of which carries its number.
+    n_events: Cell<u64>,
+}
+
+impl ResponseWriter {
+    /// Returns the response at one of its stages.
+    fn object<'a>(&'a self, stage: Stage, output: Vec<Item<'a>>) -> ResponseObject<'a> {
+        let incomplete_details = (stage == Stage::Incomplete).then_some(Incomplete { reason: "max_output_tokens" });
+        ResponseObject {
+            id: &self.id,
+            object: "response",
+            created_at: self.beginning.created,
+            completed_at: (stage == Stage::Completed).then(now_s),
+            status: stage.word(),
+            error: None,
+            incomplete_details,
+            model: &self.beginning.model,
+            output,
+            usage: None,
+            background: false,
+            previous_response_id: (),
+            store: false,
+            truncation: "disabled",
+            repeated: &self.repeated,
+        }
+    }
+
+    /// Returns the response when it has ended.
+    fn ended<'a>(&'a self, message: &Message<'a>) -> ResponseObject<'a> {
+        let stage = if message.ending.reason == FinishReason::Length { Stage::Incomplete } else { Stage::Completed };
+        let output = self.items(message.parts, stage);
+        ResponseObject { usage: Some(message.totals.into()), ..self.object(stage, output) }
+    }
+
+    /// Returns the items, of which the last may have been cut short.
+    fn items<'a>(&'a self, parts: &'a [Part], last: Stage) -> Vec<Item<'a>> {
+        let stage = |part: &Part| if part.index + 1 == parts.len() { last } else { Stage::Completed };
+        parts.iter().zip(&self.item_ids).map(|(part, id)| Item::at(stage(part), part, id)).collect()
+    }
+
+    fn add_id(&mut self, part: &Part) {
+        let prefix = match part.kind {
+            Kind::Thought => "rs",
+            Kind::Text => "msg",
+            Kind::Call { .. } => "fc",
+        };
+        self.item_ids.push(format!("{prefix}_{}", uuid::Uuid::new_v4().simple()));
+    }
+
+    /// Writes an event under the next number.
+    fn write(&self, out: &mut Vec<u8>, event: &Event<'_>) {
+        let sequence_number = self.n_events.replace(self.n_events.get() + 1);
+        write_named_event(out, event.name(), &Numbered { event, sequence_number });
+    }
+
+    fn place(&self, part: &Part) -> Place<'_> {
+        Place { item_id: &self.item_ids[part.index], output_index: part.index, content_index: 0 }
+    }
+}
+
+impl Writer for ResponseWriter {
+    type Repeated = Repeated;
+
+    fn convert(body: &[u8]) -> Result<Converted, DialectError> {
+        responses::responses(body)
+    }
+
+    fn read_repeated(body: &Body) -> Result<Repeated, RequestError> {
+        Ok(body.parse::<Repeated>()?.filled())
+    }
+
+    fn new(beginning: Beginning, repeated: Repeated) -> Self {
+        let id = format!("resp_{}", uuid::Uuid::new_v4().simple());
+        Self { id, beginning, repeated, item_ids: Vec::new(), n_events: Cell::default() }
+    }
+
+    fn whole(mut self, message: &Message<'_>) -> Vec<u8> {
+        message.parts.iter().for_each(|part| self.add_id(part));
+        serde_json::to_vec(&self.ended(message)).expect("a response has a JSON form")
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        self.write(out, &Event::Created { response: self.object(Stage::InProgress, Vec::new()) });
+        self.write(out, &Event::InProgress { response: self.object(Stage::InProgress, Vec::new()) });
+    }
+
+    fn open(&mut self, out: &mut Vec<u8>, part: &Part) {
+        self.add_id(part);
+        let place = self.place(part);
+        self.write(
+            out,
+            &Event::ItemAdded { output_index: part.index, item: Item::at(Stage::InProgress, part, place.item_id) },
+        );
+        if let Some(part) = Content::of(part, "") {
+            self.write(out, &Event::ContentAdded { place, part });
+        }
+    }
+
+    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str) {
+        self.write(out, &Event::delta(part, self.place(part), text));
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd) {
+        let place = self.place(part);
+        self.write(out, &Event::done(part, place));
+        if let Some(content) = Content::of(part, &part.text) {
+            self.write(out, &Event::ContentDone { place, part: content });
+        }
+        let stage = if end == PartEnd::Whole { Stage::Completed } else { Stage::Incomplete };
+        let item = Item::at(stage, part, place.item_id);
+        self.write(out, &Event::ItemDone { output_index: part.index, item });
+    }
+
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b": the answer goes on\n\n");
+    }
+
+    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>) {
+        let response = self.ended(message);
+        let event = match message.ending.reason {
+            FinishReason::Length => Event::Incomplete { response },
+            FinishReason::EndOfGeneration | FinishReason::StopText => Event::Completed { response },
+        };
+        self.write(out, &event);
+    }
+
+    fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError) {
+        let message = error.to_string();
+        let error = Some(Failure { code: "server_error", message: &message });
+        let response = ResponseObject { error, ..self.object(Stage::Failed, self.items(parts, Stage::Incomplete)) };
+        self.write(out, &Event::Failed { response });
+    }
+}

@@ -1,0 +1,30 @@
+//! Answers of a scripted engine, for tests of what is made of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use warmpath_common::ids::RequestId;
+
+use super::answer::{Answer, Choice, Clock, Form};
+use super::{Arrival, Delivery};
+use crate::engine::{Event, Generation};
+use crate::http::body::Body;
+use crate::metrics::Metrics;
+
+/// Returns an answer of one choice to a prompt of `prompt_tokens`, as these events tell it; the first must be `Started`.
+pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiver<Event>) -> Answer {
+    let arrival = Arrival {
+        id: RequestId::new("r-1").expect("a name"),
+        at: Instant::now(),
+        wanted_slot: None,
+        expected_tokens: 0,
+        cache_salt: None,
+        body: Body(bytes::Bytes::new()),
+        read_prompts: |_, _| Ok(Vec::new()),
+    };
+    let clock = Clock::start(&arrival, &Arc::new(Metrics::new()));
+    let form =
+        Form { delivery: Delivery::Stream, generation: Generation::default(), prompt_texts: Vec::new(), answer: None };
+    Answer::begin(form, vec![(Choice::new(prompt_tokens, 0), events)], clock).await.expect("the script begins")
+}

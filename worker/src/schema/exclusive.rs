@@ -1,0 +1,160 @@
+//! When the alternatives of a `oneOf` exclude each other, so that it is the same as `anyOf`.
+//!
+//! Not here: the general question, which no grammar answers.
+//! The idea: every keyword of a schema is a condition of its own, so it is enough to find one pair of conditions that no
+//! value meets together: different types, different constants, or the same for a property that one of them requires.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::pointer;
+
+/// Is how many references in a row are followed.
+const HOPS_MAX: usize = 16;
+
+/// Is how deep properties of properties are compared.
+const DEPTH_MAX: usize = 4;
+
+/// Is the most comparisons for one `oneOf`: a list of a thousand alternatives, each with its own constant.
+const PAIRS_MAX: usize = 1_000_000;
+
+/// Returns two alternatives that may both be valid, by their places; `None` where there are none.
+pub(super) fn overlap(root: &Value, alternatives: &[Value]) -> Option<(usize, usize)> {
+    let conditions: Vec<Conditions<'_>> = alternatives.iter().map(|schema| Conditions::of(root, schema)).collect();
+    let mut judge = Judge { root, n_left: PAIRS_MAX };
+    for (idx, a) in conditions.iter().enumerate() {
+        for (other, b) in conditions.iter().enumerate().skip(idx + 1) {
+            if !judge.exclude(a, b, DEPTH_MAX) {
+                return Some((idx, other));
+            }
+        }
+    }
+    None
+}
+
+/// Is what a schema says of its values by itself.
+struct Conditions<'a> {
+    keywords: Option<&'a Map<String, Value>>,
+    /// Lists the types that are possible; `None` where any is.
+    types: Option<BTreeSet<&'a str>>,
+    /// Lists the values that are possible; `None` where any is.
+    values: Option<Vec<&'a Value>>,
+    /// Says that nothing at all is valid.
+    is_never: bool,
+}
+
+impl<'a> Conditions<'a> {
+    fn of(root: &'a Value, mut schema: &'a Value) -> Self {
+        for _ in 0..HOPS_MAX {
+            let target = schema.get("$ref").and_then(Value::as_str).and_then(pointer::canonical);
+            let Some(found) = target.and_then(|target| pointer::find(root, &target)) else { break };
+            schema = found;
+        }
+        let keywords = schema.as_object();
+        let get = |keyword: &str| keywords.and_then(|keywords| keywords.get(keyword));
+        let values = match (get("const"), get("enum")) {
+            (Some(value), _) => Some(vec![value]),
+            (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+            _ => None,
+        };
+        let types = match (&values, get("type")) {
+            (Some(values), _) => Some(values.iter().map(|value| type_of(value)).collect()),
+            (None, Some(Value::String(name))) => Some(BTreeSet::from([broad(name)])),
+            (None, Some(Value::Array(names))) => Some(names.iter().filter_map(Value::as_str).map(broad).collect()),
+            _ => None,
+        };
+        Self { keywords, types, values, is_never: *schema == Value::Bool(false) }
+    }
+
+    fn get(&self, keyword: &str) -> Option<&'a Value> {
+        self.keywords?.get(keyword)
+    }
+
+    /// Returns whether only objects are valid.
+    fn is_object(&self) -> bool {
+        self.types.as_ref().is_some_and(|types| types.iter().all(|name| *name == "object"))
+    }
+
+    fn required(&self) -> impl Iterator<Item = &'a str> {
+        self.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    }
+
+    fn property(&self, name: &str) -> Option<&'a Value> {
+        self.get("properties")?.get(name)
+    }
+
+    /// Returns whether an object with this property is refused for it.
+    fn lacks(&self, name: &str) -> bool {
+        self.get("additionalProperties") == Some(&Value::Bool(false))
+            && self.get("patternProperties").is_none()
+            && self.property(name).is_none()
+    }
+}
+
+/// Compares conditions, up to a limit.
+struct Judge<'a> {
+    root: &'a Value,
+    n_left: usize,
+}
+
+impl<'a> Judge<'a> {
+    /// Returns whether no value meets both; `false` also where that was not found out.
+    fn exclude(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
+        let Some(n_left) = self.n_left.checked_sub(1) else { return false };
+        self.n_left = n_left;
+        if a.is_never || b.is_never {
+            return true;
+        }
+        if let (Some(a), Some(b)) = (&a.types, &b.types)
+            && a.is_disjoint(b)
+        {
+            return true;
+        }
+        if let (Some(a), Some(b)) = (&a.values, &b.values) {
+            let n_pairs = a.len().saturating_mul(b.len());
+            self.n_left = self.n_left.saturating_sub(n_pairs);
+            return self.n_left > 0 && a.iter().all(|value| !b.iter().any(|other| same(value, other)));
+        }
+        depth > 0 && a.is_object() && b.is_object() && (self.tell_apart(a, b, depth) || self.tell_apart(b, a, depth))
+    }
+
+    /// Returns whether a property that `a` requires cannot be what `b` wants of it.
+    fn tell_apart(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
+        a.required().any(|name| {
+            b.lacks(name)
+                || match (a.property(name), b.property(name)) {
+                    (Some(in_a), Some(in_b)) => {
+                        let (in_a, in_b) = (Conditions::of(self.root, in_a), Conditions::of(self.root, in_b));
+                        self.exclude(&in_a, &in_b, depth - 1)
+                    }
+                    _ => false,
+                }
+        })
+    }
+}
+
+/// Returns whether two constants may be the same value; what is within lists and objects is not looked at.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => true,
+        _ => a == b,
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Returns a type's name, an integer being a number.
+fn broad(name: &str) -> &str {
+    if name == "integer" { "number" } else { name }
+}

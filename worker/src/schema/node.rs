@@ -1,0 +1,311 @@
+//! One schema object: its keywords, each rebuilt or refused.
+//!
+//! Not here: numbers (`numbers`), constants (`constants`), formats (`formats`), when alternatives exclude each other (`exclusive`).
+//! The idea: one `match` over the keywords. What is unknown to JSON Schema is an annotation and dropped, as the
+//! specification says; what is known and not kept is refused.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+use super::{At, SchemaError, Walk, constants, exclusive, formats, numbers};
+
+/// Lists the keywords that would change what is valid and are not kept.
+const UNSUPPORTED: [&str; 19] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "extends",
+    "disallow",
+    "divisibleBy",
+    "optional",
+];
+
+/// Is the type names that there are.
+const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
+
+/// Is the most properties of one object. Source: 500 optional ones cost 1 ms for a token, and it grows with the square
+/// (docs/decisions/0023).
+const PROPERTIES_MAX: usize = 500;
+
+/// Is the most alternatives of one keyword; those of `oneOf` are compared with each other.
+const ALTERNATIVES_MAX: usize = 1000;
+
+/// Is the longest pattern; its derivatives cost time for each character of an answer. Units: bytes.
+const PATTERN_BYTES_MAX: usize = 2048;
+
+/// Is the largest minimum of a length or number of items: no context holds more. Larger maxima are no limit at all.
+const COUNT_MAX: u64 = 1 << 20;
+
+/// Is a schema object on its way into the compiler's form.
+pub(super) struct Node<'a> {
+    keywords: &'a Map<String, Value>,
+    at: &'a At<'a>,
+    out: Map<String, Value>,
+}
+
+impl<'a> Node<'a> {
+    pub(super) fn new(keywords: &'a Map<String, Value>, at: &'a At<'a>) -> Self {
+        Self { keywords, at, out: Map::new() }
+    }
+
+    /// Returns the schema with the keywords that are kept, in their order: it is the order of an object's properties.
+    pub(super) fn rebuild(mut self, walk: &mut Walk<'_>) -> Result<Map<String, Value>, SchemaError> {
+        for (keyword, value) in self.keywords {
+            self.take(walk, (keyword, value))?;
+        }
+        self.check_counts()?;
+        let draft_4 = |keyword: &str| self.keywords.get(keyword) == Some(&Value::Bool(true));
+        numbers::settle(&mut self.out, [draft_4("exclusiveMinimum"), draft_4("exclusiveMaximum")]);
+        Ok(self.out)
+    }
+
+    fn take(&mut self, walk: &mut Walk<'_>, (keyword, value): (&str, &Value)) -> Result<(), SchemaError> {
+        let at = self.at.then(keyword);
+        let kept = match keyword {
+            "type" => types(value, &at)?,
+            "const" => constants::one(&mut walk.budget, value, &at)?,
+            "enum" => constants::list(&mut walk.budget, value, &at)?,
+            "properties" => named_schemas(walk, value, &at)?,
+            "patternProperties" => self.pattern_properties(walk, value)?,
+            "additionalProperties" => walk.schema(value, &at)?,
+            "required" => required(walk, value, &at)?,
+            "items" => return self.items(walk, value),
+            "prefixItems" => schemas(walk, value, &at)?,
+            "allOf" => return self.all_of(schemas(walk, value, &at)?),
+            "anyOf" => schemas(walk, value, &at)?,
+            "oneOf" => return self.one_of(walk, value),
+            "$ref" => {
+                let reference = value.as_str().ok_or_else(|| at.refuse("a `$ref` must be a string"))?;
+                walk.target(reference, &at)?
+            }
+            "minLength" | "minItems" | "minProperties" => count(value, &at)?,
+            "maxLength" | "maxItems" | "maxProperties" => match limit(value, &at)? {
+                Some(limit) => limit,
+                None => return Ok(()),
+            },
+            "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => match numbers::bound(value, &at)? {
+                Some(bound) => bound,
+                None => return Ok(()),
+            },
+            "multipleOf" => numbers::multiple_of(value, &at)?,
+            "pattern" => pattern(walk, value, &at)?,
+            "format" => return self.format(value),
+            "uniqueItems" if *value != Value::Bool(false) => {
+                return Err(at.refuse("`uniqueItems` is not supported"));
+            }
+            _ if UNSUPPORTED.contains(&keyword) => {
+                return Err(at.refuse(format!("the keyword `{keyword}` is not supported")));
+            }
+            _ => return Ok(()),
+        };
+        self.out.insert(keyword.to_owned(), kept);
+        Ok(())
+    }
+
+    /// Keeps `items`, which was a list with `additionalItems` behind it in older drafts.
+    fn items(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
+        let at = self.at.then("items");
+        if !value.is_array() {
+            let items = walk.schema(value, &at)?;
+            self.out.insert("items".to_owned(), items);
+            return Ok(());
+        }
+        if self.keywords.contains_key("prefixItems") {
+            return Err(at.refuse("`items` must be a schema where there is `prefixItems`"));
+        }
+        let prefix = schemas(walk, value, &at)?;
+        self.out.insert("prefixItems".to_owned(), prefix);
+        if let Some(rest) = self.keywords.get("additionalItems") {
+            let rest = walk.schema(rest, &self.at.then("additionalItems"))?;
+            self.out.insert("items".to_owned(), rest);
+        }
+        Ok(())
+    }
+
+    fn pattern_properties(&self, walk: &mut Walk<'_>, value: &Value) -> Result<Value, SchemaError> {
+        let at = self.at.then("patternProperties");
+        let map = value.as_object().ok_or_else(|| at.refuse("`patternProperties` must be an object"))?;
+        map.keys().try_for_each(|key| check_pattern(key, &at))?;
+        named_schemas(walk, value, &at)
+    }
+
+    fn format(&mut self, value: &Value) -> Result<(), SchemaError> {
+        let at = self.at.then("format");
+        let name = value.as_str().ok_or_else(|| at.refuse("`format` must be a string"))?;
+        let says_string = |types: &Value| match types {
+            Value::Array(types) => types.iter().any(|name| name == "string"),
+            name => name == "string",
+        };
+        if self.keywords.get("type").is_some_and(|types| !says_string(types)) {
+            return Ok(());
+        }
+        match formats::find(name) {
+            Some(formats::Kept::Pattern(pattern)) => self.all_of(json!([{ "type": "string", "pattern": pattern }])),
+            Some(formats::Kept::Name) => {
+                self.out.insert("format".to_owned(), value.clone());
+                Ok(())
+            }
+            None => {
+                Err(at.refuse(format!("the format `{name:.64}` is not supported; those are: {}", formats::names())))
+            }
+        }
+    }
+
+    fn all_of(&mut self, schemas: Value) -> Result<(), SchemaError> {
+        let Value::Array(schemas) = schemas else { return Ok(()) };
+        if let Value::Array(all) = self.out.entry("allOf").or_insert_with(|| json!([])) {
+            all.extend(schemas);
+        }
+        Ok(())
+    }
+
+    /// Keeps `oneOf` as `anyOf` where no two alternatives can be valid together.
+    fn one_of(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
+        let at = self.at.then("oneOf");
+        let alternatives = schemas(walk, value, &at)?;
+        if let Some((a, b)) = exclusive::overlap(walk.root, value.as_array().map_or(&[], Vec::as_slice)) {
+            let reason = format!(
+                "the alternatives {a} and {b} of `oneOf` may both be valid; they must differ in their types or in the constants \
+                 of a property that one requires, or else use `anyOf`"
+            );
+            return Err(at.refuse(reason));
+        }
+        self.all_of(json!([{ "anyOf": alternatives }]))
+    }
+
+    /// Refuses counts that contradict each other, and properties that repetitions of a name would fake.
+    fn check_counts(&self) -> Result<(), SchemaError> {
+        let number = |keyword: &str| self.out.get(keyword).and_then(Value::as_u64);
+        let pairs = [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")];
+        for (least, most) in pairs {
+            if let (Some(min), Some(max)) = (number(least), number(most))
+                && min > max
+            {
+                return Err(self.at.then(least).refuse(format!("`{least}` is {min}, above `{most}`, {max}")));
+            }
+        }
+        let n_required = self.out.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+        if number("minProperties").is_some_and(|min| min > n_required + 1) {
+            let reason = "`minProperties` is supported up to one more than the number of `required` properties";
+            return Err(self.at.then("minProperties").refuse(reason));
+        }
+        Ok(())
+    }
+}
+
+fn types(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let names = match value {
+        Value::String(_) => std::slice::from_ref(value),
+        Value::Array(names) if !names.is_empty() => names.as_slice(),
+        _ => return Err(at.refuse("`type` must be a name or a list of names")),
+    };
+    if names.iter().all(|name| TYPES.iter().any(|known| name == known)) {
+        return Ok(value.clone());
+    }
+    Err(at.refuse(format!("`type` must be one of {}", TYPES.join(", "))))
+}
+
+fn schemas(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| at.refuse("it must be a list of schemas that is not empty"))?;
+    if list.len() > ALTERNATIVES_MAX {
+        return Err(at.refuse(format!("it has {} schemas, at most {ALTERNATIVES_MAX} are taken", list.len())));
+    }
+    let rebuilt = list.iter().enumerate().map(|(idx, schema)| walk.schema(schema, &at.then(&idx.to_string())));
+    rebuilt.collect::<Result<Vec<_>, _>>().map(Value::Array)
+}
+
+fn named_schemas(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let map = value.as_object().ok_or_else(|| at.refuse("it must be an object of schemas"))?;
+    if map.len() > PROPERTIES_MAX {
+        return Err(at.refuse(format!("it has {} properties, at most {PROPERTIES_MAX} are taken", map.len())));
+    }
+    let mut rebuilt = Map::new();
+    for (name, schema) in map {
+        walk.budget.take_text(name, at)?;
+        rebuilt.insert(name.clone(), walk.schema(schema, &at.then(name))?);
+    }
+    Ok(Value::Object(rebuilt))
+}
+
+fn required(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let names: Option<Vec<&str>> = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
+    let names = names.ok_or_else(|| at.refuse("`required` must be a list of names"))?;
+    names.iter().try_for_each(|name| walk.budget.take_text(name, at))?;
+    let mut seen = BTreeSet::new();
+    let names: Vec<&str> = names.into_iter().filter(|name| seen.insert(*name)).collect();
+    if names.len() > PROPERTIES_MAX {
+        return Err(at.refuse(format!("it has {} names, at most {PROPERTIES_MAX} are taken", names.len())));
+    }
+    Ok(json!(names))
+}
+
+/// Returns a minimum.
+fn count(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let n = whole(value).ok_or_else(|| at.refuse("it must be a whole number of at least 0"))?;
+    if n > COUNT_MAX {
+        return Err(at.refuse(format!("it is {n}; no answer is that long, at most {COUNT_MAX} is taken")));
+    }
+    Ok(json!(n))
+}
+
+/// Returns a maximum, unless it is one that no answer reaches.
+fn limit(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
+    let n = whole(value).ok_or_else(|| at.refuse("it must be a whole number of at least 0"))?;
+    Ok((n <= COUNT_MAX).then(|| json!(n)))
+}
+
+fn whole(value: &Value) -> Option<u64> {
+    // A float cast saturates; whatever lies beyond is above every limit.
+    value.as_u64().or_else(|| value.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0).map(|n| n as u64))
+}
+
+fn pattern(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+    let pattern = value.as_str().ok_or_else(|| at.refuse("`pattern` must be a string"))?;
+    check_pattern(pattern, at)?;
+    walk.budget.take_text(pattern, at)?;
+    Ok(value.clone())
+}
+
+fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
+    if pattern.len() > PATTERN_BYTES_MAX {
+        return Err(at.refuse(format!("a pattern has {} bytes, at most {PATTERN_BYTES_MAX} are taken", pattern.len())));
+    }
+    if excludes_what_is_escaped(pattern) {
+        return Err(at.refuse("a class of a pattern that excludes quotes or backslashes is not supported"));
+    }
+    Ok(())
+}
+
+/// Returns whether a pattern may have a negated class without quotes or backslashes: the compiler lets them in all the same, in
+/// their escaped form.
+///
+/// Source: llguidance 1.9.1, for `^[^"]$` and `"\\""`.
+fn excludes_what_is_escaped(pattern: &str) -> bool {
+    let mut rest = pattern;
+    while let Some(start) = rest.find("[^") {
+        rest = &rest[start + 2..];
+        let end = rest.char_indices().skip(1).find(|(idx, c)| *c == ']' && !rest[..*idx].ends_with('\\'));
+        let class = &rest[..end.map_or(rest.len(), |(idx, _)| idx)];
+        let names = ["\"", "\\\\", "\\x", "\\u", "\\p", "\\P", "\\W", "\\D", "\\S", "["];
+        let chars: Vec<char> = class.chars().collect();
+        let spans = |c: char| chars.windows(3).any(|w| w[1] == '-' && w[0] <= c && c <= w[2]);
+        if names.iter().any(|name| class.contains(name)) || spans('"') || spans('\\') {
+            return true;
+        }
+    }
+    pattern.contains("\\P")
+}

@@ -1,0 +1,123 @@
+//! How many patterns meet in one string, and steps in one number: each multiplies what the compiler's automaton may grow to.
+//!
+//! Not here: what one pattern costs by itself, which the compiler limits.
+//! The idea: an upper bound. Whatever keywords of a schema hold together (`allOf`, a reference and what stands beside it) may
+//! meet in the same string, so their factors are multiplied; of what holds apart (properties, alternatives) the worst counts.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::numbers::significant_digits;
+
+/// Is the largest product of factors. Source: the compiler takes 0.1 s there and six times as long for one pattern more
+/// (docs/decisions/0023).
+const PRODUCT_MAX: u64 = 1_000_000;
+
+/// Is the factor of a format, which is a pattern of the compiler's.
+const FORMAT_FACTOR: u64 = 8;
+
+/// Refuses a normalized schema in which too many patterns meet. Recurses once for each schema: it needs a deep stack.
+///
+/// Errors: says what is wrong, fit for the client.
+pub fn check_meetings(normal: &Value) -> Result<(), String> {
+    let definitions = normal.get("$defs").and_then(Value::as_object);
+    let product = Meetings { definitions, known: HashMap::new() }.of(normal);
+    if product > PRODUCT_MAX {
+        return Err("too many patterns, formats, lengths or steps must hold for one value".to_owned());
+    }
+    Ok(())
+}
+
+struct Meetings<'a> {
+    definitions: Option<&'a Map<String, Value>>,
+    /// Is what was found out of each definition; 1 while it is found out, which ends a recursion.
+    known: HashMap<&'a str, u64>,
+}
+
+impl<'a> Meetings<'a> {
+    fn of(&mut self, schema: &'a Value) -> u64 {
+        let Value::Object(keywords) = schema else { return 1 };
+        let mut product = own_factor(keywords);
+        let mut apart = 1;
+        for (keyword, value) in keywords {
+            match (keyword.as_str(), value) {
+                ("allOf", Value::Array(all)) => {
+                    product = all.iter().fold(product, |product, schema| product.saturating_mul(self.of(schema)));
+                }
+                ("anyOf", Value::Array(any)) => product = product.saturating_mul(self.worst(any.iter())),
+                ("prefixItems", Value::Array(items)) => apart = apart.max(self.worst(items.iter())),
+                ("properties" | "patternProperties", Value::Object(named)) => {
+                    apart = apart.max(self.worst(named.values()));
+                }
+                ("items" | "additionalProperties", schema) => apart = apart.max(self.of(schema)),
+                ("$ref", Value::String(reference)) => product = product.saturating_mul(self.of_definition(reference)),
+                _ => {}
+            }
+        }
+        product.saturating_mul(apart)
+    }
+
+    fn worst(&mut self, schemas: impl Iterator<Item = &'a Value>) -> u64 {
+        schemas.map(|schema| self.of(schema)).max().unwrap_or(1)
+    }
+
+    fn of_definition(&mut self, reference: &str) -> u64 {
+        let name = reference.trim_start_matches("#/$defs/");
+        let Some((name, schema)) = self.definitions.and_then(|all| all.get_key_value(name)) else { return 1 };
+        if let Some(known) = self.known.get(name.as_str()) {
+            return *known;
+        }
+        self.known.insert(name, 1);
+        let product = self.of(schema);
+        self.known.insert(name, product);
+        product
+    }
+}
+
+/// Returns the factor of a schema's own keywords: for a pattern, one more than the places where it may go several ways; for
+/// a step, its digits squared, so that their product keeps to the limit of a single one.
+fn own_factor(keywords: &Map<String, Value>) -> u64 {
+    let pattern = keywords.get("pattern").and_then(Value::as_str).map_or(1, |pattern| {
+        let n_ways = pattern.bytes().filter(|byte| b"*+?{|".contains(byte)).count() as u64;
+        let n_open = u64::from(!pattern.starts_with('^')) + u64::from(!pattern.ends_with('$'));
+        1 + n_ways + n_open
+    });
+    let format = if keywords.contains_key("format") { FORMAT_FACTOR } else { 1 };
+    let length = if keywords.contains_key("minLength") || keywords.contains_key("maxLength") { 2 } else { 1 };
+    let step = keywords.get("multipleOf").and_then(Value::as_f64).map_or(1, significant_digits);
+    (pattern * format * length).saturating_mul(step.saturating_mul(step))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn factor(schema: Value) -> u64 {
+        Meetings { definitions: schema.get("$defs").and_then(Value::as_object), known: HashMap::new() }.of(&schema)
+    }
+
+    #[test]
+    fn multiplies_what_holds_together_and_takes_the_worst_of_what_holds_apart() {
+        let three = json!({"pattern": "^a*b+$"});
+        assert_eq!(factor(three.clone()), 3);
+        assert_eq!(factor(json!({"pattern": "a"})), 3);
+        assert_eq!(factor(json!({"pattern": "^a$", "minLength": 1, "format": "uuid"})), 16);
+        assert_eq!(factor(json!({"allOf": [three, three, three]})), 27);
+        assert_eq!(factor(json!({"anyOf": [three, three], "pattern": "^a*$"})), 6);
+        assert_eq!(factor(json!({"multipleOf": 0.25})), 625);
+        assert_eq!(factor(json!({"properties": {"a": three, "b": three}, "items": three})), 3);
+        let twice = json!({"allOf": [{"$ref": "#/$defs/0"}, {"$ref": "#/$defs/0"}], "$defs": {"0": {"allOf": [three, {"items": {"$ref": "#/$defs/0"}}]}}});
+        assert_eq!(factor(twice), 9);
+    }
+
+    #[test]
+    fn refuses_a_product_above_the_limit() {
+        let patterns = |n: usize| json!({"allOf": vec![json!({"pattern": "^a*b*c*$"}); n]});
+        assert_eq!(check_meetings(&patterns(9)), Ok(()));
+        assert!(check_meetings(&patterns(10)).is_err());
+        assert_eq!(factor(patterns(100)), u64::MAX);
+    }
+}

@@ -1,0 +1,34 @@
+//! JSON pointers in references: `#/$defs/a%20b~1c` to the value that it names.
+//!
+//! Not here: references to other documents or to anchors, which are refused.
+
+use serde_json::Value;
+
+/// Returns a reference with its percent signs decoded, so that equal ones look alike; `None` for what is no pointer.
+pub(super) fn canonical(reference: &str) -> Option<String> {
+    let fragment = reference.strip_prefix('#')?;
+    if !fragment.is_empty() && !fragment.starts_with('/') {
+        return None;
+    }
+    let decoded = decode_percent(fragment)?;
+    Some(format!("#{}", if decoded == "/" { "" } else { &decoded }))
+}
+
+/// Returns the value that a canonical reference names.
+pub(super) fn find<'a>(root: &'a Value, pointer: &str) -> Option<&'a Value> {
+    root.pointer(pointer.strip_prefix('#')?)
+}
+
+fn decode_percent(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let digits = [bytes.next()?, bytes.next()?];
+        decoded.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+    }
+    String::from_utf8(decoded).ok()
+}

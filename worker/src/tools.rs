@@ -1,0 +1,194 @@
+//! The fields of a chat that say which tools the model may call, whether it must, and where its thoughts go.
+//!
+//! Not here: what a template makes of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
+//! The idea: whatever llama.cpp would turn into a grammar is counted and bounded first, and each refusal names its tool.
+
+mod cost;
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
+use warmpath_prompt::FormatWish;
+
+use crate::error::RequestError;
+
+/// Is the most tools of a request. Source: OpenAI takes 128; servers of tools together offer more.
+const TOOLS_MAX: usize = 256;
+
+/// Is the longest name of a function. Units: bytes. Source: OpenAI takes 64; servers of tools put their own before it.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Is the most that descriptions and schemas of all tools may take as JSON. Units: bytes.
+///
+/// Source: 256 tools of 2 kB; what llama.cpp makes of them takes some 20 times as much.
+const TOOLS_BYTES_MAX: usize = 512 << 10;
+
+/// Is the tools of a request and what is wanted of them, unchecked.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct ToolFields {
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    reasoning_format: Option<String>,
+}
+
+/// Says where a model's thoughts go; llama-server's `reasoning_format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thoughts {
+    /// They stay in the content, as the model wrote them.
+    Inline,
+    /// They are `reasoning_content`.
+    Apart,
+    /// They are both.
+    Both,
+}
+
+impl ToolFields {
+    /// Returns what the request wants of its answer's format, and where thoughts go.
+    ///
+    /// Errors: `Field`, naming the tool and its field.
+    pub fn resolve(&self) -> Result<(FormatWish, Thoughts), RequestError> {
+        let thoughts = self.thoughts()?;
+        let tools = self.tools.as_deref().unwrap_or_default();
+        let names = check_tools(tools)?;
+        let (tool_choice, only) = self.choice(&names)?;
+        let is_meant = |name: &&str| only.as_ref().is_none_or(|only| only == name);
+        let chosen: Vec<Value> = match tool_choice {
+            ToolChoice::None => Vec::new(),
+            _ => {
+                tools.iter().zip(&names).filter(|(_, name)| is_meant(name)).map(|(tool, _)| normalized(tool)).collect()
+            }
+        };
+        if tool_choice != ToolChoice::None {
+            cost::check(tools)?;
+        }
+        // Who names one function wants one call of it.
+        let parallel_tool_calls = if only.is_some() { Some(false) } else { self.parallel_tool_calls };
+        let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
+        Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
+    }
+
+    /// Returns the error that a tool's schema cannot be used.
+    pub fn refused(&self, tool: &Value, reason: &str) -> RequestError {
+        let is_it = |other: &Value| other["function"]["name"] == tool["function"]["name"];
+        let idx = self.tools.iter().flatten().position(is_it).unwrap_or_default();
+        let param = format!("tools[{idx}].function.parameters");
+        RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
+    }
+
+    fn thoughts(&self) -> Result<Thoughts, RequestError> {
+        match self.reasoning_format.as_deref() {
+            None | Some("auto" | "deepseek") => Ok(Thoughts::Apart),
+            Some("none") => Ok(Thoughts::Inline),
+            Some("deepseek-legacy") => Ok(Thoughts::Both),
+            Some(_) => {
+                let reason = "`reasoning_format` must be \"none\", \"auto\", \"deepseek\" or \"deepseek-legacy\"";
+                Err(RequestError::field("reasoning_format", reason))
+            }
+        }
+    }
+
+    /// Returns whether tools may be called, and which one alone if only one is meant.
+    fn choice(&self, names: &[&str]) -> Result<(ToolChoice, Option<String>), RequestError> {
+        let refused = |reason: String| Err(RequestError::field("tool_choice", reason));
+        let choice = match self.tool_choice.as_ref() {
+            None | Some(Value::Null) if names.is_empty() => return Ok((ToolChoice::None, None)),
+            None | Some(Value::Null) => return Ok((ToolChoice::Auto, None)),
+            Some(choice) => choice,
+        };
+        let only = match choice {
+            Value::String(word) if word == "none" => return Ok((ToolChoice::None, None)),
+            Value::String(word) if word == "auto" && names.is_empty() => return Ok((ToolChoice::None, None)),
+            Value::String(word) if word == "auto" => return Ok((ToolChoice::Auto, None)),
+            Value::String(word) if word == "required" => None,
+            Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "function") => {
+                Some(&choice["function"]["name"])
+            }
+            _ => {
+                let shape = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
+                return refused(format!("`tool_choice` must be \"none\", \"auto\", \"required\" or {shape}"));
+            }
+        };
+        match only {
+            _ if names.is_empty() => refused("`tool_choice` asks for a call, but there are no `tools`".to_owned()),
+            None => Ok((ToolChoice::Required, None)),
+            Some(Value::String(name)) if names.contains(&name.as_str()) => {
+                Ok((ToolChoice::Required, Some(name.clone())))
+            }
+            Some(Value::String(_)) => {
+                refused("`tool_choice` names a function that is not among the `tools`".to_owned())
+            }
+            Some(_) => refused("`tool_choice.function.name` must be a string".to_owned()),
+        }
+    }
+}
+
+/// Returns the functions' names once all tools are found to be of the right shape.
+fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
+    if tools.len() > TOOLS_MAX {
+        let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
+        return Err(RequestError::field("tools", reason));
+    }
+    let n_bytes: usize = tools.iter().map(cost::json_bytes).sum();
+    if n_bytes > TOOLS_BYTES_MAX {
+        let reason = format!("`tools` takes {n_bytes} bytes; at most {TOOLS_BYTES_MAX} are taken");
+        return Err(RequestError::field("tools", reason));
+    }
+    let mut names = HashSet::new();
+    let mut check = |(idx, tool): (usize, &'_ Value)| {
+        let name = check_tool(tool).map_err(|(field, reason)| {
+            let param = format!("tools[{idx}]{field}");
+            RequestError::field(param.clone(), format!("`{param}` {reason}"))
+        })?;
+        if !names.insert(name.to_owned()) {
+            let param = format!("tools[{idx}].function.name");
+            return Err(RequestError::field(param, "two tools have the same function name"));
+        }
+        Ok(())
+    };
+    tools.iter().enumerate().try_for_each(&mut check)?;
+    Ok(tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect())
+}
+
+/// Returns the name of a tool's function, or which of its fields is wrong and why.
+fn check_tool(tool: &Value) -> Result<&str, (&'static str, String)> {
+    let wrong = |field, reason: &str| Err((field, reason.to_owned()));
+    let Value::Object(tool) = tool else { return wrong("", "must be an object") };
+    if tool.get("type").is_none_or(|kind| kind != "function") {
+        return wrong(".type", "must be \"function\"");
+    }
+    let Some(Value::Object(function)) = tool.get("function") else { return wrong(".function", "must be an object") };
+    let Some(Value::String(name)) = function.get("name") else { return wrong(".function.name", "must be a string") };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
+        let reason = format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '_', '-', '.', ':' or '/'");
+        return Err((".function.name", reason));
+    }
+    if !matches!(function.get("description"), None | Some(Value::Null | Value::String(_))) {
+        return wrong(".function.description", "must be a string");
+    }
+    if !matches!(function.get("strict"), None | Some(Value::Null | Value::Bool(_))) {
+        return wrong(".function.strict", "must be true or false");
+    }
+    match function.get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => Ok(name),
+        Some(_) => wrong(".function.parameters", "must be a JSON schema, an object"),
+    }
+}
+
+/// Returns a tool with the fields that llama.cpp reads.
+fn normalized(tool: &Value) -> Value {
+    let function = &tool["function"];
+    let description = function["description"].as_str().unwrap_or_default();
+    let parameters = function["parameters"].as_object().cloned().unwrap_or_else(Map::new);
+    json!({
+        "type": "function",
+        "function": {"name": function["name"], "description": description, "parameters": parameters},
+    })
+}
+
+#[cfg(test)]
+mod tests;

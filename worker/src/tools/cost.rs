@@ -1,0 +1,154 @@
+//! What llama.cpp would have to do for a tool's schema, counted before it does it.
+//!
+//! Not here: what a schema means. The idea: the walk does what llama.cpp's converter does (json-schema.cpp,
+//! json-schema-to-grammar.cpp), with a purse: types in a list are walked one by one, a reference once, but each time where
+//! `allOf` puts it in place. Names grow with the path, and every pair of optional properties makes a rule.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use crate::error::RequestError;
+
+/// Is the most that the schemas of all tools may cost together; a unit is some 10 ns.
+///
+/// Source: measured with `the_most_that_is_let_through_is_done_soon`.
+const COST_MAX: u64 = 20_000_000;
+
+/// Is how deep a schema may nest, references followed. Source: serde_json reads 128 levels.
+const DEPTH_MAX: usize = 192;
+
+/// Is the longest name of a property. Units: bytes. Source: a choice; rules are named by it.
+const PROPERTY_BYTES_MAX: usize = 256;
+
+/// Is what a schema costs besides its name. Source: some ten allocations.
+const NODE_COST: u64 = 400;
+
+/// Is what a pattern costs: all rules so far are copied. Source: as [`COST_MAX`].
+const PATTERN_COST: u64 = 20_000;
+
+/// Is why a schema is refused.
+type Refusal = String;
+
+/// Checks the schemas of tools of the right shape.
+///
+/// Errors: `Field`, naming the tool.
+pub(super) fn check(tools: &[Value]) -> Result<(), RequestError> {
+    let mut purse = COST_MAX;
+    for (idx, tool) in tools.iter().enumerate() {
+        let schema = &tool["function"]["parameters"];
+        let mut walk = Walk { root: schema, purse: &mut purse, seen: HashSet::new() };
+        walk.visit(schema, 0, 0).map_err(|reason| {
+            let param = format!("tools[{idx}].function.parameters");
+            RequestError::field(param.clone(), format!("`{param}` {reason}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns how long a value is as JSON, roughly.
+pub(super) fn json_bytes(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(|item| json_bytes(item) + 1).sum(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + 4 + json_bytes(value)).sum(),
+    }
+}
+
+struct Walk<'s, 'p> {
+    root: &'s Value,
+    purse: &'p mut u64,
+    seen: HashSet<&'s str>,
+}
+
+impl<'s> Walk<'s, '_> {
+    fn pay(&mut self, cost: u64) -> Result<(), Refusal> {
+        let left = self.purse.checked_sub(cost);
+        *self.purse = left.ok_or("makes the tools' schemas too large taken together")?;
+        Ok(())
+    }
+
+    /// Walks a schema whose rule's name has `n_path` bytes.
+    fn visit(&mut self, schema: &'s Value, n_path: usize, depth: usize) -> Result<(), Refusal> {
+        let Value::Object(schema) = schema else { return Ok(()) };
+        if depth > DEPTH_MAX {
+            return Err(format!("nests more than {DEPTH_MAX} levels deep, or leads back to itself"));
+        }
+        self.pay(NODE_COST + 12 * n_path as u64)?;
+        if let Some(Value::String(name)) = schema.get("$ref") {
+            let target = self.resolve(name)?;
+            return if self.seen.insert(name) { self.visit(target, name.len(), depth + 1) } else { Ok(()) };
+        }
+        let n_types = schema.get("type").and_then(Value::as_array).map_or(1, Vec::len);
+        for _ in 0..n_types {
+            self.visit_parts(schema, n_path, depth)?;
+        }
+        Ok(())
+    }
+
+    fn visit_parts(&mut self, schema: &'s Map<String, Value>, n_path: usize, depth: usize) -> Result<(), Refusal> {
+        if let Some(Value::Object(properties)) = schema.get("properties") {
+            let is_required = |name: &String| {
+                schema.get("required").and_then(Value::as_array).is_some_and(|all| all.iter().any(|one| one == name))
+            };
+            // Looking them up pays for itself: it is done once for each.
+            self.pay((properties.len() * schema.get("required").and_then(Value::as_array).map_or(0, Vec::len)) as u64)?;
+            let n_optional = 1 + properties.keys().filter(|name| !is_required(name)).count() as u64;
+            self.pay(n_optional * n_optional * (n_path as u64 + n_optional + 100) / 8)?;
+            for (name, property) in properties {
+                if name.len() > PROPERTY_BYTES_MAX || name.contains('\0') {
+                    return Err(format!("has a property whose name is over {PROPERTY_BYTES_MAX} bytes or holds a NUL"));
+                }
+                self.visit(property, n_path + name.len() + 1, depth + 1)?;
+            }
+        }
+        for key in ["additionalProperties", "items", "prefixItems", "anyOf", "oneOf"] {
+            match schema.get(key) {
+                Some(Value::Array(items)) => {
+                    items.iter().try_for_each(|item| self.visit(item, n_path + 8, depth + 1))?;
+                }
+                Some(schema) => self.visit(schema, n_path + 16, depth + 1)?,
+                None => {}
+            }
+        }
+        for part in schema.get("allOf").and_then(Value::as_array).into_iter().flatten() {
+            let part = self.in_place(part, depth)?;
+            self.visit(part, n_path, depth + 1)?;
+        }
+        let n_bytes: usize = ["enum", "const"].iter().filter_map(|key| schema.get(*key)).map(json_bytes).sum();
+        self.pay(n_bytes as u64 * 20)?;
+        if let Some(Value::String(pattern)) = schema.get("pattern") {
+            self.pay(PATTERN_COST + pattern.len() as u64 * 50)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what a part of `allOf` stands for, references followed.
+    fn in_place(&mut self, part: &'s Value, depth: usize) -> Result<&'s Value, Refusal> {
+        let mut part = part;
+        for _ in depth..=DEPTH_MAX {
+            let Some(Value::String(name)) = part.get("$ref") else { return Ok(part) };
+            self.pay(NODE_COST)?;
+            part = self.resolve(name)?;
+        }
+        Err("has a `$ref` that leads back to itself".to_owned())
+    }
+
+    /// Returns what a reference into the same schema names. Source: llama.cpp's `resolve_ref`.
+    fn resolve(&mut self, name: &'s str) -> Result<&'s Value, Refusal> {
+        let Some(path) = name.strip_prefix("#/") else {
+            return Err(
+                "has a `$ref` that does not begin with \"#/\"; only those into the same schema are known".to_owned()
+            );
+        };
+        self.pay(name.len() as u64)?;
+        let step = |value: &'s Value, key: &str| match value {
+            Value::Object(fields) => fields.get(key),
+            Value::Array(items) => key.parse().ok().and_then(|idx: usize| items.get(idx)),
+            _ => None,
+        };
+        let target = path.split('/').try_fold(self.root, step);
+        target.ok_or_else(|| "has a `$ref` to what is not there".to_owned())
+    }
+}

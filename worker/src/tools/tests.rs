@@ -1,0 +1,171 @@
+//! Tests of which tools are let in.
+
+use std::time::Instant;
+
+use serde_json::json;
+use warmpath_llama_chat::{ChatTemplates, FormatInputs};
+
+use super::*;
+
+fn fields(body: Value) -> ToolFields {
+    serde_json::from_value(body).expect("the fields have the right types")
+}
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+}
+
+#[track_caller]
+fn check(body: Value, param: &str, says: &str) {
+    let text = body.to_string();
+    let error = fields(body).resolve().expect_err(&text[..text.len().min(200)]);
+    assert_eq!(error.param().as_deref(), Some(param), "{error}");
+    assert!(error.to_string().contains(says), "{error}");
+}
+
+#[test]
+fn a_tool_of_a_wrong_shape_is_refused_by_its_place_and_field() {
+    let with = |second: Value| json!({"tools": [tool("a", json!({})), second]});
+    check(with(json!(7)), "tools[1]", "an object");
+    check(with(json!({"type": "web_search"})), "tools[1].type", "function");
+    check(with(json!({"type": "function"})), "tools[1].function", "an object");
+    check(with(json!({"type": "function", "function": {}})), "tools[1].function.name", "a string");
+    for name in ["", "a b", "ä", "a\0", &"x".repeat(NAME_BYTES_MAX + 1)] {
+        check(with(tool(name, json!({}))), "tools[1].function.name", "letters");
+    }
+    check(with(tool("a", json!({}))), "tools[1].function.name", "the same");
+    check(with(tool("b", json!("text"))), "tools[1].function.parameters", "schema");
+    let mut described = tool("b", json!({}));
+    described["function"]["description"] = json!(1);
+    check(with(described), "tools[1].function.description", "a string");
+    let mut strict = tool("b", json!({}));
+    strict["function"]["strict"] = json!("yes");
+    check(with(strict), "tools[1].function.strict", "true or false");
+}
+
+#[test]
+fn a_choice_must_be_among_the_tools() {
+    let with = |choice: Value| json!({"tools": [tool("a", json!({}))], "tool_choice": choice});
+    check(with(json!("any")), "tool_choice", "must be");
+    check(with(json!(1)), "tool_choice", "must be");
+    check(with(json!({"type": "function"})), "tool_choice", "a string");
+    check(with(json!({"type": "function", "function": {"name": "b"}})), "tool_choice", "not among");
+    check(json!({"tool_choice": "required"}), "tool_choice", "no `tools`");
+    check(
+        json!({"tools": [], "tool_choice": {"type": "function", "function": {"name": "a"}}}),
+        "tool_choice",
+        "no `tools`",
+    );
+    check(json!({"reasoning_format": "loud"}), "reasoning_format", "deepseek");
+}
+
+#[test]
+fn a_choice_says_what_may_be_called() {
+    let resolved = |choice: Value| {
+        let tools = [tool("a", json!(null)), tool("b", json!({}))];
+        let fields = fields(json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": true}));
+        let (wish, _) = fields.resolve().expect("the fields are right");
+        (wish.tool_choice, wish.tools.len(), wish.parallel_tool_calls)
+    };
+    assert_eq!(resolved(json!(null)), (ToolChoice::Auto, 2, Some(true)));
+    assert_eq!(resolved(json!("auto")), (ToolChoice::Auto, 2, Some(true)));
+    assert_eq!(resolved(json!("none")), (ToolChoice::None, 0, Some(true)));
+    assert_eq!(resolved(json!("required")), (ToolChoice::Required, 2, Some(true)));
+    let named = json!({"type": "function", "function": {"name": "b"}});
+    assert_eq!(resolved(named), (ToolChoice::Required, 1, Some(false)));
+    let (wish, _) = fields(json!({"tools": [], "tool_choice": "auto"})).resolve().expect("no tools are no error");
+    assert_eq!(wish.tool_choice, ToolChoice::None);
+}
+
+#[test]
+fn too_many_and_too_long_tools_are_refused() {
+    let many: Vec<Value> = (0..=TOOLS_MAX).map(|n| tool(&format!("f{n}"), json!({}))).collect();
+    check(json!({"tools": many}), "tools", "at most 256");
+    let long = tool("a", json!({"description": "x".repeat(TOOLS_BYTES_MAX)}));
+    check(json!({"tools": [long]}), "tools", "bytes");
+}
+
+/// Returns a schema that nests `n` levels, in the way that `step` puts one around another.
+fn nested(n: usize, step: impl Fn(Value) -> Value) -> Value {
+    (0..n).fold(json!({"type": "string"}), |schema, _| step(schema))
+}
+
+#[test]
+fn schemas_that_explode_or_lead_back_to_themselves_are_refused() {
+    let refused = |schema: Value, says: &str| {
+        check(json!({"tools": [tool("a", json!({})), tool("b", schema)]}), "tools[1].function.parameters", says);
+    };
+    let types = nested(30, |schema| json!({"type": ["object", "object", "object"], "properties": {"a": schema}}));
+    refused(types, "too large");
+    let optional: serde_json::Map<_, _> = (0..2000).map(|n| (format!("p{n}"), json!({"type": "null"}))).collect();
+    refused(json!({"type": "object", "properties": optional}), "too large");
+    let again = json!({"properties": {"a": {"allOf": [{"$ref": "#/$defs/x"}]}}});
+    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": again}}), "leads back");
+    let circle = json!({"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}});
+    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": circle}), "back to itself");
+    let fan: serde_json::Map<_, _> = (0..60)
+        .map(|n| {
+            let next = json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", n + 1)}); 8]});
+            (format!("d{n}"), json!({"properties": {"a": next}}))
+        })
+        .chain([("d60".to_owned(), json!({}))])
+        .collect();
+    refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": fan}), "too large");
+    refused(json!({"properties": {"x".repeat(300): {}}}), "over 256 bytes");
+    refused(json!({"$ref": "https://example.org/schema"}), "begin with \"#/\"");
+    refused(json!({"$ref": "#/$defs/nothing"}), "not there");
+}
+
+#[test]
+fn ordinary_schemas_are_let_in() {
+    let tree =
+        json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}});
+    let recursive = json!({"$ref": "#/$defs/node", "$defs": {"node": tree}});
+    let properties: serde_json::Map<_, _> = (0..40).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
+    let wide = json!({"type": "object", "properties": properties, "required": ["p1"]});
+    let many: Vec<Value> = (0..100).map(|n| tool(&format!("f{n}"), wide.clone())).collect();
+    for tools in [vec![tool("a", recursive)], many] {
+        fields(json!({"tools": tools})).resolve().expect("these are taken");
+    }
+}
+
+#[test]
+fn the_most_that_is_let_through_is_done_soon() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/src/model/chat_template.jinja");
+    let source = std::fs::read_to_string(path).expect("the template is there");
+    let templates = ChatTemplates::compile(&source, ("", "")).expect("it compiles");
+    let largest = |schema: &dyn Fn(usize) -> Value| {
+        let is_let_in = |n: &usize| fields(json!({"tools": [tool("a", schema(*n))]})).resolve().is_ok();
+        (1..).map(|exponent| 1 << exponent).take_while(is_let_in).last().expect("a small one is let in")
+    };
+    let optional = |n: usize| {
+        let properties: serde_json::Map<_, _> = (0..n).map(|n| (format!("p{n}"), json!({"type": "null"}))).collect();
+        json!({"type": "object", "properties": properties})
+    };
+    let patterns = |n: usize| {
+        let one = |n: usize| json!({"type": "string", "pattern": format!("^a{n}[b-z]{{1,9}}$")});
+        json!({"anyOf": (0..n).map(one).collect::<Vec<_>>()})
+    };
+    let deep = |n: usize| {
+        let wide = |schema: Value| json!({"properties": {"x".repeat(200): schema}, "required": ["x".repeat(200)]});
+        json!({"anyOf": vec![nested(60, wide); n.div_ceil(60)]})
+    };
+    for schema in [&optional as &dyn Fn(usize) -> Value, &patterns, &deep] {
+        let n = largest(schema);
+        let tools = [tool("a", schema(n))];
+        let messages = [json!({"role": "user", "content": "a"})];
+        let inputs = FormatInputs {
+            messages: &messages,
+            tools: &tools.each_ref().map(normalized),
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: false,
+            reasoning_format: ReasoningFormat::Auto,
+            enable_thinking: true,
+            continues: false,
+            kwargs: &Map::new(),
+        };
+        let start = Instant::now();
+        let format = templates.format(&inputs.to_json()).expect("it has a format");
+        println!("{n} in {:?}, {} bytes of grammar", start.elapsed(), format.grammar.len());
+    }
+}

@@ -1,0 +1,135 @@
+//! Log probabilities of an answer's tokens, and completions that begin with their prompt.
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestWorker, user};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn entries(choice: &Value) -> &Vec<Value> {
+    choice["logprobs"]["content"].as_array().expect("a chat's log probabilities are a list")
+}
+
+/// Returns the text that the entries' bytes make together.
+fn text_of(entries: &[Value]) -> String {
+    let bytes = entries.iter().flat_map(|entry| entry["bytes"].as_array().expect("bytes are a list"));
+    let bytes: Vec<u8> = bytes.map(|byte| u8::try_from(byte.as_u64().expect("a number")).expect("a byte")).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn greedy_chat() -> Value {
+    json!({
+        "messages": user("How likely?"), "max_tokens": 8, "temperature": 0, "ignore_eos": true,
+        "logprobs": true, "top_logprobs": 3,
+    })
+}
+
+#[tokio::test]
+async fn a_chat_says_how_likely_each_of_its_tokens_was_whole_and_streamed() {
+    let worker = TestWorker::start("--slots 1").await;
+    let mut body = greedy_chat();
+    let whole = worker.ask(CHAT, body.clone()).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(entries(choice).len(), 8);
+    assert_eq!(json!(text_of(entries(choice))), choice["message"]["content"]);
+    for entry in entries(choice) {
+        let top = entry["top_logprobs"].as_array().expect("a list");
+        let logprobs: Vec<f64> = top.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect();
+        assert_eq!((top.len(), &top[0]["id"]), (3, &entry["id"]), "greedy takes the likeliest: {entry}");
+        assert!(logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0, "{logprobs:?}");
+        assert!(logprobs.iter().map(|logprob| logprob.exp()).sum::<f64>() <= 1.0 + 1e-5, "{logprobs:?}");
+    }
+    body["stream"] = json!(true);
+    let events = worker.stream(CHAT, body).await;
+    let parts = events.iter().map(|event| &event["choices"][0]).filter(|choice| !choice["logprobs"].is_null());
+    let streamed: Vec<Value> = parts.flat_map(|choice| entries(choice).clone()).collect();
+    assert_eq!(streamed.len(), 8);
+    for (streamed, whole) in streamed.iter().zip(entries(choice)) {
+        assert_eq!((&streamed["id"], &streamed["bytes"]), (&whole["id"], &whole["bytes"]));
+    }
+}
+
+#[tokio::test]
+async fn without_being_asked_for_they_are_null() {
+    let worker = TestWorker::start("--slots 1").await;
+    for wish in [json!({}), json!({"logprobs": false}), json!({"logprobs": null, "n_probs": 0})] {
+        let mut body = json!({"prompt": "a", "max_tokens": 2});
+        body.as_object_mut().expect("an object").extend(wish.as_object().expect("an object").clone());
+        let whole = worker.ask(COMPLETIONS, body).await;
+        assert_eq!(whole["choices"][0]["logprobs"], Value::Null);
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_a_stop_text_are_not_among_them() {
+    let worker = TestWorker::start("--slots 1").await;
+    let mut body = greedy_chat();
+    let whole = worker.ask(CHAT, body.clone()).await;
+    let all = entries(&whole["choices"][0]);
+    body["stop"] = json!(text_of(&all[3..5]));
+    let stopped = worker.ask(CHAT, body.clone()).await;
+    let choice = &stopped["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(json!(text_of(entries(choice))), choice["message"]["content"]);
+    assert!(entries(choice).len() <= 3, "{choice}");
+    body["stop"] = json!(text_of(&all[..2]));
+    let nothing = worker.ask(CHAT, body).await;
+    assert_eq!(nothing["choices"][0]["logprobs"]["content"], json!([]), "the answer is empty, not without a list");
+}
+
+#[tokio::test]
+async fn those_that_a_token_was_drawn_with_are_certain_where_nothing_else_could_be_drawn() {
+    let worker = TestWorker::start("--slots 1").await;
+    let mut body = greedy_chat();
+    body["post_sampling_probs"] = json!(true);
+    let whole = worker.ask(CHAT, body).await;
+    for entry in entries(&whole["choices"][0]) {
+        assert_eq!(entry["logprob"].as_f64().map(f64::abs), Some(0.0), "{entry}");
+    }
+}
+
+#[tokio::test]
+async fn a_completion_lists_them_with_the_places_of_its_tokens() {
+    let worker = TestWorker::start("--slots 1").await;
+    let mut body = json!({"prompt": "a", "max_tokens": 6, "temperature": 0, "ignore_eos": true, "logprobs": 2});
+    let whole = worker.ask(COMPLETIONS, body.clone()).await;
+    let (choice, logprobs) = (&whole["choices"][0], &whole["choices"][0]["logprobs"]);
+    let list = |name: &str| logprobs[name].as_array().expect("a list").clone();
+    let (tokens, offsets) = (list("tokens"), list("text_offset"));
+    assert_eq!((tokens.len(), list("token_logprobs").len(), list("top_logprobs").len()), (6, 6, 6));
+    let text: String = tokens.iter().filter_map(Value::as_str).collect();
+    assert_eq!(json!(text), choice["text"]);
+    for (token, offset) in tokens.iter().zip(&offsets) {
+        let offset = usize::try_from(offset.as_u64().expect("a number")).expect("it fits");
+        let rest: String = text.chars().skip(offset).collect();
+        assert!(rest.starts_with(token.as_str().expect("a text")), "{token} at {offset} of {text}");
+    }
+    assert!(list("top_logprobs").iter().zip(&tokens).all(|(top, token)| top.get(token.as_str().unwrap()).is_some()));
+
+    body["stream"] = json!(true);
+    let events = worker.stream(COMPLETIONS, body).await;
+    let parts = events.iter().map(|event| &event["choices"][0]["logprobs"]).filter(|logprobs| !logprobs.is_null());
+    let streamed: Vec<Value> = parts.flat_map(|part| part["text_offset"].as_array().expect("a list").clone()).collect();
+    assert_eq!(streamed, offsets, "the places are those in the whole text");
+}
+
+#[tokio::test]
+async fn a_completion_begins_with_its_prompt_if_that_is_wanted() {
+    let worker = TestWorker::start("--slots 2").await;
+    let mut body = json!({
+        "prompt": ["One two", "Three"], "n": 2, "echo": true, "max_tokens": 3, "temperature": 0, "ignore_eos": true,
+    });
+    let whole = worker.ask(COMPLETIONS, body.clone()).await;
+    body["echo"] = json!(false);
+    let plain = worker.ask(COMPLETIONS, body.clone()).await;
+    for (idx, prompt) in ["One two", "One two", "Three", "Three"].iter().enumerate() {
+        let expected = format!("{prompt}{}", plain["choices"][idx]["text"].as_str().expect("a text"));
+        assert_eq!(whole["choices"][idx]["text"], json!(expected));
+    }
+    assert_eq!(whole["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
+    (body["echo"], body["stream"], body["n"], body["prompt"]) = (json!(true), json!(true), json!(1), json!("One two"));
+    let events = worker.stream(COMPLETIONS, body).await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(json!(text), whole["choices"][0]["text"]);
+}
