@@ -31,8 +31,8 @@ fn main() {
 fn sources() -> PathBuf {
     let cargo = std::env::var_os("CARGO").expect("cargo sets CARGO for build scripts");
     let target = std::env::var("TARGET").expect("cargo sets TARGET for build scripts");
-    // Other platforms' packages were never fetched; without the filter cargo would want them.
-    let args = ["metadata", "--offline", "--format-version", "1", "--filter-platform", &target];
+    // cargo fetches what a build alone does not need, as what tests depend on; the filter spares other platforms' packages.
+    let args = ["metadata", "--format-version", "1", "--filter-platform", &target];
     let output = Command::new(cargo).args(args).output();
     let output = output.expect("cargo metadata starts, as cargo runs this");
     assert!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));

@@ -14,7 +14,7 @@ use warmpath_bench::client::{Answer, ChatClient, Message};
 use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
-use warmpath_common::summary::{SNAPSHOT_PATH, Snapshot};
+use warmpath_common::summary::{Digest, SNAPSHOT_PATH, Snapshot};
 
 /// Is how long the fleet may take to say what a test waits for.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -204,7 +204,9 @@ impl Rig {
                     && worker["load"]["busy_slots"].as_array()?.is_empty()
                     && worker["in_flight"] == 0
                     && worker["unreported"]["requests"] == 0;
-                if !is_idle || worker["blocks"].as_u64()? != held.len() as u64 {
+                // As many blocks may be others: one prompt's, and before them another's.
+                let digest = format!("{:016x}", Digest::of(held).sum);
+                if !is_idle || worker["blocks_digest"].as_str()? != digest {
                     return None;
                 }
             }

@@ -5,8 +5,8 @@
 //! no request and no worker's load. A view of blocks that is as old as that costs almost nothing; a load that old does
 //! (docs/decisions/0000-measured-before.md). After every update that says a digest, both sides must hold the same blocks.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::{mpsc, watch};
@@ -87,6 +87,7 @@ impl Distrust {
 #[derive(Debug, Default)]
 pub struct BlockView {
     n_blocks: AtomicUsize,
+    digest: Mutex<Option<Digest>>,
     is_current: AtomicBool,
     distrust: watch::Sender<Option<Distrust>>,
 }
@@ -95,6 +96,11 @@ impl BlockView {
     /// Returns the number of blocks that the index has of the worker.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Returns the digest of those blocks; absent where some are missing for the index's memory limit.
+    pub fn digest(&self) -> Option<Digest> {
+        *self.digest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether that is what the worker says; otherwise it is what it said before its stream was lost.
@@ -177,7 +183,9 @@ impl Indexer {
                 worker
             }
         };
-        views[worker.0 as usize].n_blocks.store(self.writer.n_blocks_of(worker), Ordering::Relaxed);
+        let view = &views[worker.0 as usize];
+        view.n_blocks.store(self.writer.n_blocks_of(worker), Ordering::Relaxed);
+        *view.digest.lock().unwrap_or_else(PoisonError::into_inner) = self.writer.digest_of(worker);
     }
 
     /// Compares what the index has of a worker with what it says; a view that is distrusted already stays so.
@@ -269,7 +277,9 @@ mod tests {
         let mut rig = Rig::new();
         let mut check = |report, expected| {
             rig.apply(report);
-            assert_eq!((rig.views[0].is_current(), rig.views[0].n_blocks()), expected);
+            let view = &rig.views[0];
+            assert_eq!((view.is_current(), view.n_blocks()), expected);
+            assert_eq!(view.digest(), Some(Digest::of(&run(0..expected.1 as u64).keys)));
         };
         check(update(Change::Stored(run(0..1)), None), (false, 1));
         check(BlockReport::Replace { worker: WORKER, runs: vec![run(0..2)] }, (true, 2));

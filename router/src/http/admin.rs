@@ -54,6 +54,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
         Link::Connecting | Link::Live | Link::Down { .. } => None,
     };
+    let blocks = app.fleet.blocks(worker.idx);
     json!({
         "url": worker.name,
         "uid": worker.uid,
@@ -64,8 +65,9 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
         "model": worker.model.as_deref(),
         "load": worker.load,
-        "blocks": app.fleet.blocks(worker.idx).n_blocks(),
-        "blocks_current": app.fleet.blocks(worker.idx).is_current(),
+        "blocks": blocks.n_blocks(),
+        "blocks_digest": blocks.digest().map(|digest| format!("{:016x}", digest.sum)),
+        "blocks_current": blocks.is_current(),
         "breaker": breaker,
         "in_flight": n_in_flight,
         "unreported": {"requests": unreported.n_requests, "prefill_tokens": unreported.prefill_tokens},
