@@ -8,10 +8,10 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(KEEP),--keep)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test fixtures venv lint fmt bench doc pages
+.PHONY: help setup build demo test fixtures venv deploy-tools lint fmt bench doc pages
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what llama.cpp and the tests need and is missing (Debian and Ubuntu only)
 	@$(STAGE) setup scripts/setup.sh
@@ -27,7 +27,7 @@ target/models/bench.gguf: build
 	@mkdir -p $(@D)
 	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
 
-test: setup fixtures venv ## Run every test
+test: setup fixtures venv deploy-tools ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
 
@@ -36,6 +36,9 @@ fixtures: setup ## Fetch the chat templates and vocabularies that the tests comp
 
 venv: setup ## Make the Python environment of the tests
 	@$(STAGE) venv scripts/python-venv.sh
+
+deploy-tools: venv ## Build what checks deploy/: helm and its like, from Go modules (minutes, once)
+	@$(STAGE) deploy-tools scripts/deploy-tools.sh
 
 lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, code and docs; warnings are errors
 	@$(STAGE) fmt $(CARGO) fmt --all --check
@@ -67,5 +70,7 @@ bench: build fixtures $(MODEL) ## Measure everything beside its peers (llama-ser
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps
 
-pages: build ## Write the pages of docs that repeat what programs say: command lines, metrics
+pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, the chart's values, dashboards
 	UPDATE_PAGES=1 $(CARGO) test --quiet --release -p warmpath-tests --test pages
+	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root deploy/helm/warmpath
+	target/venv/bin/python -B deploy/grafana/make.py

@@ -1,0 +1,167 @@
+"""The dashboard of the fleet: what prefix reuse saves, and whether the fleet keeps up."""
+
+from panels import R, W, lines, number, page, quantiles, share
+
+FLEET = page(
+    "warmpath-fleet",
+    "Warmpath: fleet",
+    "What prefix reuse saves, and whether the fleet keeps up.",
+    (
+        "Prefix reuse",
+        [
+            number(
+                "Prefix hit ratio",
+                "Prompt tokens that were reused, of all prompt tokens: the last rate.",
+                "percentunit",
+                share(R + "cached_tokens_total", R + "prompt_tokens_total"),
+            ),
+            number(
+                "Predicted",
+                "What routers counted on, in whole blocks. Far above the hit ratio: see the runbook of prediction errors.",
+                "percentunit",
+                share(R + "predicted_cached_tokens_total", R + "prompt_tokens_total"),
+            ),
+            number(
+                "Tokens saved",
+                "Prompt tokens that workers reused in the range shown, and did not compute.",
+                "short",
+                f"sum(increase({W}cached_tokens_total{{}}[$__range]))",
+            ),
+            number(
+                "Tokens computed",
+                "Prompt tokens that workers computed in the range shown.",
+                "short",
+                f"sum(increase({W}prefill_tokens_total{{}}[$__range]))",
+            ),
+            lines(
+                "Hit ratio",
+                "Reused and predicted share of prompt tokens, over all routers.",
+                "percentunit",
+                (share(R + "cached_tokens_total", R + "prompt_tokens_total"), "reused"),
+                (share(R + "predicted_cached_tokens_total", R + "prompt_tokens_total"), "predicted"),
+            ),
+            lines(
+                "Hit ratio by worker",
+                "Reused share of the prompt tokens that each worker started.",
+                "percentunit",
+                (share(W + "cached_tokens_total", W + "prompt_tokens_total", " by (instance)"), "{{instance}}"),
+            ),
+            lines(
+                "Hit ratio by model",
+                "Reused share of the prompt tokens of each model.",
+                "percentunit",
+                (
+                    f"sum by (model) (rate({W}cached_tokens_total{{}}[]) * on (job, instance) group_left (model) {W}info{{}})"
+                    f" / sum by (model) (rate({W}prompt_tokens_total{{}}[]) * on (job, instance) group_left (model) {W}info{{}})",
+                    "{{model}}",
+                ),
+            ),
+            lines(
+                "Hit ratio by tier",
+                "Share of all prompt tokens that came from slots (resident), memory and disk.",
+                "percentunit",
+                (
+                    f"sum by (tier) (rate({W}prefix_cache_tokens_total{{}}[]))"
+                    f" / on () group_left () sum(rate({W}prompt_tokens_total{{}}[]))",
+                    "{{tier}}",
+                ),
+            ),
+            lines(
+                "Evicted tokens",
+                "Tokens whose state left a tier. `capacity`: something else needed the room.",
+                "short",
+                (
+                    f"sum by (tier, reason) (rate({W}cache_evicted_tokens_total{{}}[]))",
+                    "{{tier}}: {{reason}}",
+                ),
+            ),
+            lines(
+                "Broken prefixes",
+                "Chats that changed what was said before, by whose message changed, a second. No fleet can reuse these.",
+                "cps",
+                (f"sum by (role) (rate({R}prefix_breaks_total{{}}[]))", "{{role}}"),
+            ),
+        ],
+    ),
+    (
+        "Latency and load",
+        [
+            lines(
+                "Time to first byte, at the routers",
+                "From a request's arrival to the first byte of its answer.",
+                "s",
+                *quantiles(R + "ttft_seconds"),
+            ),
+            lines("Time to first token, at the workers", "The same without the router.", "s", *quantiles(W + "ttft_seconds")),
+            lines("Time per output token", "Of answers after their first token.", "s", *quantiles(W + "tpot_seconds")),
+            lines(
+                "Requests",
+                "Requests by status.",
+                "reqps",
+                (f"sum by (status) (rate({R}requests_total{{}}[]))", "{{status}}"),
+            ),
+            lines(
+                "Busy slots",
+                "Share of each worker's slots that run a sequence.",
+                "percentunit",
+                (f"{W}slots_busy{{}} / {W}slots{{}}", "{{instance}}"),
+            ),
+            lines(
+                "Waiting",
+                "Requests in routers because no worker can start them soon, and sequences in workers that wait for a slot.",
+                "short",
+                (f"sum({R}queue_requests{{}})", "in routers"),
+                (f"sum({W}queue_length{{}})", "in workers"),
+            ),
+            lines(
+                "Requests by worker",
+                "Requests of all routers at each worker.",
+                "short",
+                (f"sum by (worker) ({R}worker_requests_in_flight{{}})", "{{worker}}"),
+            ),
+            lines(
+                "Route reasons",
+                "Decisions by reason, a second.",
+                "cps",
+                (f"sum by (reason) (rate({R}routes_total{{}}[]))", "{{reason}}"),
+            ),
+            lines(
+                "Refused and failed",
+                "Requests refused after waiting, attempts that failed, answers that broke off, a second.",
+                "cps",
+                (
+                    f'sum by (outcome) (rate({R}queue_outcomes_total{{outcome=~"late|displaced|refused|unavailable"}}[]))',
+                    "{{outcome}}",
+                ),
+                (f"sum by (failure) (rate({R}failed_attempts_total{{}}[]))", "attempt: {{failure}}"),
+                (f"sum(rate({R}broken_answers_total{{}}[]))", "broken off"),
+            ),
+        ],
+    ),
+    (
+        "Trust in the view",
+        [
+            lines(
+                "Predictions",
+                "Share of predictions by what came of them. `less`: the worker reused less than was counted on.",
+                "percentunit",
+                (
+                    f"sum by (outcome) (rate({R}predictions_total{{}}[])) / on () group_left () sum(rate({R}predictions_total{{}}[]))",
+                    "{{outcome}}",
+                ),
+            ),
+            lines(
+                "Age of summaries",
+                "Time since the last word of each worker, the oldest of all routers.",
+                "s",
+                (f"max by (worker) ({R}summary_age_seconds{{}})", "{{worker}}"),
+            ),
+            lines(
+                "Workers",
+                "Workers by state, as the router sees them that sees fewest so.",
+                "short",
+                (f"max by (state) ({R}workers{{}})", "{{state}}"),
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,150 @@
+"""The dashboard of the routers: how they decide, wait, retry and follow their workers."""
+
+from panels import R, lines, page, quantiles, signed
+
+ROUTER = page(
+    "warmpath-router",
+    "Warmpath: routers",
+    "How routers decide, wait, retry and follow their workers.",
+    (
+        "Requests",
+        [
+            lines(
+                "In flight", "Requests that each router is answering.", "short", (f"{R}requests_in_flight{{}}", "{{instance}}")
+            ),
+            lines("Whole request", "From arrival to the end of the answer.", "s", *quantiles(R + "request_seconds")),
+            lines(
+                "Decision",
+                "95th percentile of each phase of a decision.",
+                "s",
+                (
+                    f"histogram_quantile(0.95, sum by (le, phase) (rate({R}decision_seconds_bucket{{}}[])))",
+                    "{{phase}}",
+                ),
+            ),
+            lines(
+                "Time in the queue",
+                "Of requests that had to wait in a router.",
+                "s",
+                *quantiles(R + "queue_seconds"),
+            ),
+            lines(
+                "Queue outcomes",
+                "What became of requests that had to wait, a second.",
+                "cps",
+                (f"sum by (outcome) (rate({R}queue_outcomes_total{{}}[]))", "{{outcome}}"),
+            ),
+            lines(
+                "Retries",
+                "Attempts at another worker, those that the budget did not allow, and clients that left, a second.",
+                "cps",
+                (f"sum(rate({R}retries_total{{}}[]))", "retried"),
+                (f"sum(rate({R}retries_withheld_total{{}}[]))", "withheld"),
+                (f"sum(rate({R}abandoned_answers_total{{}}[]))", "client left"),
+            ),
+            lines(
+                "Prompts not known",
+                "Prompts that were routed by load because they could not be tokenized, by cause, a second.",
+                "cps",
+                (f"sum by (cause) (rate({R}unknown_prompts_total{{}}[]))", "{{cause}}"),
+            ),
+            lines(
+                "Conversations",
+                "Chats by how they stand to what was said before, a second.",
+                "cps",
+                (f"sum by (continuity) (rate({R}conversations_total{{}}[]))", "{{continuity}}"),
+            ),
+        ],
+    ),
+    (
+        "The view of the fleet",
+        [
+            signed(
+                lines(
+                    "Prediction error",
+                    "Reuse minus predicted reuse in blocks: the 1st, 50th and 99th percentile.",
+                    "short",
+                    *(
+                        (f"histogram_quantile({q}, sum by (le) (rate({R}prediction_error_blocks_bucket{{}}[])))", f"p{q * 100:g}")
+                        for q in (0.01, 0.5, 0.99)
+                    ),
+                )
+            ),
+            lines(
+                "Doubted blocks",
+                "Blocks that workers say they hold and did not reuse.",
+                "short",
+                (f"{R}doubted_blocks{{}}", "{{instance}}"),
+            ),
+            lines(
+                "Resyncs",
+                "Summary streams that ended, by reason, a second.",
+                "cps",
+                (f"sum by (reason) (rate({R}resyncs_total{{}}[]))", "{{reason}}"),
+            ),
+            lines(
+                "Streams opened",
+                "Summary streams by how they started, a second.",
+                "cps",
+                (f"sum by (start) (rate({R}summary_streams_total{{}}[]))", "{{start}}"),
+            ),
+            lines(
+                "Summary frames",
+                "Frames that each router takes in, a second.",
+                "cps",
+                (f"sum by (instance) (rate({R}summary_frames_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Breakers",
+                "State of each worker's breaker, the worst of all routers: 0 closed, 1 half open, 2 open.",
+                "short",
+                (f"max by (worker) ({R}worker_breaker_state{{}})", "{{worker}}"),
+            ),
+            lines(
+                "Excluded workers",
+                "Workers that are kept out, by what they disagree in, and workers that share an identity.",
+                "short",
+                (f"max by (disagreement) ({R}workers_excluded{{}})", "{{disagreement}}"),
+                (f"max({R}workers_sharing_uid{{}})", "sharing an identity"),
+            ),
+            lines(
+                "Blocks by worker",
+                "Blocks that each worker is known to hold.",
+                "short",
+                (f"max by (worker) ({R}worker_blocks{{}})", "{{worker}}"),
+            ),
+            lines("Prefix index", "Memory of the index.", "bytes", (f"{R}index_bytes{{}}", "{{instance}}")),
+            lines(
+                "Blocks in the index",
+                "Different blocks in each router's index, and claims that it dropped for its limit.",
+                "short",
+                (f"{R}index_blocks{{}}", "{{instance}}"),
+                (f"{R}index_shed_claims{{}}", "{{instance}}: dropped"),
+            ),
+        ],
+    ),
+    (
+        "Stock servers and vocabularies",
+        [
+            lines(
+                "Predictions at stock servers",
+                "By what came of them, a second.",
+                "cps",
+                (f"sum by (outcome) (rate({R}stock_predictions_total{{}}[]))", "{{outcome}}"),
+            ),
+            lines(
+                "Stock servers lost",
+                "By reason, a second.",
+                "cps",
+                (f"sum by (reason) (rate({R}stock_losses_total{{}}[]))", "{{reason}}"),
+                (f"sum(rate({R}stock_vocabulary_mismatches_total{{}}[]))", "another vocabulary"),
+            ),
+            lines(
+                "Vocabulary downloads",
+                "By outcome, a second.",
+                "cps",
+                (f"sum by (outcome) (rate({R}vocabulary_downloads_total{{}}[]))", "{{outcome}}"),
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,154 @@
+"""The dashboard of the workers: what they compute, hold, restore and give up."""
+
+from panels import W, average, lines, page, quantiles
+
+WORKER = page(
+    "warmpath-worker",
+    "Warmpath: workers",
+    "What workers compute, hold, restore and give up.",
+    (
+        "Work",
+        [
+            lines(
+                "Prompt tokens",
+                "Prompt tokens that are computed and reused, a second.",
+                "short",
+                (f"sum(rate({W}prefill_tokens_total{{}}[]))", "computed"),
+                (f"sum(rate({W}cached_tokens_total{{}}[]))", "reused"),
+            ),
+            lines(
+                "Answer tokens",
+                "Answer tokens that each worker computes, a second.",
+                "short",
+                (f"sum by (instance) (rate({W}decode_tokens_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Sequences",
+                "How sequences ended, a second.",
+                "cps",
+                (f"sum(rate({W}sequences_finished_total{{}}[]))", "answered"),
+                (f"sum(rate({W}sequences_cancelled_total{{}}[]))", "client left"),
+                (f"sum(rate({W}sequences_failed_total{{}}[]))", "failed"),
+            ),
+            lines(
+                "Steps",
+                "Batches that llama.cpp computes, and those that it fails to, a second.",
+                "ops",
+                (f"sum by (instance) (rate({W}steps_total{{}}[]))", "{{instance}}"),
+                (f"sum by (instance) (rate({W}decode_failures_total{{}}[]))", "{{instance}}: failed"),
+            ),
+            lines("Queue", "Sequences that wait for a slot.", "short", (f"{W}queue_length{{}}", "{{instance}}")),
+            lines(
+                "Requests",
+                "Requests of all workers by status.",
+                "reqps",
+                (f"sum by (status) (rate({W}requests_total{{}}[]))", "{{status}}"),
+            ),
+            lines("Whole request", "From arrival to the end of the answer.", "s", *quantiles(W + "request_seconds")),
+            lines("Rendering and tokenizing", "Time that prompts take before they are computed.", "s", *quantiles(W + "prompt_seconds")),
+            lines("Loading the model", "Time that it took.", "s", (f"{W}model_load_seconds{{}}", "{{instance}}")),
+        ],
+    ),
+    (
+        "The cache",
+        [
+            lines(
+                "Share of a prompt that is reused",
+                "Of each sequence: the 10th, 50th and 90th percentile.",
+                "percentunit",
+                *(
+                    (f"histogram_quantile({q}, sum by (le) (rate({W}prefix_cache_ratio_bucket{{}}[])))", f"p{q * 100:g}")
+                    for q in (0.1, 0.5, 0.9)
+                ),
+            ),
+            lines(
+                "Reused tokens by tier",
+                "Prompt tokens by the tier that they came from, a second.",
+                "short",
+                (f"sum by (tier) (rate({W}prefix_cache_tokens_total{{}}[]))", "{{tier}}"),
+            ),
+            lines(
+                "Tokens held",
+                "Tokens whose state is held, by tier.",
+                "short",
+                (f"sum by (tier) ({W}cache_tokens{{}})", "{{tier}}"),
+            ),
+            lines("Bytes held", "Bytes of held state, by tier.", "bytes", (f"sum by (tier) ({W}cache_bytes{{}})", "{{tier}}")),
+            lines(
+                "Evictions",
+                "Chunks and checkpoints that leave a tier, a second.",
+                "cps",
+                (f"sum by (tier, reason) (rate({W}cache_evictions_total{{}}[]))", "{{tier}}: {{reason}}"),
+            ),
+            lines(
+                "Restores and saves",
+                "Starts for which state was moved into the slot, exports into the store, moves out of the KV buffer, a second.",
+                "ops",
+                (f"sum(rate({W}restores_total{{}}[]))", "restored"),
+                (f"sum(rate({W}saves_total{{}}[]))", "saved"),
+                (f"sum(rate({W}slots_moved_out_total{{}}[]))", "moved out"),
+            ),
+            lines(
+                "Time of a restore and of a save",
+                "Averages.",
+                "s",
+                average(W + "restore_seconds_total", W + "restores_total", "restore"),
+                average(W + "save_seconds_total", W + "saves_total", "save"),
+            ),
+            lines(
+                "Waits for a prefix",
+                "Sequences that waited for a prefix that another was computing, and those whose kept state was of no use, a second.",
+                "ops",
+                (f"sum(rate({W}prefix_waits_total{{}}[]))", "waited"),
+                (f"sum(rate({W}failed_starts_total{{}}[]))", "of no use"),
+            ),
+            lines(
+                "Checkpoints and shifts",
+                "For models that cannot be rewound, and answers that filled their context, a second.",
+                "ops",
+                (f"sum(rate({W}checkpoints_made_total{{}}[]))", "checkpoints made"),
+                (f"sum(rate({W}checkpoint_uses_total{{}}[]))", "checkpoints used"),
+                (f"sum(rate({W}context_shifts_total{{}}[]))", "contexts shifted"),
+            ),
+            lines(
+                "Entries",
+                "Slots that hold state, stored chunks and checkpoints, by tier.",
+                "short",
+                (f"sum by (tier) ({W}cache_entries{{}})", "{{tier}}"),
+            ),
+            lines(
+                "Tokens stored",
+                "Tokens whose state is stored, a second.",
+                "short",
+                (f"sum by (instance) (rate({W}saved_tokens_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "KV buffer", "Tokens whose state is in the KV buffer.", "short", (f"{W}kv_held_tokens{{}}", "{{instance}}")
+            ),
+        ],
+    ),
+    (
+        "Summaries",
+        [
+            lines(
+                "Updates",
+                "Updates of the summary, a second.",
+                "ops",
+                (f"sum by (instance) (rate({W}summary_updates_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Frames",
+                "Frames that were handed to routers, a second.",
+                "ops",
+                (f"sum by (instance) (rate({W}summary_frames_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Subscribers",
+                "Routers that follow each worker; those that were cut off because they did not keep up, a second.",
+                "short",
+                (f"{W}summary_subscribers{{}}", "{{instance}}"),
+                (f"sum by (instance) (rate({W}summary_cut_off_total{{}}[]))", "{{instance}}: cut off"),
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,140 @@
+{{/* The chart's name, or what replaces it. */}}
+{{- define "warmpath.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The first part of every name: short enough that a pool's name and an ordinal fit behind it. */}}
+{{- define "warmpath.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "warmpath.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 30 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 30 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of everything. Takes (dict "root" $ "component" NAME). */}}
+{{- define "warmpath.labels" -}}
+{{ include "warmpath.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels that select pods; a pool's workers have one more. */}}
+{{- define "warmpath.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "warmpath.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+warmpath/pool: {{ .name | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The service account of the pods. */}}
+{{- define "warmpath.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "warmpath.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The reference of an image. Takes (dict "root" $ "image" IMAGE). */}}
+{{- define "warmpath.image" -}}
+{{- $repository := .image.repository -}}
+{{- with .root.Values.image.registry -}}
+{{- $repository = printf "%s/%s" . $repository -}}
+{{- end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The pools with their defaults, as YAML of {"pools": [...]}; fails where a pool cannot be. */}}
+{{- define "warmpath.pools" -}}
+{{- $pools := list -}}
+{{- $names := list -}}
+{{- range $given := .Values.workers -}}
+{{- if has $given.name $names -}}
+{{- fail (printf "workers: two pools are called %q" $given.name) -}}
+{{- end -}}
+{{- $names = append $names $given.name -}}
+{{- $pool := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy $given) -}}
+{{- $model := $pool.model -}}
+{{- $sources := compact (list $model.huggingFace.repo $model.url.url $model.pvc.claimName $model.oci.reference) -}}
+{{- if ne (len $sources) 1 -}}
+{{- fail (printf "workers: pool %q has %d sources of its model; set one of model.huggingFace.repo, model.url.url, model.pvc.claimName, model.oci.reference" $given.name (len $sources)) -}}
+{{- end -}}
+{{- $file := "" -}}
+{{- if $model.huggingFace.repo -}}
+{{- $file = required (printf "workers: pool %q needs model.huggingFace.file" $given.name) $model.huggingFace.file -}}
+{{- else if $model.url.url -}}
+{{- $file = (urlParse $model.url.url).path -}}
+{{- else if $model.pvc.claimName -}}
+{{- $file = required (printf "workers: pool %q needs model.pvc.path" $given.name) $model.pvc.path -}}
+{{- else -}}
+{{- $file = required (printf "workers: pool %q needs model.oci.path" $given.name) $model.oci.path -}}
+{{- end -}}
+{{- $downloads := or $model.huggingFace.repo $model.url.url | empty | not -}}
+{{- $path := ternary (printf "/data/models/%s" (base $file)) (printf "/models/%s" (trimPrefix "/" $file)) $downloads -}}
+{{- $autoscaled := ne $pool.autoscaling.kind "none" -}}
+{{- $computed := dict "fullname" (printf "%s-%s" (include "warmpath.fullname" $) $given.name) "downloads" $downloads "modelPath" $path "autoscaled" $autoscaled -}}
+{{- $pools = append $pools (merge $computed $pool) -}}
+{{- end -}}
+{{- toYaml (dict "pools" $pools) -}}
+{{- end -}}
+
+{{/* The port that workers serve on. */}}
+{{- define "warmpath.workerPort" -}}8081{{- end -}}
+
+{{/* Spread constraints, each with a selector. Takes (dict "constraints" LIST "selector" YAML). */}}
+{{- define "warmpath.spread" -}}
+{{- $selector := fromYaml .selector -}}
+{{- range .constraints }}
+- {{ toYaml (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $selector))) | nindent 2 | trim }}
+{{- end }}
+{{- end -}}
+
+{{/* What pods of routers and workers have alike. Takes (dict "root" $ "part" VALUES "selector" YAML). */}}
+{{- define "warmpath.podSpec" -}}
+serviceAccountName: {{ include "warmpath.serviceAccountName" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- toYaml .part.podSecurityContext | nindent 2 }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- include "warmpath.spread" (dict "constraints" . "selector" $.selector) | trim | nindent 2 }}
+{{- end }}
+{{- end -}}

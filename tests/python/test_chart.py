@@ -1,0 +1,473 @@
+"""The Helm chart, with the real helm: lint, and a matrix of values, each feature on and off. Run by tests/tests/deploy.rs.
+
+What is rendered is checked by schema (kubeconform), against the programs' own flags, variables and metrics, and for what must hold
+of every pod. Not here: an API server's opinion (test_chart_installed.py).
+"""
+
+import functools
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/warmpath"
+SCHEMAS = ROOT / "target/tools/schemas"
+FROM_PVC = {"model": {"pvc": {"claimName": "models", "path": "a/b.gguf"}}}
+FROM_URL = {"model": {"url": {"url": "https://models.example/m.gguf"}}}
+
+
+def tool(name):
+    """Returns the path of a tool that scripts/deploy-tools.sh built or that is installed; a test without it is skipped."""
+    built = ROOT / "target/tools/bin" / name
+    path = built if built.exists() else shutil.which(name)
+    if not path:
+        raise unittest.SkipTest(f"{name} is missing")
+    return path
+
+
+def kubeconform(text):
+    location = f"{SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [tool("kubeconform"), "-strict", "-summary", "-schema-location", location, "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+
+
+def pool(**values):
+    return {"workers": [{"name": "p", **FROM_PVC, **values}]}
+
+
+def router(**values):
+    return {"router": values}
+
+
+EXTRA = {
+    "extraArgs": ["--body-max=1000"],
+    "extraEnv": [{"name": "RUST_LOG", "value": "debug"}],
+    "extraEnvFrom": [{"secretRef": {"name": "more"}}],
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "extraContainers": [{"name": "more", "image": "more"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "priorityClassName": "high",
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [],
+}
+
+# Name -> values, the kinds that they add to the default's, the kinds that they take away.
+MATRIX = {
+    "defaults": ({}, set(), set()),
+    "names": ({"nameOverride": "n", "commonLabels": {"team": "ml"}}, set(), set()),
+    "fullname": ({"fullnameOverride": "a-name-that-is-as-long-as-somebody-could-wish"}, set(), set()),
+    "registry": (
+        {
+            "image": {"registry": "registry.example/team", "pullPolicy": "Always", "pullSecrets": ["pull"]},
+            "router": {"image": {"tag": "v9"}},
+            "workerDefaults": {"image": {"digest": "sha256:" + "a" * 64}},
+        },
+        set(),
+        set(),
+    ),
+    "router-extras": (router(**EXTRA, extraWorkers=["openai+http://llama:8080"]), set(), set()),
+    "router-load-balancer": (
+        router(
+            service={
+                "type": "LoadBalancer",
+                "port": 8080,
+                "nodePort": 30080,
+                "annotations": {"a": "b"},
+                "loadBalancerClass": "c/d",
+                "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            }
+        ),
+        set(),
+        set(),
+    ),
+    "router-autoscaling": (
+        router(autoscaling={"enabled": True, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}}),
+        {"HorizontalPodAutoscaler"},
+        set(),
+    ),
+    "no-disruption-budgets": (
+        {
+            "router": {"podDisruptionBudget": {"enabled": False}},
+            "workerDefaults": {"podDisruptionBudget": {"enabled": False}},
+        },
+        set(),
+        {"PodDisruptionBudget"},
+    ),
+    "ingress": (
+        router(
+            ingress={
+                "enabled": True,
+                "className": "nginx",
+                "annotations": {"cert-manager.io/cluster-issuer": "letsencrypt"},
+                "hosts": ["llm.example", "llm2.example"],
+                "tls": [{"hosts": ["llm.example"], "secretName": "llm-tls"}],
+            }
+        ),
+        {"Ingress"},
+        set(),
+    ),
+    "ingress-without-host": (router(ingress={"enabled": True}), {"Ingress"}, set()),
+    "http-route": (
+        router(httpRoute={"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm.example"]}),
+        {"HTTPRoute"},
+        set(),
+    ),
+    "model-url": (
+        {
+            "workers": [
+                {
+                    "name": "p",
+                    "model": {
+                        "url": {"url": "https://models.example/a/m.gguf?x=1", "headersSecret": {"name": "headers"}},
+                        "sha256": "0" * 64,
+                        "alias": "m",
+                    },
+                }
+            ]
+        },
+        set(),
+        set(),
+    ),
+    "model-gated": (
+        {
+            "workers": [
+                {
+                    "name": "p",
+                    "model": {"huggingFace": {"repo": "a/b", "file": "d/c.gguf", "tokenSecret": {"name": "hub"}}},
+                }
+            ]
+        },
+        set(),
+        set(),
+    ),
+    "model-pvc": (pool(), set(), {"ConfigMap"}),
+    "model-oci": (
+        {"workers": [{"name": "p", "model": {"oci": {"reference": "registry.example/m:1", "path": "m.gguf"}}}]},
+        set(),
+        {"ConfigMap"},
+    ),
+    "two-pools": (
+        {
+            "workers": [
+                {"name": "small", "replicas": 3, **FROM_PVC},
+                {
+                    "name": "large",
+                    **FROM_URL,
+                    "gpuLayers": 99,
+                    "threads": 8,
+                    "runtimeClassName": "nvidia",
+                    "resources": {"limits": {"nvidia.com/gpu": 1}},
+                },
+            ]
+        },
+        set(),
+        set(),
+    ),
+    "worker-extras": (
+        {"workerDefaults": {**EXTRA, "extraInitContainers": [{"name": "first", "image": "first"}]}},
+        set(),
+        set(),
+    ),
+    "worker-without-disk": (
+        {"workerDefaults": {"persistence": {"enabled": False}, "cache": {"ramMiB": 0}}},
+        set(),
+        set(),
+    ),
+    "worker-small-disk": (pool(cache={"diskMiB": 0}, persistence={"storageClassName": "local"}), set(), {"ConfigMap"}),
+    "worker-hpa": (pool(autoscaling={"kind": "hpa"}), {"HorizontalPodAutoscaler"}, {"ConfigMap"}),
+    "worker-keda": (
+        pool(autoscaling={"kind": "keda", "keda": {"authenticationRef": "auth"}}),
+        {"ScaledObject"},
+        {"ConfigMap"},
+    ),
+    "own-account": ({"serviceAccount": {"create": False, "name": "mine"}}, set(), {"ServiceAccount"}),
+    "network-policy": (
+        {
+            "networkPolicy": {
+                "enabled": True,
+                "clients": [{"podSelector": {"matchLabels": {"app": "chat"}}}],
+                "monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+                "routerEgress": [{"ports": [{"port": 8080}]}],
+                "workerEgress": [{"ports": [{"port": 443}]}],
+            }
+        },
+        {"NetworkPolicy"},
+        set(),
+    ),
+    "network-policy-open": ({"networkPolicy": {"enabled": True}}, {"NetworkPolicy"}, set()),
+    "monitoring": (
+        {
+            "metrics": {
+                "monitors": True,
+                "rules": True,
+                "dashboards": True,
+                "labels": {"release": "prometheus"},
+                "ruleLabels": {"release": "prometheus"},
+                "dashboardAnnotations": {"folder": "LLM"},
+            }
+        },
+        {"ServiceMonitor", "PodMonitor", "PrometheusRule"},
+        set(),
+    ),
+    "extra-objects": (
+        {
+            "extraObjects": [
+                {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-extra"}},
+                "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ .Release.Name }}-text",
+            ]
+        },
+        {"Secret"},
+        set(),
+    ),
+}
+
+# Values that must be refused, and a word of what is said.
+REFUSED = {
+    "no source of the model": ({"workers": [{"name": "p"}]}, "has 0 sources"),
+    "two sources of the model": (
+        {"workers": [{"name": "p", "model": {**FROM_PVC["model"], **FROM_URL["model"]}}]},
+        "has 2 sources",
+    ),
+    "no file of the hub": ({"workers": [{"name": "p", "model": {"huggingFace": {"repo": "a/b"}}}]}, "huggingFace.file"),
+    "two pools of one name": ({"workers": [{"name": "p", **FROM_PVC}] * 2}, "two pools are called"),
+    "no pool": ({"workers": []}, "minItems"),
+    "a pool without a name": ({"workers": [FROM_PVC]}, "name"),
+    "a name that is none": ({"workers": [{"name": "P_1", **FROM_PVC}]}, "pattern"),
+    "a value that is misspelled": (router(replica=3), "replica"),
+    "a value of a pool that is misspelled": (pool(slotz=3), "slotz"),
+    "an unknown policy": (router(policy="sticky"), "policy"),
+    "less time than a worker needs to leave": (pool(exitGraceSeconds=3), "exitGraceSeconds"),
+    "a checksum that is none": (pool(model={**FROM_PVC["model"], "sha256": "abc"}), "sha256"),
+    "a model that is not downloaded by HTTP": (
+        {"workers": [{"name": "p", "model": {"url": {"url": "file:///etc/passwd"}}}]},
+        "pattern",
+    ),
+    "a route without a gateway": (router(httpRoute={"enabled": True}), "parentRefs"),
+}
+
+
+def helm(*args, values=None):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(values or {}, file)
+        file.flush()
+        command = [tool("helm"), *args, "--values", file.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@functools.cache
+def rendered(name):
+    """Returns the objects that a row of the matrix gives."""
+    result = helm("template", "rel", CHART, "--namespace", "ns", "--kube-version", "1.36", values=MATRIX[name][0])
+    if result.returncode:
+        raise AssertionError(f"{name}: {result.stderr}")
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+def pods(documents):
+    """Yields the specification of every pod, with its labels and the object that it belongs to."""
+    for document in documents:
+        if document["kind"] == "Pod":
+            yield document["spec"], document["metadata"]["labels"], document
+        elif document["kind"] in ("Deployment", "StatefulSet"):
+            template = document["spec"]["template"]
+            yield template["spec"], template["metadata"]["labels"], document
+
+
+@functools.cache
+def usage(program):
+    """Returns what docs/command-lines.md says of a program; that page is made from `-h` and tested to be so."""
+    page = (ROOT / "docs/command-lines.md").read_text()
+    return page.split(f"\n## {program}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def flags(program):
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", usage(program)))
+
+
+def documented_metrics():
+    page = (ROOT / "docs/metrics.md").read_text()
+    kinds = dict(re.findall(r"^\| `(warmpath_\w+)` \| (\w+) \|", page, re.M))
+    names = set(kinds)
+    for name, kind in kinds.items():
+        if kind == "histogram":
+            names |= {name + suffix for suffix in ("_bucket", "_sum", "_count")}
+    return names
+
+
+def each_row(test):
+    """Makes a test of one row's objects a test of every row."""
+
+    @functools.wraps(test)
+    def tests(self):
+        for name in MATRIX:
+            with self.subTest(name):
+                test(self, rendered(name))
+
+    return tests
+
+
+class Chart(unittest.TestCase):
+    def test_lint_finds_nothing(self):
+        result = helm("lint", CHART, "--strict")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_every_row_renders_what_it_says_and_nothing_else(self):
+        default_kinds = {document["kind"] for document in rendered("defaults")}
+        for name, (_, added, taken) in MATRIX.items():
+            with self.subTest(name):
+                self.assertEqual({document["kind"] for document in rendered(name)}, default_kinds - taken | added)
+
+    def test_every_object_fits_its_schema(self):
+        text = "---\n".join(json.dumps(document) + "\n" for name in MATRIX for document in rendered(name))
+        result = kubeconform(text)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("Skipped: 0", result.stdout)
+
+    def test_a_field_that_no_schema_has_is_found(self):
+        wrong = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replica": 1}}
+        result = kubeconform(json.dumps(wrong))
+        self.assertIn("replica", result.stdout)
+
+    @each_row
+    def test_programs_know_every_flag_and_variable(self, documents):
+        for spec, _, _ in pods(documents):
+            for container in spec["containers"]:
+                if container["name"] not in ("router", "worker"):
+                    continue
+                program = "warmpath-" + container["name"]
+                given = {arg.split("=", 1)[0] for arg in container["args"]}
+                self.assertEqual(given - flags(program), set())
+                named = {variable["name"] for variable in container.get("env", [])}
+                known = set(re.findall(r"\[env:\s+(\w+)=", usage(program)))
+                self.assertEqual({name for name in named if name.startswith("WARMPATH_")} - known, set())
+
+    @each_row
+    def test_flags_of_the_matrix_are_given_once(self, documents):
+        for spec, _, _ in pods(documents):
+            for container in spec["containers"]:
+                given = [arg.split("=", 1)[0] for arg in container.get("args", [])]
+                repeated = {flag for flag in given if given.count(flag) > 1} - {"--worker"}
+                self.assertEqual(repeated, set())
+
+    @each_row
+    def test_metrics_that_are_named_exist(self, documents):
+        text = json.dumps([document for document in documents if document["kind"] != "ConfigMap"])
+        named = set(re.findall(r"\bwarmpath_(?:router|worker)_\w+", text))
+        self.assertEqual(named - documented_metrics(), set())
+
+    @each_row
+    def test_no_pod_runs_as_root_or_writes_to_its_root_or_talks_to_the_api(self, documents):
+        for spec, _, document in pods(documents):
+            self.assertTrue(spec["securityContext"]["runAsNonRoot"])
+            self.assertEqual(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault")
+            self.assertFalse(spec["automountServiceAccountToken"], document["metadata"]["name"])
+            for container in spec["containers"] + spec.get("initContainers", []):
+                if container["name"] in ("more", "first"):
+                    continue
+                context = container["securityContext"]
+                self.assertTrue(context["readOnlyRootFilesystem"])
+                self.assertFalse(context["allowPrivilegeEscalation"])
+                self.assertEqual(context["capabilities"]["drop"], ["ALL"])
+
+    @each_row
+    def test_a_pod_has_time_to_drain_before_it_is_killed(self, documents):
+        for spec, _, _ in pods(documents):
+            main = spec["containers"][0]
+            if main["name"] not in ("router", "worker"):
+                continue
+            drain = next(int(arg.split("=")[1]) for arg in main["args"] if arg.startswith("--drain-timeout="))
+            needed = main["lifecycle"]["preStop"]["sleep"]["seconds"] + drain + 4
+            self.assertGreater(spec["terminationGracePeriodSeconds"], needed)
+
+    @each_row
+    def test_selectors_select_the_pods_that_are_meant(self, documents):
+        labels = {(doc["kind"], doc["metadata"]["name"]): found for _, found, doc in pods(documents)}
+        for document in documents:
+            if document["kind"] == "Service":
+                selector = document["spec"]["selector"]
+            elif document["kind"] in ("Deployment", "StatefulSet", "PodDisruptionBudget", "PodMonitor"):
+                selector = document["spec"]["selector"]["matchLabels"]
+            else:
+                continue
+            selected = {key for key, found in labels.items() if selector.items() <= found.items()}
+            component = selector["app.kubernetes.io/component"]
+            kind = {"router": "Deployment", "worker": "StatefulSet"}[component]
+            self.assertTrue(selected, document["metadata"]["name"])
+            self.assertEqual({found for found, _ in selected}, {kind})
+            if document["kind"] == "StatefulSet":
+                self.assertEqual(selected, {("StatefulSet", document["metadata"]["name"])})
+
+    @each_row
+    def test_names_are_told_apart_and_fit(self, documents):
+        names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+        self.assertEqual(len(names), len(set(names)))
+        for kind, name in names:
+            # A StatefulSet's pods carry a label of its name and 11 characters.
+            self.assertLessEqual(len(name), 52 if kind == "StatefulSet" else 63)
+
+    @each_row
+    def test_routers_ask_every_worker_by_a_name_that_it_has(self, documents):
+        services = {doc["metadata"]["name"] for doc in documents if doc["kind"] == "Service"}
+        sets = {doc["spec"]["serviceName"]: doc for doc in documents if doc["kind"] == "StatefulSet"}
+        args = next(spec["containers"][0]["args"] for spec, _, doc in pods(documents) if doc["kind"] == "Deployment")
+        asked = re.findall(r"--worker=http://([a-z0-9-]+)-(\d+)\.([a-z0-9-]+):8081", " ".join(args))
+        self.assertEqual({service for _, _, service in asked}, set(sets))
+        self.assertLessEqual(set(sets), services)
+        for service, document in sets.items():
+            ordinals = [int(ordinal) for name, ordinal, found in asked if found == service]
+            self.assertEqual({name for name, _, found in asked if found == service}, {document["metadata"]["name"]})
+            self.assertEqual(ordinals, list(range(document["spec"].get("replicas", 4))))
+
+    @each_row
+    def test_the_model_is_where_the_worker_looks(self, documents):
+        for spec, _, document in pods(documents):
+            if document["kind"] != "StatefulSet":
+                continue
+            worker = spec["containers"][0]
+            path = next(arg.split("=", 1)[1] for arg in worker["args"] if arg.startswith("--model="))
+            mounts = {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
+            top = "/" + path.split("/")[1]
+            self.assertIn(top, mounts)
+            first = [container for container in spec.get("initContainers", []) if container["name"] == "download"]
+            self.assertEqual(bool(first), top == "/data")
+            if first:
+                self.assertIn({"name": "MODEL_PATH", "value": path}, first[0]["env"])
+            volumes = {volume["name"] for volume in spec["volumes"]}
+            claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
+            self.assertLessEqual(set(mounts.values()), volumes | claims)
+
+    def test_what_cannot_work_is_refused_with_a_reason(self):
+        for name, (values, reason) in REFUSED.items():
+            with self.subTest(name):
+                result = helm("template", "rel", CHART, values=values)
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(reason, result.stderr)
+
+    def test_every_value_is_described_in_the_readme(self):
+        command = [tool("helm-docs"), "--dry-run", "--sort-values-order", "file", "--log-level", "error"]
+        result = subprocess.run([*command, "--chart-search-root", CHART], capture_output=True, text=True, timeout=60)
+        page = CHART / "README.md"
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout.strip(), page.read_text().strip(), "run `make pages`")
+        rows = re.findall(r"^\| ([\w.]+) \| .* \| (.*) \|$", page.read_text(), re.M)
+        self.assertGreater(len(rows), 100)
+        self.assertEqual([key for key, description in rows if not description.strip()], [])
+
+    def test_the_versions_are_the_programs(self):
+        version = re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        self.assertEqual(chart["appVersion"], version)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,155 @@
+"""The chart's download of a model, with the real script and the real curl, from a server that breaks off and lies.
+
+Run by tests/tests/deploy.rs.
+"""
+
+import hashlib
+import http.server
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+import unittest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "deploy/helm/warmpath/files/download-model.sh"
+MODEL = random.Random(1).randbytes(300_000)
+SHA256 = hashlib.sha256(MODEL).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves MODEL as `server.behaviour` says; keeps what was asked."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body):
+        server = self.server
+        server.requests.append((self.command, self.path, dict(self.headers)))
+        if self.path == "/hub":
+            self.send_response(302)
+            self.send_header("Location", "/model.gguf")
+            self.send_header("X-Linked-Etag", f'"{server.hub_sha256}"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        start = 0
+        asked = self.headers.get("Range")
+        if asked and server.ranges:
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            if start >= len(MODEL):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(MODEL)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(MODEL) - 1}/{len(MODEL)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(MODEL) - start))
+        self.end_headers()
+        if body:
+            # Each answer ends after `server.most` bytes, whatever it had promised.
+            self.wfile.write(MODEL[start : start + server.most])
+
+
+class Download(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.path = self.folder / "models/m.gguf"
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.requests, self.server.ranges, self.server.most = [], True, len(MODEL)
+        self.server.hub_sha256 = SHA256
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+
+    def run_script(self, path="/model.gguf", **env):
+        env = {
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(self.folder),
+            "MODEL_URL": f"http://127.0.0.1:{self.server.server_port}{path}",
+            "MODEL_PATH": str(self.path),
+            "MODEL_SHA256": SHA256,
+            "DOWNLOAD_PAUSE": "0",
+            **env,
+        }
+        return subprocess.run(["sh", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+
+    def assert_downloaded(self, result):
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.path.read_bytes(), MODEL)
+        self.assertFalse(pathlib.Path(f"{self.path}.part").exists())
+
+    def test_downloads_and_does_not_download_again(self):
+        self.assert_downloaded(self.run_script())
+        n_requests = len(self.server.requests)
+        self.assert_downloaded(self.run_script())
+        self.assertEqual(len(self.server.requests), n_requests)
+
+    def test_goes_on_where_it_broke_off_in_one_run_and_in_the_next(self):
+        self.server.most = 100_000
+        result = self.run_script(DOWNLOAD_TRIES="2")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertFalse(self.path.exists())
+        self.assert_downloaded(self.run_script())
+        ranges = [headers.get("Range") for _, _, headers in self.server.requests]
+        self.assertEqual(ranges, [None, "bytes=100000-", "bytes=200000-"])
+
+    def test_a_server_that_cannot_go_on_is_asked_for_the_whole_file(self):
+        self.server.most, self.server.ranges = 100_000, False
+        self.assertNotEqual(self.run_script(DOWNLOAD_TRIES="1").returncode, 0)
+        self.server.most = len(MODEL)
+        self.assert_downloaded(self.run_script())
+
+    def test_a_file_that_was_whole_before_it_could_be_named_is_not_fetched_again(self):
+        self.server.most = len(MODEL) - 1
+        self.assertNotEqual(self.run_script(DOWNLOAD_TRIES="1").returncode, 0)
+        with open(f"{self.path}.part", "ab") as file:
+            file.write(MODEL[-1:])
+        self.assert_downloaded(self.run_script())
+
+    def test_what_has_another_checksum_is_deleted(self):
+        result = self.run_script(MODEL_SHA256="0" * 64)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn(SHA256, result.stderr)
+        self.assertEqual([path.name for path in self.path.parent.iterdir()], [])
+
+    def test_the_hubs_own_checksum_counts_where_none_is_given(self):
+        self.assert_downloaded(self.run_script("/hub", MODEL_SHA256="", CHECKSUM_FROM_HUB="yes"))
+        self.server.hub_sha256 = "1" * 64
+        result = self.run_script("/hub", MODEL_SHA256="", CHECKSUM_FROM_HUB="yes")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("wanted " + "1" * 64, result.stderr)
+
+    def test_another_file_of_the_same_name_is_downloaded_anew(self):
+        self.path.parent.mkdir()
+        self.path.write_bytes(b"another revision")
+        self.assert_downloaded(self.run_script())
+
+    def test_secrets_are_sent_and_shown_nowhere(self):
+        result = self.run_script(HUB_TOKEN="hub-secret", HTTP_HEADERS="X-Key: other-secret")
+        self.assert_downloaded(result)
+        _, _, headers = self.server.requests[0]
+        self.assertEqual((headers["Authorization"], headers["X-Key"]), ("Bearer hub-secret", "other-secret"))
+        self.assertNotIn("secret", result.stdout + result.stderr)
+        self.assertEqual((self.folder / "headers").stat().st_mode & 0o777, 0o600)
+
+    def test_nothing_but_http_is_fetched(self):
+        result = self.run_script(MODEL_URL=f"file://{SCRIPT}", DOWNLOAD_TRIES="1")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertFalse(self.path.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

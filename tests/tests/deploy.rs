@@ -1,0 +1,60 @@
+//! What lies under `deploy`: the Helm chart, the download of models, alerts and dashboards.
+//!
+//! Not here: what is checked (`tests/python`). Each test starts one program in Python, after the tools that it needs have been built;
+//! where they cannot be had, it says so and is skipped.
+
+use std::process::Command;
+
+use anyhow::ensure;
+use warmpath_tests::rig::root;
+
+/// Builds what is missing, one test at a time; it takes minutes once and nothing afterwards.
+fn make_tools() -> anyhow::Result<()> {
+    static MAKING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for script in ["scripts/python-venv.sh", "scripts/deploy-tools.sh"] {
+        let status = Command::new(root().join(script)).status()?;
+        ensure!(status.success(), "{script} ended with {status}");
+    }
+    Ok(())
+}
+
+/// Returns whether a program is installed or was made.
+fn is_there(program: &str) -> bool {
+    let made = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
+    let installed = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&installed).chain(made).any(|folder| folder.join(program).is_file())
+}
+
+/// Runs a program of tests to its end, if what it `needs` is there; what it says is in the error if it fails.
+fn check(script: &str, needs: &str) -> anyhow::Result<()> {
+    make_tools()?;
+    if !is_there(needs) {
+        eprintln!("{script} is skipped: {needs} cannot be had here");
+        return Ok(());
+    }
+    let output = Command::new(root().join("target/venv/bin/python")).arg("-B").arg(root().join(script)).output()?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success() && said.contains("OK"), "{script} ended with {}:\n{said}", output.status);
+    Ok(())
+}
+
+#[test]
+fn the_chart_renders_what_its_values_say_with_every_feature_on_and_off() -> anyhow::Result<()> {
+    check("tests/python/test_chart.py", "helm")
+}
+
+#[test]
+fn a_model_is_downloaded_whole_or_not_at_all() -> anyhow::Result<()> {
+    check("tests/python/test_download.py", "curl")
+}
+
+#[test]
+fn alerts_and_dashboards_ask_for_what_is_exported() -> anyhow::Result<()> {
+    check("tests/python/test_monitoring.py", "promtool")
+}
+
+#[test]
+fn units_compose_and_images_name_what_programs_know() -> anyhow::Result<()> {
+    check("tests/python/test_units.py", "python3")
+}
