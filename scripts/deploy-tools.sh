@@ -48,4 +48,6 @@ for schema in $schemas; do
 done
 # shellcheck disable=SC2086 # the list of folders is split on purpose
 "$root/target/venv/bin/python" "$root/tests/python/kube_schemas.py" schemas $folders
+# shellcheck disable=SC2086 # the list of folders is split on purpose
+printf '%s\n' $folders >schema-folders.txt
 printf '%s' "$wanted" >deploy-tools.txt

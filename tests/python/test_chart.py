@@ -380,6 +380,15 @@ class Chart(unittest.TestCase):
                 self.assertEqual(context["capabilities"]["drop"], ["ALL"])
 
     @each_row
+    def test_programs_can_write_where_they_must(self, documents):
+        for spec, _, document in pods(documents):
+            main = spec["containers"][0]
+            needs = {"router": "/tmp", "worker": "/data"}.get(main["name"])
+            if needs:
+                mounted = [mount for mount in main["volumeMounts"] if mount["mountPath"] == needs]
+                self.assertEqual([mount.get("readOnly", False) for mount in mounted], [False], document["metadata"]["name"])
+
+    @each_row
     def test_a_pod_has_time_to_drain_before_it_is_killed(self, documents):
         for spec, _, _ in pods(documents):
             main = spec["containers"][0]

@@ -79,6 +79,7 @@ class Compose(unittest.TestCase):
                 program = service["image"].split(":")[0]
                 environment = service["environment"]
                 self.assertEqual(set(environment) - variables(program), set())
+                self.assertEqual(service["tmpfs"], ["/tmp"], "routers keep vocabularies there")
                 self.assertTrue((DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists())
                 drain = int(environment["WARMPATH_DRAIN_TIMEOUT"])
                 self.assertGreater(int(service["stop_grace_period"].removesuffix("s")), drain + 4)
