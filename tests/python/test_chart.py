@@ -256,12 +256,15 @@ REFUSED = {
 }
 
 
+def helm_command(*args):
+    return subprocess.run([tool("helm"), *args], capture_output=True, text=True, timeout=120)
+
+
 def helm(*args, values=None):
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values or {}, file)
         file.flush()
-        command = [tool("helm"), *args, "--values", file.name]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return helm_command(*args, "--values", file.name)
 
 
 @functools.cache
@@ -461,6 +464,20 @@ class Chart(unittest.TestCase):
                 result = helm("template", "rel", CHART, values=values)
                 self.assertNotEqual(result.returncode, 0)
                 self.assertIn(reason, result.stderr)
+
+    def test_a_package_holds_what_lies_elsewhere_in_the_tree(self):
+        with tempfile.TemporaryDirectory() as folder:
+            made = helm_command("package", CHART, "--destination", folder)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            package = next(pathlib.Path(folder).glob("warmpath-*.tgz"))
+            self.assertLess(package.stat().st_size, 200_000)
+            result = helm("template", "rel", package, values=MATRIX["monitoring"][0])
+            documents = {doc["kind"]: doc for doc in yaml.safe_load_all(result.stdout) if doc}
+            self.assertGreater(len(documents["PrometheusRule"]["spec"]["groups"]), 2)
+            boards = [doc for doc in yaml.safe_load_all(result.stdout) if doc and "fleet.json" in doc.get("data", {})]
+            self.assertEqual(set(boards[0]["data"]), {"fleet.json", "router.json", "worker.json"})
+            names = subprocess.run(["tar", "tzf", package], capture_output=True, text=True, check=True).stdout.split()
+            self.assertEqual([name for name in names if name.endswith((".py", ".gotmpl", "prometheus.yaml"))], [])
 
     def test_every_value_is_described_in_the_readme(self):
         command = [tool("helm-docs"), "--dry-run", "--sort-values-order", "file", "--log-level", "error"]
