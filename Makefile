@@ -2,16 +2,18 @@
 
 CARGO ?= cargo
 MODEL ?= target/models/bench.gguf
+# How many inputs of each kind `make fuzz` makes.
+CASES ?= 20000
 BIN := target/release
 STAGE := scripts/stage.sh
 # Names the flag that leaves the demo's fleet up: make demo KEEP=1
 DEMO_FLAGS := $(if $(KEEP),--keep)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test fixtures venv deploy-tools lint fmt bench doc pages
+.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz fixtures venv deploy-tools lint fmt bench doc pages
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what llama.cpp and the tests need and is missing (Debian and Ubuntu only)
 	@$(STAGE) setup scripts/setup.sh
@@ -31,8 +33,25 @@ test: setup fixtures venv deploy-tools ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
 
+test-clients: setup ## Run clients that are fetched for it: LangChain, LiteLLM, OpenAI's for Node, schemathesis
+	@$(STAGE) build $(CARGO) build --release --workspace
+	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
+
+# A new place to look at each time; WARMPATH_FUZZ_SEED goes back to one.
+fuzz: setup ## Send hostile bodies, schemas, grammars and templates at random, for CASES of each kind
+	@$(STAGE) build $(CARGO) test --release --workspace --no-run
+	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \
+		PROPTEST_CASES=$(CASES) $(CARGO) test --release --workspace --no-fail-fast -- hostile never_panic no_template_panics
+
+test-k8s: deploy-tools ## Try the chart on a real API server (the first time builds it: a quarter of an hour); not in CI
+	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh
+	@$(STAGE) test-k8s target/venv/bin/python -B tests/python/test_chart_installed.py
+
 fixtures: setup ## Fetch the chat templates and vocabularies that the tests compare with
 	@$(STAGE) fixtures tests/fixtures/fetch.sh
+
+test-llama-server: build fixtures ## Run llama-server's own tests against the worker and write their page (minutes)
+	@$(STAGE) llama-server-tests tests/llama_server/run.py
 
 venv: setup ## Make the Python environment of the tests
 	@$(STAGE) venv scripts/python-venv.sh
@@ -70,7 +89,7 @@ bench: build fixtures $(MODEL) ## Measure everything beside its peers (llama-ser
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps
 
-pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, the chart's values, dashboards
+pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
 	UPDATE_PAGES=1 $(CARGO) test --quiet --release -p warmpath-tests --test pages
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root deploy/helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py

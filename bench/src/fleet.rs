@@ -302,6 +302,13 @@ impl Fleet {
         for worker in &mut workers {
             worker.ready(LOAD_TIMEOUT).await?;
         }
+        Self::of(spec, workers).await
+    }
+
+    /// Starts a router in front of workers that are ready, whatever they serve, and waits until it is, too.
+    ///
+    /// Errors: it does not start or does not get ready.
+    pub async fn of(spec: FleetSpec, workers: Vec<Server>) -> anyhow::Result<Self> {
         let mut router = start_router(&spec, &workers).await?;
         router.ready(LOAD_TIMEOUT).await?;
         Ok(Self { spec, workers, router })

@@ -3,6 +3,7 @@
 //! Not here: reading and checking GGUF files (`warmpath-gguf`). The idea: a made model computes a hash of its whole context
 //! bit by bit (`hash_net`), so that its greedy answer depends on every token and yet survives numeric noise.
 
+pub mod adapter;
 pub mod cache;
 pub mod hash_net;
 pub mod preset;
@@ -33,11 +34,17 @@ pub struct ModelArgs {
     /// Names one of the models of this kind.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Makes a LoRA adapter for the model instead of the model itself, and names one of the adapters.
+    #[arg(long, conflicts_with = "vocab")]
+    pub adapter: Option<u64>,
 }
 
 /// Runs `warmpath-bench model`.
 ///
 /// Errors: as [`write_model`].
 pub fn run(args: &ModelArgs) -> anyhow::Result<()> {
+    if let Some(adapter_seed) = args.adapter {
+        return adapter::write_adapter(args.preset, args.seed, adapter_seed, &args.out);
+    }
     write_model(args.preset, args.seed, args.vocab.as_deref(), &args.out)
 }

@@ -59,6 +59,35 @@ fn read_object(body: &[u8]) -> Result<field::Object, DialectError> {
     Ok(field::Object::whole(fields))
 }
 
+/// Lists a chat's fields that are no fields of any dialect or mean nothing there, besides those that a conversion sets.
+pub const DROPPED: &[&str] = &[
+    "add_generation_prompt",
+    "best_of",
+    "context_management",
+    "echo",
+    "function_call",
+    "functions",
+    "logprobs",
+    "max_completion_tokens",
+    "metadata",
+    "n",
+    "n_predict",
+    "n_probs",
+    "reasoning_effort",
+    "response_format",
+    "service_tier",
+    "stop",
+    "stream_options",
+    "suffix",
+];
+
+/// Takes out the fields that mean nothing: those of every dialect and one dialect's `own`.
+fn drop_meaningless(fields: &mut field::Object, own: &[&str]) {
+    for name in DROPPED.iter().chain(own) {
+        fields.fields.remove(*name);
+    }
+}
+
 /// Returns a chat as JSON.
 fn write(chat: &Map<String, Value>) -> Vec<u8> {
     serde_json::to_vec(chat).expect("a JSON object has a JSON form")

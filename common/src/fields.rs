@@ -28,6 +28,21 @@ pub enum ReadError {
 ///
 /// Errors: `Json` where the body is not JSON; `Field` where a field of `T` is missing or has another type.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
+    // To serde an array is a struct without names.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(ReadError::Field { param: None, reason: "the request body must be a JSON object".to_owned() });
+    }
+    decode(body)
+}
+
+/// Returns the items of `body`, a JSON array.
+///
+/// Errors: as [`read`].
+pub fn read_list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ReadError> {
+    decode(body)
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(refuse)?;
     deserializer.end().map_err(|error| ReadError::Json { reason: error.to_string() })?;
@@ -70,6 +85,7 @@ mod tests {
         check("{\"messages\": [{}, 5]}", Some("messages[1]"));
         check("{\"messages\": [], \"model\": 5}", Some("model"));
         check("[]", None);
+        check(" [null, [{}]]", None);
     }
 
     #[test]

@@ -6,9 +6,11 @@
 
 pub mod block_hash;
 pub mod dialects;
+pub mod embeddings;
 pub mod fields;
 pub mod headers;
 pub mod ids;
+pub mod lora;
 pub mod model;
 pub mod openai;
 pub mod prompts;

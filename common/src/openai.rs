@@ -3,21 +3,26 @@
 //! Not here: sampling fields and responses (the worker), and the rest of a body, which the router passes on unread.
 //! The idea: each reader deserializes only the fields it honours from the same bytes; unknown fields are ignored.
 
+mod schemas;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Is the part of a chat completion request that decides its prompt and its routing.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ChatPrompt {
     /// Names the model; absent means the only one there is.
     pub model: Option<String>,
     /// Lists the conversation, each message as the template will see it.
+    #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
     /// Lists the tools that the template offers to the model.
     pub tools: Option<Vec<Value>>,
     /// Says whether and which tool the model must call.
     pub tool_choice: Option<Value>,
     /// Is passed to the chat template as variables of its own.
+    #[schemars(schema_with = "schemas::template_variables")]
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Says how hard the model should think, where its template has words for that; `none` switches thinking off.
     pub reasoning_effort: Option<String>,
@@ -28,14 +33,14 @@ pub struct ChatPrompt {
 }
 
 /// Is the body of every error response: `{"error": {...}}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     /// Is the error.
     pub error: ErrorObject,
 }
 
 /// Is OpenAI's error object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorObject {
     /// Says what was wrong, for a person.
     pub message: String,
@@ -46,4 +51,16 @@ pub struct ErrorObject {
     pub param: Option<String>,
     /// Names the error for programs: `context_length_exceeded`, `model_not_found`, ...
     pub code: Option<String>,
+    /// Says by how much a prompt is too long; absent of every other error.
+    #[serde(flatten)]
+    pub excess: Option<Excess>,
+}
+
+/// Is the lengths of a prompt that is too long and of what there is room for, in llama-server's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Excess {
+    /// Is the prompt's length. Units: tokens.
+    pub n_prompt_tokens: usize,
+    /// Is the context of one slot. Units: tokens.
+    pub n_ctx: u32,
 }

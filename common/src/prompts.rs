@@ -3,13 +3,16 @@
 //! Not here: chats (`openai`), tokenizing (`warmpath-prompt`).
 //! The idea: a body's `prompt` has many shapes and means one or several prompts; from here on only these are seen.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::ids::Token;
 
 /// Is the `prompt` of a completion request in each of its shapes.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a string, an array of strings, an array of token ids or an array of such arrays")]
 pub enum PromptField {
     /// One text.
@@ -29,7 +32,7 @@ pub enum PromptField {
 }
 
 /// Is one of several prompts.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PromptItem {
     /// A text.
@@ -50,6 +53,24 @@ pub struct PromptObject {
     has_media: bool,
 }
 
+impl JsonSchema for PromptObject {
+    fn schema_name() -> Cow<'static, str> {
+        "PromptObject".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "Is llama-server's object for a prompt: a text; media are not read.",
+            "type": "object",
+            "properties": {
+                "prompt_string": {"type": "string"},
+                "multimodal_data": {"type": ["array", "null"], "maxItems": 0},
+            },
+            "required": ["prompt_string"],
+        })
+    }
+}
+
 impl TryFrom<Map<String, Value>> for PromptObject {
     type Error = &'static str;
 
@@ -64,7 +85,7 @@ impl TryFrom<Map<String, Value>> for PromptObject {
 }
 
 /// Is a part of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PromptPart {
     /// A token.
@@ -108,7 +129,7 @@ impl UnusablePrompt {
 }
 
 /// Is the part of a completion request that decides its prompts and its routing.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 pub struct CompletionPrompt {
     /// Is one prompt or several.
     pub prompt: PromptField,
@@ -136,7 +157,10 @@ impl CompletionPrompt {
 }
 
 impl PromptField {
-    fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
+    /// Returns the prompts that the field means, in order; an empty array means one empty prompt.
+    ///
+    /// Errors: `Media`.
+    pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
         Ok(match self {
             Self::Text(text) => vec![RawPrompt::Text(text)],
             Self::Texts(texts) if texts.is_empty() => vec![RawPrompt::Tokens(Vec::new())],
@@ -184,7 +208,7 @@ impl RawPrompt {
 }
 
 /// Is a request to fill the gap between two texts.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 pub struct InfillPrompt {
     /// Is the text before the gap.
     pub input_prefix: String,
@@ -196,13 +220,24 @@ pub struct InfillPrompt {
     /// Is what the gap is known to begin with.
     #[serde(default)]
     pub prompt: String,
-    /// Is the most tokens of the answer, for which room is left.
-    #[serde(default, alias = "max_tokens", alias = "max_completion_tokens")]
+    /// Is the most tokens of the answer.
+    pub max_completion_tokens: Option<i64>,
+    /// Is the same; the first that is given counts.
+    pub max_tokens: Option<i64>,
+    /// Is the same.
     pub n_predict: Option<i64>,
 }
 
+impl InfillPrompt {
+    /// Returns the tokens of the answer for which room is left; 0 where the request says nothing.
+    pub fn answer_tokens(&self) -> usize {
+        let n = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict);
+        usize::try_from(n.unwrap_or(0)).unwrap_or(0)
+    }
+}
+
 /// Is a text from elsewhere.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 pub struct ExtraText {
     /// Is the text.
     pub text: String,

@@ -22,7 +22,7 @@ use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
 /// Is the version of the frames' encoding: the first byte of each.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 4;
 
 /// Is the media type of the binary stream: frames, each behind its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";

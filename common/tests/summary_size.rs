@@ -4,7 +4,7 @@
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Load, Resume, Run, RunState, Snapshot, Stamp, Tier};
 
 const N_RUNS: u64 = 1_000;
@@ -22,9 +22,14 @@ fn snapshot() -> Snapshot {
         add_bos: false,
         add_eos: false,
         context_tokens: 8192,
+        n_ctx_train: None,
         n_slots: 4,
         memory: MemoryKind::Full,
         n_vocab: 150_000,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     };
     // Keys spread over all 64 bits, as hashes do.
     let key = |n: u64| BlockKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));

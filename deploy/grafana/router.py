@@ -124,6 +124,30 @@ ROUTER = page(
         ],
     ),
     (
+        "Keys, certificates and discovery",
+        [
+            lines(
+                "Refused",
+                "Requests without an API key that is known, a second.",
+                "reqps",
+                (f"sum by (instance) (rate({R}refused_keys_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Files that cannot be used",
+                "Looks at the file of API keys and changes of certificates that failed, a second; the last ones stand.",
+                "cps",
+                (f"sum by (instance) (rate({R}key_file_failures_total{{}}[]))", "{{instance}}: keys"),
+                (f"sum by (instance) (rate({R}tls_failures_total{{}}[]))", "{{instance}}: certificates"),
+            ),
+            lines(
+                "Looks for workers that failed",
+                "By way, a second; what was found last stands.",
+                "cps",
+                (f"sum by (source) (rate({R}discovery_failures_total{{}}[]))", "{{source}}"),
+            ),
+        ],
+    ),
+    (
         "Stock servers and vocabularies",
         [
             lines(

@@ -2,17 +2,22 @@
 //!
 //! Not here: the flags themselves (`flags`). The idea: each part receives its own struct and nothing else.
 
+mod discovery;
 pub mod flags;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use url::Url;
 use warmpath_router_core::admission::AdmissionOptions;
 use warmpath_router_core::dispatch::DispatchOptions;
+use warmpath_router_core::membership::MembershipOptions;
 use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
 
+pub use self::discovery::{
+    DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, WorkerAddress, WorkerApi, WorkerUrlError,
+    worker_address,
+};
 use self::flags::Flags;
 
 /// Is the most workers that one router follows.
@@ -92,6 +97,41 @@ pub const QUEUE_POLL: Duration = Duration::from_millis(10);
 /// Source: own choice: a server that is lost is found out within about a second, as a summary stream's end is.
 pub const STOCK_POLL: Duration = Duration::from_secs(1);
 
+/// Is how long a worker that is found no longer keeps its place, and what is known of it; it gets nothing meanwhile.
+///
+/// Source: own choice: longer than a look at DNS or an endpoint's flap, shorter than an operator's patience.
+pub const LINGER: Duration = Duration::from_secs(30);
+
+/// Is how long the place of a worker that has left stays empty.
+///
+/// Source: own choice: a view of the fleet is read for milliseconds, what is told of a worker waits for less than seconds.
+pub const VACANCY: Duration = Duration::from_secs(60);
+
+/// Is the pause between two looks at who is found.
+///
+/// Source: own choice: a change of what is found is seen at once; this is for those whose time has come to leave.
+pub const MEMBERSHIP_PAUSE: Duration = Duration::from_secs(1);
+
+/// Is the pause between two looks at the file of workers.
+///
+/// Source: own choice: a small file costs some microseconds.
+pub const WORKERS_FILE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Is the longest file of workers. Units: bytes.
+pub const WORKERS_FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Is the pause between two looks at the file of API keys.
+pub const KEYS_FILE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Is the longest file of API keys. Units: bytes.
+pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Is the pause between two looks at the files for TLS.
+pub const TLS_FILES_PAUSE: Duration = Duration::from_secs(1);
+
+/// Is how long a look at DNS may take.
+pub const DNS_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Is how long a stock server may take to say how it is.
 ///
 /// Source: own choice: llama-server answers `/health` while it computes.
@@ -119,17 +159,36 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// Is how long running answers get after the order to stop.
     pub drain_timeout: Duration,
+    /// Says where workers are looked for.
+    pub discovery: DiscoveryConfig,
     /// Is the fleet's part.
     pub fleet: FleetConfig,
+    /// Is the file of the API keys that clients must present; absent where everybody may ask.
+    pub keys_file: Option<PathBuf>,
+    /// Is the files from which clients are spoken to by TLS; absent where they are not.
+    pub tls: Option<TlsFiles>,
+    /// Is how long a connection may take to send a request's head, the time before it included.
+    pub head_timeout: Duration,
     /// Is the requests' part.
     pub requests: RequestConfig,
 }
 
-/// Is what the fleet is and how it is followed.
+/// Is the files of a TLS server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Holds its certificate, and those between it and a root.
+    pub cert: PathBuf,
+    /// Holds the certificate's private key.
+    pub key: PathBuf,
+    /// Holds the roots of the certificates that clients must show; absent where they need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Is how the fleet is followed.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
-    /// Lists the workers.
-    pub workers: Vec<WorkerAddress>,
+    /// Bounds who is in the fleet.
+    pub membership: MembershipOptions,
     /// Lists the vocabularies for stock servers.
     pub vocabularies: Vec<VocabularyFile>,
     /// Is the most memory of the prefix index. Units: bytes.
@@ -138,24 +197,6 @@ pub struct FleetConfig {
     pub dispatch: DispatchOptions,
     /// Is how long a worker may take to accept a connection.
     pub connect_timeout: Duration,
-}
-
-/// Says where a worker is and what it speaks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerAddress {
-    /// Is its URL, without a path.
-    pub url: Url,
-    /// Says what it speaks.
-    pub api: WorkerApi,
-}
-
-/// Says what a worker speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkerApi {
-    /// OpenAI's API and the summary protocol.
-    Warmpath,
-    /// OpenAI's API alone.
-    OpenAi,
 }
 
 /// Is a GGUF file that stock servers tokenize like.
@@ -201,13 +242,34 @@ pub enum ConfigError {
         /// Is their number.
         n: usize,
     },
+    /// No way to find workers is given.
+    #[error("no worker can be found: give --worker, --workers-file, --worker-dns or --kubernetes-service")]
+    NoWorkers,
     /// A worker's URL is not of a form that can be used.
-    #[error("--worker {url}: {reason}")]
+    #[error("--worker {url}: {source}")]
     WorkerUrl {
         /// Is the URL.
         url: String,
         /// Says what is wrong with it.
-        reason: &'static str,
+        source: WorkerUrlError,
+    },
+    /// A worker is listed twice.
+    #[error("--worker {url}: the worker is listed twice")]
+    WorkerTwice {
+        /// Is its URL.
+        url: String,
+    },
+    /// A name to be resolved is not of the form that is asked for.
+    #[error("--worker-dns {text}: it must be HOST:PORT or openai+HOST:PORT")]
+    Dns {
+        /// Is what was given.
+        text: String,
+    },
+    /// A Kubernetes service is not of the form that is asked for.
+    #[error("--kubernetes-service {text}: it must be NAMESPACE/NAME:PORT")]
+    Kubernetes {
+        /// Is what was given.
+        text: String,
     },
     /// A vocabulary's name or file is missing.
     #[error("--vocab {text}: it must be FILE or NAME=FILE")]
@@ -242,8 +304,9 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         listen: flags.listen,
         admin_listen: flags.admin_listen,
         drain_timeout: seconds("--drain-timeout", flags.drain_timeout)?,
+        discovery: discovery::resolve(&flags)?,
         fleet: FleetConfig {
-            workers: resolve_workers(flags.workers)?,
+            membership: MembershipOptions { workers_max: WORKERS_MAX, linger: LINGER, vacancy: VACANCY },
             vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
@@ -254,6 +317,9 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             },
             connect_timeout,
         },
+        keys_file: flags.api_keys_file,
+        tls: tls_files(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
+        head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         requests: RequestConfig {
             requests_max: flags.requests_max,
             body_bytes_max: flags.body_max,
@@ -272,6 +338,11 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     })
 }
 
+/// Returns the files for TLS; `clap` sees to it that certificate and key come together.
+fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>, client_ca: Option<PathBuf>) -> Option<TlsFiles> {
+    cert.zip(key).map(|(cert, key)| TlsFiles { cert, key, client_ca })
+}
+
 /// Is the longest time that a flag may set. Units: seconds.
 const SECONDS_MAX: f64 = 1e9;
 
@@ -285,38 +356,6 @@ fn seconds(flag: &'static str, value: f64) -> Result<Duration, ConfigError> {
 
 fn at_least_one(flag: &'static str, value: usize) -> Result<(), ConfigError> {
     if value > 0 { Ok(()) } else { Err(ConfigError::Range { flag, range: "1 or more" }) }
-}
-
-/// Is what stands before the scheme of a stock server's URL.
-const STOCK_PREFIX: &str = "openai+";
-
-fn resolve_workers(urls: Vec<Url>) -> Result<Vec<WorkerAddress>, ConfigError> {
-    if urls.len() > WORKERS_MAX {
-        return Err(ConfigError::TooManyWorkers { n: urls.len() });
-    }
-    let mut workers: Vec<WorkerAddress> = Vec::with_capacity(urls.len());
-    for given in urls {
-        let refuse = |reason| Err(ConfigError::WorkerUrl { url: given.to_string(), reason });
-        let (url, api) = match given.as_str().strip_prefix(STOCK_PREFIX).map(Url::parse) {
-            Some(Ok(url)) => (url, WorkerApi::OpenAi),
-            Some(Err(_)) => return refuse("what follows openai+ must be a URL"),
-            None => (given.clone(), WorkerApi::Warmpath),
-        };
-        if url.scheme() != "http" {
-            return refuse("the scheme must be http or openai+http");
-        }
-        if url.host_str().is_none_or(str::is_empty) {
-            return refuse("the host is missing");
-        }
-        if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
-            return refuse("only scheme, host and port can be given");
-        }
-        if workers.iter().any(|worker| worker.url == url) {
-            return refuse("the worker is listed twice");
-        }
-        workers.push(WorkerAddress { url, api });
-    }
-    Ok(workers)
 }
 
 fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {
@@ -339,40 +378,18 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_listed_by_flags_or_commas() {
-        let config = resolve_line("--worker http://a:1,http://b:2 --worker http://c:3").expect("a good line");
-        let hosts: Vec<_> =
-            config.fleet.workers.iter().map(|worker| worker.url.host_str().unwrap_or_default()).collect();
-        assert_eq!(hosts, ["a", "b", "c"]);
-    }
-
-    #[test]
-    fn stock_servers_are_told_by_their_scheme_and_vocabularies_by_name_or_for_all() {
-        let line = "--worker openai+http://a:1 --worker http://b:2 --vocab org/m=m.gguf --vocab all.gguf";
+    fn vocabularies_are_given_by_name_or_for_all() {
+        let line = "--worker openai+http://a:1 --vocab org/m=m.gguf --vocab all.gguf";
         let fleet = resolve_line(line).expect("a good line").fleet;
-        let workers: Vec<_> = fleet.workers.iter().map(|worker| (worker.url.as_str(), worker.api)).collect();
-        assert_eq!(workers, [("http://a:1/", WorkerApi::OpenAi), ("http://b:2/", WorkerApi::Warmpath)]);
         let named = VocabularyFile { name: Some("org/m".into()), path: "m.gguf".into() };
         assert_eq!(fleet.vocabularies, [named, VocabularyFile { name: None, path: "all.gguf".into() }]);
     }
 
     #[test]
-    fn a_router_without_workers_does_not_start() {
-        assert!(Flags::try_parse_from(["warmpath-router"]).is_err());
-    }
-
-    #[test]
     fn bad_values_are_named() {
         for (line, expected) in [
-            ("--worker https://a:1", "--worker https://a:1/: the scheme must be http or openai+http"),
-            ("--worker openai+https://a:1", "--worker openai+https://a:1: the scheme must be http or openai+http"),
-            ("--worker openai+http://", "--worker openai+http://: what follows openai+ must be a URL"),
-            ("--worker openai+http://a:1/v1", "--worker openai+http://a:1/v1: only scheme, host and port can be given"),
-            ("--worker openai+http://a:1,http://a:1", "--worker http://a:1/: the worker is listed twice"),
             ("--worker http://a:1 --vocab m=", "--vocab m=: it must be FILE or NAME=FILE"),
             ("--worker http://a:1 --vocab =a.gguf", "--vocab =a.gguf: it must be FILE or NAME=FILE"),
-            ("--worker http://a:1/v1", "--worker http://a:1/v1: only scheme, host and port can be given"),
-            ("--worker http://a:1,http://a:1", "--worker http://a:1/: the worker is listed twice"),
             ("--worker http://a:1 --drain-timeout=-1", "--drain-timeout must be a number of seconds, 0 or more"),
             ("--worker http://a:1 --idle-timeout NaN", "--idle-timeout must be a number of seconds, 0 or more"),
             ("--worker http://a:1 --attempts-max 0", "--attempts-max must be 1 or more"),
@@ -382,11 +399,5 @@ mod tests {
         ] {
             assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
         }
-    }
-
-    #[test]
-    fn too_many_workers_are_refused() {
-        let workers = vec![Url::parse("http://a:1").expect("a URL"); WORKERS_MAX + 1];
-        assert_eq!(resolve_workers(workers), Err(ConfigError::TooManyWorkers { n: WORKERS_MAX + 1 }));
     }
 }

@@ -11,6 +11,8 @@ use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::retry::Failure;
 
+use crate::keys::OverQuota;
+
 /// Says why a request gets no answer from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -45,6 +47,12 @@ pub enum RequestError {
         /// Is the error about the chat.
         source: Box<RequestError>,
     },
+    /// The request presents no API key that is known.
+    #[error("no API key, or one that is not known: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
+    Unauthorized,
+    /// The API key may not ask now.
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
     /// Nothing of this kind is stored.
     #[error("there is no response `{id}`: responses are not stored here")]
     NotStored {
@@ -139,6 +147,8 @@ fn failure_text(failure: Failure) -> &'static str {
 pub enum Class {
     /// The request can never succeed as it is.
     Client,
+    /// Nobody knows who asks.
+    Unauthorized,
     /// There is no such thing.
     NotFound,
     /// The path is right, the method is not.
@@ -147,6 +157,8 @@ pub enum Class {
     TooLong,
     /// The body took too long.
     TooLate,
+    /// The model does not do such things.
+    NotSupported,
     /// Every place is taken; later there will be room.
     Overload,
     /// Nobody serves at the moment.
@@ -185,11 +197,15 @@ impl RequestError {
             Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } | Self::NotStored { .. } => {
                 Class::NotFound
             }
+            Self::Unauthorized => Class::Unauthorized,
             Self::Lookup(LookupError::NoWorkers) => Class::Unavailable,
+            Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
             Self::BodyLate { .. } => Class::TooLate,
-            Self::RequestsFull { .. } | Self::QueueFull { .. } | Self::QueueLate { .. } => Class::Overload,
+            Self::RequestsFull { .. } | Self::QueueFull { .. } | Self::QueueLate { .. } | Self::OverQuota(_) => {
+                Class::Overload
+            }
             Self::NoWorker { .. } => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: Failure::Full, .. } => Class::Overload,
@@ -205,7 +221,9 @@ impl RequestError {
             Self::NoWorker { retry_after, .. }
             | Self::QueueFull { retry_after, .. }
             | Self::QueueLate { retry_after, .. }
-            | Self::RequestsFull { retry_after, .. } => Some(*retry_after),
+            | Self::RequestsFull { retry_after, .. }
+            | Self::OverQuota(OverQuota::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::OverQuota(OverQuota::AtOnce { .. }) => Some(RETURN),
             _ if self.class() == Class::Unavailable => Some(RETURN),
             _ => None,
         }
@@ -217,7 +235,9 @@ impl RequestError {
             Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
             Self::Dialect(error) => error.param().map(str::to_owned),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
-            Self::Lookup(LookupError::Unknown { .. } | LookupError::Ambiguous { .. }) => Some("model".to_owned()),
+            Self::Lookup(
+                LookupError::Unknown { .. } | LookupError::Ambiguous { .. } | LookupError::Incapable { .. },
+            ) => Some("model".to_owned()),
             _ => None,
         }
     }
@@ -225,6 +245,8 @@ impl RequestError {
     /// Returns the error's name for programs, where it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
+            Self::Unauthorized => Some("invalid_api_key"),
+            Self::OverQuota(_) => Some("rate_limit_exceeded"),
             Self::BodyTooLong { .. } => Some("request_too_large"),
             Self::BodyLate { .. } => Some("request_timeout"),
             Self::Respelled { source, .. } => source.code(),
@@ -235,6 +257,7 @@ impl RequestError {
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
             Self::Lookup(LookupError::NoWorkers) => Some("no_worker"),
+            Self::Lookup(LookupError::Incapable { .. }) => Some("model_not_capable"),
             Self::NoWorker { .. } => Some("no_worker"),
             Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),
             Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),

@@ -1,97 +1,89 @@
 //! The fleet: what requests read at once, and the tasks that keep it.
 //!
 //! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
-//! The idea: `subscriber` tasks listen to one Warmpath worker each, `stock` tasks look after one other server each, the one `tracker` task owns the view and publishes it, the one
-//! `indexer` thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never
-//! wait for any of them.
+//! The idea: the one `members` task lets workers join and leave, `subscriber` tasks listen to one Warmpath worker each,
+//! `stock` tasks look after one other server each, the one `tracker` task owns the view and publishes it, the one `indexer`
+//! thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any
+//! of them.
 
 pub mod given;
 pub mod indexer;
+pub mod members;
 pub mod stock;
 pub mod subscriber;
 pub mod tracker;
 pub mod vocabulary;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use url::Url;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker, Ticket};
-use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::fleet::{FleetView, Link};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
-use warmpath_router_core::stock::{Declared, Footing, Sending};
+use warmpath_router_core::stock::{Declared, Sending};
 
 use self::given::Given;
-use self::indexer::BlockView;
-use self::stock::{Stock, Visit};
+use self::members::Member;
+use self::stock::Visit;
 use self::subscriber::Outbox;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
-use crate::config::{
-    BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX, WorkerAddress, WorkerApi,
-};
+use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX};
+use crate::discovery::Discovered;
 use crate::metrics::Metrics;
 
 /// Is the fleet, shared by everything that asks for it.
 pub struct Fleet {
-    urls: Vec<Url>,
-    /// Has an entry for each worker that is a stock server.
-    stock: Vec<Option<Arc<Stock>>>,
+    /// Has the worker of each place, also where that has left and no other has come.
+    members: ArcSwap<Vec<Arc<Member>>>,
     given: Vec<Given>,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
-    /// Is what is published of each worker's blocks.
-    blocks: Vec<BlockView>,
     /// Guards the books of what was sent; held for one choice or one entry, never across `.await`.
     books: Mutex<Dispatch>,
-    /// Says when each worker was last heard, in milliseconds after `started`; 0 means never.
-    heard_ms: Vec<AtomicU64>,
     n_shed: AtomicU64,
     started: Instant,
+    /// Says that clients have been sent here: from then on what is new in the fleet is no reason to send them away.
+    was_ready: AtomicBool,
     models_changed: Notify,
     metrics: Arc<Metrics>,
 }
 
 impl Fleet {
-    /// Returns a fleet whose workers have not been heard, and starts the tasks that listen to them.
-    pub fn start(config: &FleetConfig, given: Vec<Given>, metrics: Arc<Metrics>, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    /// Returns a fleet without workers, and starts the tasks that let those in that are `found` and listen to them.
+    pub fn start(
+        config: &FleetConfig,
+        (given, found): (Vec<Given>, Arc<Discovered>),
+        metrics: Arc<Metrics>,
+        tasks: &mut JoinSet<()>,
+    ) -> Arc<Self> {
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
-        let workers = config.workers.iter().enumerate().map(|(idx, address)| unheard(idx, address)).collect();
-        let stock = |address: &WorkerAddress| (address.api == WorkerApi::OpenAi).then(Arc::default);
         let fleet = Arc::new(Self {
-            urls: config.workers.iter().map(|address| address.url.clone()).collect(),
-            stock: config.workers.iter().map(stock).collect(),
+            members: ArcSwap::default(),
             given,
-            view: ArcSwap::from_pointee(FleetView { workers }),
+            view: ArcSwap::default(),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
-            blocks: config.workers.iter().map(|_| BlockView::default()).collect(),
             books: Mutex::new(Dispatch::new(config.dispatch)),
-            heard_ms: config.workers.iter().map(|_| AtomicU64::new(0)).collect(),
             n_shed: AtomicU64::new(0),
             started: Instant::now(),
+            was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         let (blocks, blocks_inbox) = mpsc::channel(BLOCK_REPORTS_QUEUED_MAX);
-        for idx in (0..fleet.urls.len()).map(worker_idx) {
-            let outbox = Outbox { reports: reports.clone(), blocks: blocks.clone() };
-            if fleet.stock(idx).is_some() {
-                tasks.spawn(stock::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
-            } else {
-                tasks.spawn(subscriber::follow(Arc::clone(&fleet), idx, config.connect_timeout, outbox));
-            }
-        }
+        let outbox = Outbox { reports: reports.clone(), blocks };
+        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), outbox));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), config.connect_timeout, reports));
         tasks.spawn(tracker::track(Arc::clone(&fleet), inbox));
         let indexed = Arc::clone(&fleet);
@@ -109,19 +101,19 @@ impl Fleet {
         &self.index
     }
 
-    /// Returns what is known of a worker's blocks as a whole.
-    pub fn blocks(&self, worker: WorkerIdx) -> &BlockView {
-        &self.blocks[worker.0 as usize]
+    /// Returns the worker of a place.
+    pub fn member(&self, worker: WorkerIdx) -> Arc<Member> {
+        Arc::clone(&self.members.load()[worker.0 as usize])
     }
 
-    /// Returns the URL of a worker.
-    pub fn url(&self, worker: WorkerIdx) -> &Url {
-        &self.urls[worker.0 as usize]
-    }
-
-    /// Returns the stock server that a worker is; absent for a Warmpath worker.
-    pub fn stock(&self, worker: WorkerIdx) -> Option<&Arc<Stock>> {
-        self.stock[worker.0 as usize].as_ref()
+    /// Gives a place to a worker; the `members` task alone does so, and leaves none out.
+    fn seat(&self, worker: WorkerIdx, member: &Arc<Member>) {
+        let mut members = (*self.members.load_full()).clone();
+        match members.get_mut(worker.0 as usize) {
+            Some(place) => *place = Arc::clone(member),
+            None => members.push(Arc::clone(member)),
+        }
+        self.members.store(Arc::new(members));
     }
 
     /// Returns the vocabularies that the operator gives.
@@ -142,9 +134,8 @@ impl Fleet {
     }
 
     /// Returns how long a worker has not been heard; absent if it never was.
-    pub fn age(&self, worker: WorkerIdx) -> Option<Duration> {
-        let heard_ms = self.heard_ms[worker.0 as usize].load(Ordering::Relaxed);
-        (heard_ms > 0).then(|| self.started.elapsed().saturating_sub(Duration::from_millis(heard_ms)))
+    pub fn age(&self, member: &Member) -> Option<Duration> {
+        member.last_heard().map(|heard| self.started.elapsed().saturating_sub(heard))
     }
 
     /// Returns how many claims the index has dropped for its memory limit.
@@ -171,11 +162,17 @@ impl Fleet {
         self.books().relief(&self.view(), model, Instant::now())
     }
 
-    /// Returns why no client should be sent here yet, or `None` where the fleet can serve.
+    fn heard(&self, member: &Member) {
+        member.heard(self.started.elapsed());
+    }
+
+    /// Returns why no client should be sent here, or `None` where the fleet can serve.
     pub fn unready(&self) -> Option<String> {
         let view = self.view();
         let now = Instant::now();
-        let is_connecting = |worker: &Arc<WorkerView>| worker.link == Link::Connecting;
+        if view.workers.is_empty() {
+            return Some("no worker has been found".to_owned());
+        }
         let reasons: Vec<_> = view.workers.iter().filter_map(|worker| worker.unavailable(now)).collect();
         if reasons.len() == view.workers.len() {
             let listed: Vec<_> = view
@@ -186,18 +183,23 @@ impl Fleet {
                 .collect();
             return Some(format!("no worker can take requests: {}", listed.join(", ")));
         }
-        if view.workers.iter().any(is_connecting) {
+        if self.was_ready.load(Ordering::Relaxed) {
+            return None;
+        }
+        let unready = self.beginning(&view);
+        self.was_ready.store(unready.is_none(), Ordering::Relaxed);
+        unready
+    }
+
+    /// Returns what a router that has just begun still waits for.
+    fn beginning(&self, view: &FleetView) -> Option<String> {
+        if view.workers.iter().any(|worker| worker.link == Link::Connecting) {
             return Some("some workers have not been tried yet".to_owned());
         }
         let vocabularies = self.vocabularies.load();
-        let wanted = vocabulary::wanted(self, &view);
+        let wanted = vocabulary::wanted(self, view);
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
         wanted.iter().any(is_pending).then(|| "a vocabulary is being fetched".to_owned())
-    }
-
-    fn heard(&self, worker: WorkerIdx) {
-        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.heard_ms[worker.0 as usize].store(elapsed_ms.max(1), Ordering::Relaxed);
     }
 }
 
@@ -218,7 +220,7 @@ impl Booking {
 
     /// Watches what becomes of the request, if the worker is a stock server.
     pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> Sending) {
-        if let Some(stock) = self.fleet.stock(self.worker) {
+        if let Some(stock) = &self.fleet.member(self.worker).stock {
             self.visit = Some(Visit::new(stock, &self.fleet.metrics, (request_id, sending())));
         }
     }
@@ -250,26 +252,28 @@ impl Drop for Booking {
     }
 }
 
-fn worker_idx(idx: usize) -> WorkerIdx {
-    WorkerIdx(u32::try_from(idx).expect("the configuration bounds the number of workers"))
-}
-
-fn unheard(idx: usize, address: &WorkerAddress) -> Arc<WorkerView> {
-    Arc::new(WorkerView {
-        idx: worker_idx(idx),
-        name: address.url.as_str().trim_end_matches('/').to_owned(),
-        uid: None,
-        model: None,
-        load: Default::default(),
-        link: Link::Connecting,
-        excluded: None,
-        n_blocks: 0,
-        stock: (address.api == WorkerApi::OpenAi).then_some(Footing::Load),
-    })
-}
-
 /// Is what the followers of workers and the vocabulary task tell the tracker.
 pub enum Report {
+    /// A worker has joined; its member is seated.
+    Joined {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A worker is found no longer, or ends.
+    Leaving {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A worker that was leaving stays.
+    Stayed {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
+    /// A worker has left; nothing comes of it any more.
+    Left {
+        /// Names the worker.
+        worker: WorkerIdx,
+    },
     /// A worker shows a snapshot, of which model and load have come.
     Opened {
         /// Names the worker.

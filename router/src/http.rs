@@ -2,11 +2,14 @@
 //!
 //! Not here: what happens to a request (`lifecycle`).
 
+mod access;
 mod admin;
 mod completions;
 pub mod error;
 mod health;
 mod models;
+mod name;
+mod openapi;
 mod route;
 pub mod state;
 
@@ -30,24 +33,35 @@ use crate::fleet::fresh_request_id;
 pub fn client_routes(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(completions::chat))
+        .route("/v1/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/v1/completions", post(completions::text))
         .route("/completion", post(completions::text))
         .route("/infill", post(completions::infill))
         .route("/v1/messages", post(completions::messages))
-        .route("/v1/messages/count_tokens", post(completions::pass))
+        .route("/v1/messages/count_tokens", post(completions::pass_chat))
         .route("/v1/responses", post(completions::responses))
-        .route("/v1/responses/input_tokens", post(completions::pass))
+        .route("/v1/responses/input_tokens", post(completions::pass_chat))
         .route("/v1/responses/{*id}", any(completions::stored))
         .route("/tokenize", post(completions::pass))
         .route("/detokenize", post(completions::pass))
-        .route("/apply-template", post(completions::pass))
+        .route("/apply-template", post(completions::pass_chat))
+        .route("/v1/embeddings", post(completions::embeddings))
+        .route("/v1/rerank", post(completions::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
         // What llama-server's clients call them as well.
         .route("/chat/completions", post(completions::chat))
+        .route("/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/completions", post(completions::text))
         .route("/responses", post(completions::responses))
         .route("/models", get(models::list))
+        .route("/embeddings", post(completions::embeddings))
+        .route("/embedding", post(completions::embeddings))
+        .route("/rerank", post(completions::rerank))
+        .route("/v1/reranking", post(completions::rerank))
+        .route("/reranking", post(completions::rerank))
+        .layer(from_fn_with_state(app.clone(), access::check))
+        .route("/openapi.json", get(openapi::clients))
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
@@ -61,6 +75,7 @@ pub fn admin_routes(app: App) -> Router {
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
         .route("/internal/v1/route", post(route::route))
+        .route("/openapi.json", get(openapi::operators))
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)

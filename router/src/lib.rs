@@ -4,10 +4,13 @@
 //! One request: `http` -> `lifecycle` -> `prompt` -> the core's choice -> `lifecycle::upstream` -> `lifecycle::relay`.
 
 pub mod config;
+pub mod discovery;
 pub mod error;
 pub mod fleet;
 pub mod http;
+pub mod keys;
 pub mod lifecycle;
+pub mod listen;
 pub mod metrics;
 pub mod prompt;
 pub mod server;

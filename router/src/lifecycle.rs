@@ -2,14 +2,17 @@
 //!
 //! Not here: reading the body's fields (`prompt`), the choice (`warmpath-router-core`), endpoints (`http`).
 //! The idea: prepare once, then attempt: choose, send, wait for the first byte. Until that byte has reached the client a
-//! failed attempt is repeated at another worker; from then on the answer is relayed as it comes.
+//! failed attempt is repeated at another worker; from then on the answer is relayed as it comes. Comments in front of it, which
+//! keep a silent connection, do not count (`early`).
 
 mod diagnosis;
+mod early;
 mod headers;
 mod relay;
 pub mod turn;
 mod upstream;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -29,9 +32,11 @@ use warmpath_router_core::stock::Sending;
 use crate::error::RequestError;
 use crate::fleet::Booking;
 use crate::http::state::{App, Place};
+use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
 
 use diagnosis::Diagnosis;
+use early::Comments;
 use relay::Relay;
 use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
@@ -52,6 +57,8 @@ pub struct Arrival {
     pub body: Bytes,
     /// Says how the body spells its prompt.
     pub shape: Shape,
+    /// Is the API key that it presented, where keys are asked for.
+    pub key: Option<Arc<Key>>,
     /// Is the request's place among those that are answered.
     pub place: Place,
 }
@@ -78,11 +85,14 @@ pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestErro
         shape: arrival.shape,
         body: arrival.body.clone(),
         cache_salt: headers::text(&arrival.headers, warmpath_common::headers::CACHE_SALT).map(str::to_owned),
+        is_tenant_s: arrival.key.is_some(),
     };
     let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
-    let mut response = attempt_until_answered(app, arrival, prepared).await?;
+    let (app, shape) = (app.clone(), arrival.shape);
+    let attempts = |comments| async move { attempt_until_answered(&app, arrival, prepared, &comments).await };
+    let mut response = early::answer(shape, attempts).await?;
     diagnosis.add_to(&mut response);
     Ok(response)
 }
@@ -97,12 +107,17 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
             observe("prompt", prepared.phases.prompt);
             observe("hash", prepared.phases.hash);
         }
-        Prompt::Estimated { .. } if shape == Shape::None => {}
+        Prompt::Estimated { .. } if !shape.is_generation() => {}
         Prompt::Estimated { cause, .. } => app.metrics.unknown_prompts.with_label_values(&[cause]).inc(),
     }
 }
 
-async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared) -> Result<Response, RequestError> {
+async fn attempt_until_answered(
+    app: &App,
+    arrival: Arrival,
+    prepared: Prepared,
+    comments: &Comments,
+) -> Result<Response, RequestError> {
     app.deposit_retry();
     let mut trail = Trail::default();
     loop {
@@ -115,8 +130,8 @@ async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared)
             app.metrics.retries.inc();
         }
         let worker = choice.decision.worker;
-        let client = app.client_for(worker);
-        let upstream = Upstream { client, limits: &app.requests, base: app.fleet.url(worker) };
+        let member = app.fleet.member(worker);
+        let upstream = Upstream { client: app.client_for(&member), limits: &app.requests, base: &member.url, comments };
         let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
@@ -128,7 +143,7 @@ async fn attempt_until_answered(app: &App, arrival: Arrival, prepared: Prepared)
         choice.booking.failed(failure);
         app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
         tracing::info!(
-            request_id = %arrival.id, worker = %app.fleet.url(worker), failure = failure.label(), "attempt failed"
+            request_id = %arrival.id, worker = %member.url, failure = failure.label(), "attempt failed"
         );
         trail.failed(worker, failure, refusal);
         let may_repeat = may_repeat(app, &arrival, &trail);
@@ -193,7 +208,7 @@ async fn take_turn(
     let wish = Wish {
         model: &prepared.model.fingerprint,
         entrant: Entrant {
-            tenant: app.turns.tenant(&arrival.headers),
+            tenant: app.turns.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
             deadline: arrival.at + app.requests.queue_timeout,
         },
         begin: trail.begin,
@@ -262,6 +277,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         request_id: &arrival.id,
         model_name: prepared.model_name.as_deref(),
         model: &prepared.model,
+        wanted: prepared.wanted,
         prompt,
         affinity: prepared.affinity,
         tried: &trail.tried,
@@ -280,7 +296,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     };
     tracing::debug!(
         request_id = %arrival.id,
-        worker = %app.fleet.url(decision.worker),
+        worker = %app.fleet.member(decision.worker).url,
         reason = %decision.reason,
         prompt_tokens = known,
         predicted_cached_tokens = decision.cached_tokens,
@@ -328,13 +344,13 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     choice.booking.succeeded();
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
-    if head.status.is_success() && arrival.shape != Shape::None {
+    if head.status.is_success() && arrival.shape.is_generation() {
         app.metrics.ttft.observe(arrival.at.elapsed().as_secs_f64());
     }
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
-    let worker = app.fleet.url(choice.decision.worker);
-    headers::describe(&mut headers, &choice, worker);
+    let member = app.fleet.member(choice.decision.worker);
+    headers::describe(&mut headers, &choice, &member.url);
     if let Some(cached_tokens) = cached_tokens {
         headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
     }
@@ -364,6 +380,9 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     };
     let predicted = choice.decision.cached_tokens;
     app.metrics.prompt_tokens.inc_by(u64::from(*n_tokens));
+    // Of what is held to the prompt's end one token is computed all the same, and with it its block.
+    let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
+    app.metrics.held_tokens.inc_by(u64::from(held_blocks * choice.block_size_tokens));
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
     app.metrics.cached_tokens.inc_by(u64::from(actual));
     let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
@@ -378,7 +397,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
     if app.fleet.books().doubts().observe(outcome) {
         tracing::warn!(
-            worker = %app.fleet.url(outcome.worker),
+            worker = %app.fleet.member(outcome.worker).url,
             expected_blocks = outcome.expected_blocks,
             actual_blocks = outcome.actual_blocks,
             "a worker did not reuse what it said that it holds"

@@ -1,6 +1,6 @@
 //! `warmpath-router`: reads the command line, serves, and stops on SIGTERM or SIGINT.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 use clap::Parser as _;
@@ -19,6 +19,9 @@ const LOG_FILTER: &str = "info,llama-cpp-2=warn";
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
+    if let Some(name) = &flags.new_key {
+        return print_new_key(name);
+    }
     start_log(flags.log_format);
     let config = resolve(flags)?;
     raise_file_limit(&config);
@@ -38,6 +41,12 @@ fn main() -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Prints a new key, which is kept nowhere, and its entry.
+fn print_new_key(name: &str) -> anyhow::Result<()> {
+    let (key, entry) = warmpath_router::keys::new_key(name)?;
+    writeln!(std::io::stdout(), "# The key, shown this once: {key}\n{entry}").context("writing the key")
 }
 
 /// Raises the soft limit on open files as far as it goes: a request takes two.

@@ -61,6 +61,8 @@ metrics! {
     unknown_prompts: IntCounterVec = counters("unknown_prompts_total", &["cause"]);
     /// Prompt tokens of requests whose worker said what it reused.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
+    /// Prompt tokens that the worker held that held most of the prompt, whole blocks: what could have been reused at best.
+    held_tokens: IntCounter = counter("held_tokens_total");
     /// Prompt tokens that were predicted to be reused, whole blocks.
     predicted_cached_tokens: IntCounter = counter("predicted_cached_tokens_total");
     /// Prompt tokens that were reused.
@@ -75,6 +77,12 @@ metrics! {
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
     /// Conversations that broke their own prefix, by whose message changed: system, user, assistant, tool, other, or template.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
+    /// Requests without an API key that is known.
+    refused_keys: IntCounter = counter("refused_keys_total");
+    /// Looks at the file of API keys that failed; the last keys stand.
+    key_file_failures: IntCounter = counter("key_file_failures_total");
+    /// Changes of the files for TLS that could not be used; the last certificates stand.
+    tls_failures: IntCounter = counter("tls_failures_total");
     /// Attempts that failed before the client saw anything, by failure.
     failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);
     /// Attempts at another worker after a failed one.
@@ -99,6 +107,8 @@ metrics! {
     summary_frames: IntCounter = counter("summary_frames_total");
     /// Predictions of reuse at stock servers by what came of them: exact, less, more, or unchecked (the answer did not say).
     stock_predictions: IntCounterVec = counters("stock_predictions_total", &["outcome"]);
+    /// Looks for workers that failed, by way: file, dns or kubernetes; what was found last stands.
+    discovery_failures: IntCounterVec = counters("discovery_failures_total", &["source"]);
     /// Stock servers that were lost or not found, by reason; counted at every try.
     stock_losses: IntCounterVec = counters("stock_losses_total", &["reason"]);
     /// Stock servers that counted a prompt's tokens otherwise than the vocabulary that they were taken to have.
@@ -166,6 +176,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Drops what is said of a worker that has left.
+    pub fn forget_worker(&self, name: &str) {
+        let label = &[name];
+        // An error means that nothing was said of it.
+        let _ = self.summary_age.remove_label_values(label);
+        for gauges in [&self.worker_in_flight, &self.breaker, &self.worker_blocks] {
+            let _ = gauges.remove_label_values(label);
+        }
+    }
+
     /// Returns every metric in Prometheus' text format.
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()

@@ -15,7 +15,8 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::ids::Token;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::lora;
+use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::PromptError;
 use warmpath_router_core::conversations::{Mark, Role};
@@ -55,8 +56,31 @@ pub enum Shape {
     Messages,
     /// `input`, and `instructions`.
     Responses,
-    /// There is none; the request only names a model, if that.
-    None,
+    /// There is none: texts are embedded, each by itself.
+    Embeddings,
+    /// There is none: documents are scored, each by itself.
+    Rerank,
+    /// There is none; the request only names a model, if that, which must be able to do this.
+    Aside(Option<Capability>),
+}
+
+impl Shape {
+    /// Returns what a worker must be able to do to answer; absent where any can.
+    pub fn wanted(self) -> Option<Capability> {
+        match self {
+            Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses => {
+                Some(Capability::Completion)
+            }
+            Self::Embeddings => Some(Capability::Embedding),
+            Self::Rerank => Some(Capability::Rerank),
+            Self::Aside(wanted) => wanted,
+        }
+    }
+
+    /// Returns whether text is generated, so that there is a prompt and a first token.
+    pub fn is_generation(self) -> bool {
+        matches!(self, Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses)
+    }
 }
 
 /// Is a body with the salt that its headers gave.
@@ -68,6 +92,8 @@ pub struct Draft {
     pub body: Bytes,
     /// Keeps a tenant's prefixes apart; the body's replaces it.
     pub cache_salt: Option<String>,
+    /// Says that it is the tenant's of an API key, so that no body may replace it.
+    pub is_tenant_s: bool,
 }
 
 /// Is what routing needs to know of a request.
@@ -77,6 +103,8 @@ pub struct Prepared {
     pub model_name: Option<String>,
     /// Is the model that this means.
     pub model: Arc<ModelInfo>,
+    /// Is what its worker must be able to do; absent where any will do.
+    pub wanted: Option<Capability>,
     /// Is what is known of the prompt.
     pub prompt: Prompt,
     /// Names the conversation.
@@ -173,7 +201,14 @@ enum Effort {
 fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Result<Prepared, RequestError> {
     let mut phases = Phases::default();
     let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(draft))?;
-    let model = view.lookup(options.model.as_deref())?;
+    if draft.is_tenant_s && options.cache_salt.is_some() {
+        let reason = "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
+        return Err(RequestError::field("cache_salt", reason));
+    }
+    let wanted = draft.shape.wanted();
+    let model = view.lookup(options.model.as_deref(), wanted)?;
+    let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
+    let lora = applied.ok().map(|applied| model.lora_root(applied));
     let affinity = affinity(&parsed, &options, draft);
     let marks = match &parsed {
         Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
@@ -188,20 +223,26 @@ fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Re
         }
     };
     let prompt = match tokens {
+        // Which adapter it would be, the worker says.
+        Ok(tokens) if lora.is_none() => {
+            let n_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            Prompt::Estimated { n_tokens, cause: "adapter" }
+        }
         Ok(tokens) => {
             let may_reuse = options.cache_prompt != Some(false);
             let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
-            let hash = || if may_reuse { block_keys(&model, salt, &tokens) } else { Vec::new() };
+            let lora = lora.as_deref().unwrap_or_default();
+            let hash = || if may_reuse { block_keys(&model, (lora, salt), &tokens) } else { Vec::new() };
             let keys = timed(&mut phases.hash, hash);
             Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
         }
-        Err(cause) if draft.shape == Shape::None => Prompt::Estimated { n_tokens: 0, cause },
+        Err(cause) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
         Err(cause) => {
             let n_tokens = u32::try_from(draft.body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
             Prompt::Estimated { n_tokens, cause }
         }
     };
-    Ok(Prepared { model_name: options.model, model, prompt, affinity, marks, has_one_prompt, phases })
+    Ok(Prepared { model_name: options.model, model, wanted, prompt, affinity, marks, has_one_prompt, phases })
 }
 
 fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
@@ -268,8 +309,8 @@ fn tokenize(
     }
 }
 
-fn block_keys(model: &ModelInfo, salt: &str, tokens: &[Token]) -> Vec<BlockKey> {
-    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
+fn block_keys(model: &ModelInfo, (lora, salt): (&[u8], &str), tokens: &[Token]) -> Vec<BlockKey> {
+    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora, cache_salt: salt.as_bytes() }.hash();
     block_chain(&root, tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
 }
 
@@ -313,7 +354,9 @@ fn affinity(parsed: &Parsed, options: &Options, draft: &Draft) -> u64 {
             Some(RawPrompt::Infill(infill)) => add(&head(infill.input_prefix.as_bytes())),
             None => {}
         },
-        Parsed::Foreign(_) | Parsed::None => {}
+        // Texts to embed are no conversation: they go anywhere.
+        Parsed::None => add(&draft.body),
+        Parsed::Foreign(_) => {}
     }
     std::hash::Hasher::finish(&hasher)
 }

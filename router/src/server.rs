@@ -1,6 +1,7 @@
 //! The router as a running thing: binds both addresses, serves until it is told to stop, lets answers finish.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -8,10 +9,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::Config;
+use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::given::{Given, GivenError};
 use crate::http::state::App;
 use crate::http::{admin_routes, client_routes};
+use crate::keys::{Keys, KeysError};
+use crate::listen::{self, TlsError};
 use crate::metrics::Metrics;
 
 /// Says why a router does not start.
@@ -29,6 +33,21 @@ pub enum StartError {
     /// A vocabulary cannot be used.
     #[error(transparent)]
     Vocabulary(#[from] GivenError),
+    /// The file of API keys cannot be used.
+    #[error("--api-keys-file {path}", path = .path.display())]
+    Keys {
+        /// Is the file.
+        path: PathBuf,
+        /// Says why.
+        #[source]
+        source: KeysError,
+    },
+    /// TLS cannot be spoken.
+    #[error("--tls-cert, --tls-key, --tls-client-ca")]
+    Tls(#[from] TlsError),
+    /// Workers cannot be looked for.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
 }
 
 /// Is a router that serves; dropping it ends it at once.
@@ -59,15 +78,19 @@ impl Server {
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
         let given = config.fleet.vocabularies.iter().map(Given::open).collect::<Result<_, _>>()?;
-        let fleet = Fleet::start(&config.fleet, given, Arc::clone(&metrics), &mut tasks);
-        let app = App::new(fleet, config.requests, metrics);
+        let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
+        let fleet = Fleet::start(&config.fleet, (given, found), Arc::clone(&metrics), &mut tasks);
+        let keys = open_keys(config.keys_file, &metrics, &mut tasks)?;
+        let app = App::new(fleet, config.requests, (keys, metrics));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();
-        listeners.spawn(serve(listener, client_routes(app.clone()), stopped));
+        let tls = config.tls.as_ref().map(|files| listen::tls(files, &app.metrics, &mut tasks)).transpose()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        listeners.spawn(listen::serve(listener, client_routes(app.clone()), (tls, config.head_timeout), stopped));
         // Operators may look on until the last answer has ended.
-        tasks.spawn(serve(admin_listener, admin_routes(app.clone()), stopped_never));
-        tracing::info!("listening on http://{address}");
+        tasks.spawn(serve_admin(admin_listener, admin_routes(app.clone()), stopped_never));
+        tracing::info!("listening on {scheme}://{address}");
         tracing::info!("admin: listening on http://{admin_address}");
         let drain_timeout = config.drain_timeout;
         Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
@@ -84,16 +107,28 @@ impl Server {
     }
 }
 
+fn open_keys(
+    path: Option<PathBuf>,
+    metrics: &Arc<Metrics>,
+    tasks: &mut JoinSet<()>,
+) -> Result<Option<Arc<Keys>>, StartError> {
+    let Some(path) = path else { return Ok(None) };
+    let keys = Keys::open(&path).map_err(|source| StartError::Keys { path: path.clone(), source })?;
+    let keys = Arc::new(keys);
+    tasks.spawn(Arc::clone(&keys).watch(path, Arc::clone(metrics)));
+    Ok(Some(keys))
+}
+
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
 }
 
-async fn serve(listener: TcpListener, routes: axum::Router, mut stopped: watch::Receiver<bool>) {
+async fn serve_admin(listener: TcpListener, routes: axum::Router, mut stopped: watch::Receiver<bool>) {
     let until_stopped = async move {
         // An error means that the server was dropped.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(until_stopped).await {
-        tracing::error!(%error, "a listener failed");
+        tracing::error!(%error, "the admin listener failed");
     }
 }

@@ -163,6 +163,28 @@ async fn a_failed_attempt_is_repeated_elsewhere_before_the_first_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_comment_reaches_the_client_and_the_request_can_still_go_elsewhere() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = long_text("bread");
+    workers[0].hold(&text, None, 0);
+    knows_blocks(&router, 0, chat_keys(&text, "").len()).await;
+    workers[0].with(|script| script.behaviour = Behaviour::BreakBehindComment);
+    workers[1].with(|script| script.behaviour = Behaviour::CommentFirst);
+    let response = router.chat_stream(&text).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "content-type"), "text/event-stream");
+    let told = response.text().await.expect("the stream ends in order");
+    let events = told.trim_start_matches(": the answer goes on\n\n");
+    assert!(events.len() < told.len(), "a comment comes first: {told}");
+    assert_eq!(events, "data: {\"n\": 1}\n\ndata: {\"n\": 2}\n\ndata: [DONE]\n\n");
+    assert_eq!((workers[0].seen().len(), workers[1].seen().len()), (1, 1));
+    assert_eq!(router.metric("warmpath_router_retries_total").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 0.0);
+    assert_eq!(router.metric("warmpath_router_ttft_seconds_count").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn other_errors_of_a_worker_pass_through() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

@@ -44,6 +44,20 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_told_to_wait_learns_that_nobody_answered() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    worker.with(|script| script.behaviour = Behaviour::BreakBehindComment);
+    let response = router.chat_stream("hello").await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "content-type"), "text/event-stream");
+    let text = response.text().await.expect("the stream ends in order");
+    let error = text.trim_start_matches(": the answer goes on\n\n").trim_start_matches("data: ");
+    let error: serde_json::Value = serde_json::from_str(error.trim_end()).expect("JSON");
+    assert_eq!(error["error"]["code"], "worker_failed", "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_whole_answer_that_breaks_off_everywhere_is_a_bad_gateway() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;

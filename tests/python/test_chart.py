@@ -95,6 +95,22 @@ MATRIX = {
         {"HorizontalPodAutoscaler"},
         set(),
     ),
+    "discovery-dns": (router(discovery={"kind": "dns"}), set(), {"Role", "RoleBinding"}),
+    "discovery-static": (router(discovery={"kind": "static"}), set(), {"Role", "RoleBinding"}),
+    "api-keys": (router(apiKeys={"existingSecret": "keys"}), set(), set()),
+    "tls": (router(tls={"enabled": True, "existingSecret": "cert", "clientCASecret": "roots"}), set(), set()),
+    "tls-cert-manager": (
+        router(
+            tls={
+                "enabled": True,
+                "certManager": {"enabled": True, "issuerRef": {"name": "ca"}, "dnsNames": ["llm.example"]},
+            },
+            apiKeys={"existingSecret": "keys"},
+            **EXTRA,
+        ),
+        {"Certificate"},
+        set(),
+    ),
     "no-disruption-budgets": (
         {
             "router": {"podDisruptionBudget": {"enabled": False}},
@@ -252,6 +268,12 @@ REFUSED = {
         {"workers": [{"name": "p", "model": {"url": {"url": "file:///etc/passwd"}}}]},
         "pattern",
     ),
+    "TLS without a certificate": (router(tls={"enabled": True}), "router.tls"),
+    "a certificate without an issuer": (
+        router(tls={"enabled": True, "certManager": {"enabled": True}}),
+        "certManager.issuerRef",
+    ),
+    "an unknown kind of discovery": (router(discovery={"kind": "consul"}), "discovery"),
     "a route without a gateway": (router(httpRoute={"enabled": True}), "parentRefs"),
 }
 
@@ -359,7 +381,7 @@ class Chart(unittest.TestCase):
         for spec, _, _ in pods(documents):
             for container in spec["containers"]:
                 given = [arg.split("=", 1)[0] for arg in container.get("args", [])]
-                repeated = {flag for flag in given if given.count(flag) > 1} - {"--worker"}
+                repeated = {flag for flag in given if given.count(flag) > 1} - {"--worker", "--worker-dns", "--kubernetes-service"}
                 self.assertEqual(repeated, set())
 
     @each_row
@@ -369,11 +391,10 @@ class Chart(unittest.TestCase):
         self.assertEqual(named - documented_metrics(), set())
 
     @each_row
-    def test_no_pod_runs_as_root_or_writes_to_its_root_or_talks_to_the_api(self, documents):
-        for spec, _, document in pods(documents):
+    def test_no_pod_runs_as_root_or_writes_to_its_root(self, documents):
+        for spec, _, _ in pods(documents):
             self.assertTrue(spec["securityContext"]["runAsNonRoot"])
             self.assertEqual(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault")
-            self.assertFalse(spec["automountServiceAccountToken"], document["metadata"]["name"])
             for container in spec["containers"] + spec.get("initContainers", []):
                 if container["name"] in ("more", "first"):
                     continue
@@ -428,17 +449,44 @@ class Chart(unittest.TestCase):
             self.assertLessEqual(len(name), 52 if kind == "StatefulSet" else 63)
 
     @each_row
-    def test_routers_ask_every_worker_by_a_name_that_it_has(self, documents):
+    def test_routers_find_every_pool_by_a_name_that_it_has(self, documents):
         services = {doc["metadata"]["name"] for doc in documents if doc["kind"] == "Service"}
         sets = {doc["spec"]["serviceName"]: doc for doc in documents if doc["kind"] == "StatefulSet"}
-        args = next(spec["containers"][0]["args"] for spec, _, doc in pods(documents) if doc["kind"] == "Deployment")
-        asked = re.findall(r"--worker=http://([a-z0-9-]+)-(\d+)\.([a-z0-9-]+):8081", " ".join(args))
-        self.assertEqual({service for _, _, service in asked}, set(sets))
         self.assertLessEqual(set(sets), services)
-        for service, document in sets.items():
-            ordinals = [int(ordinal) for name, ordinal, found in asked if found == service]
-            self.assertEqual({name for name, _, found in asked if found == service}, {document["metadata"]["name"]})
-            self.assertEqual(ordinals, list(range(document["spec"].get("replicas", 4))))
+        args = next(spec["containers"][0]["args"] for spec, _, doc in pods(documents) if doc["kind"] == "Deployment")
+        found = [arg for arg in args if re.match(r"--(worker=http|worker-dns|kubernetes-service)", arg)]
+        wanted = {
+            "--kubernetes-service": [f"--kubernetes-service=ns/{service}:8081" for service in sets],
+            "--worker-dns": [f"--worker-dns={service}:8081" for service in sets],
+            "--worker": [
+                f"--worker=http://{document['metadata']['name']}-{ordinal}.{service}:8081"
+                for service, document in sets.items()
+                for ordinal in range(document["spec"].get("replicas", 4))
+            ],
+        }
+        self.assertEqual(found, wanted[found[0].split("=")[0]])
+
+    @each_row
+    def test_secrets_are_mounted_where_flags_point(self, documents):
+        for spec, _, _ in pods(documents):
+            main = spec["containers"][0]
+            mounts = {mount["mountPath"]: mount["name"] for mount in main.get("volumeMounts", [])}
+            volumes = {volume["name"] for volume in spec.get("volumes", [])}
+            for arg in main.get("args", []):
+                path = arg.split("=", 1)[-1]
+                if path.startswith("/secrets/"):
+                    self.assertIn(mounts[str(pathlib.Path(path).parent)], volumes)
+
+    @each_row
+    def test_only_routers_that_watch_have_a_token_and_may_only_watch(self, documents):
+        for spec, _, document in pods(documents):
+            args = " ".join(spec["containers"][0].get("args", []))
+            self.assertEqual(spec["automountServiceAccountToken"], "--kubernetes-service" in args, document["metadata"]["name"])
+        for role in (document for document in documents if document["kind"] == "Role"):
+            self.assertEqual(
+                role["rules"],
+                [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}],
+            )
 
     @each_row
     def test_the_model_is_where_the_worker_looks(self, documents):

@@ -53,12 +53,19 @@ pub fn bin_dir() -> anyhow::Result<PathBuf> {
 ///
 /// Errors: it cannot be written.
 pub fn tiny_model() -> anyhow::Result<PathBuf> {
+    made_model(Preset::Tiny, MODEL_SEED)
+}
+
+/// Returns the path of a model made by code, which is made where it is not there yet.
+///
+/// Errors: it cannot be written.
+pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
     // Lets one test at a time look and make; held while a file of some megabytes is written.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = root().join("target/models");
     std::fs::create_dir_all(&folder)?;
-    cached_model(Preset::Tiny, MODEL_SEED, &folder)
+    cached_model(preset, seed, &folder)
 }
 
 /// Is an HTTP response, read to its end.
@@ -117,7 +124,13 @@ impl Rig {
             worker_args: common.iter().chain(&exact).chain(worker_args).map(|&arg| arg.to_owned()).collect(),
             router_args: router_args.iter().map(|&arg| arg.to_owned()).collect(),
         };
-        let fleet = Fleet::start(spec).await?;
+        Self::of(Fleet::start(spec).await?).await
+    }
+
+    /// Returns the rig of a fleet once its router knows every worker.
+    ///
+    /// Errors: it does not within the deadline.
+    pub async fn of(fleet: Fleet) -> anyhow::Result<Self> {
         let rig = Self { fleet, http: reqwest::Client::builder().no_proxy().build()? };
         rig.all_known().await?;
         Ok(rig)

@@ -42,7 +42,10 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     // The same process under another name is a worker that disagrees.
     let twin_url = rig.fleet.workers[0].base_url().replace("127.0.0.1", "localhost");
     let line = ["--queue-max", "4", "--queue-timeout", "2", "--worker-wait-max", "0.05"];
-    let router_args = ["--worker", &stock_url, "--worker", &twin_url].into_iter().chain(line).map(str::to_owned);
+    let router_args = ["--worker", &stock_url, "--worker", &twin_url, "--worker-dns", "nowhere.invalid:1"]
+        .into_iter()
+        .chain(line)
+        .map(str::to_owned);
     rig.fleet.restart_router(router_args.collect()).await?;
 
     let mut script = Command::new(root().join("target/venv/bin/python"));

@@ -1,13 +1,17 @@
-//! The pages of `docs` that repeat what programs say are up to date: command lines and metrics.
+//! The pages that repeat what programs say are up to date: command lines, metrics, the router's OpenAPI document; and the fields in
+//! docs/api.md are those of the document.
 //!
 //! Not here: pages that people write. The idea: each page is made anew from `-h` and from the doc comments in `metrics.rs`, and
 //! compared; `make pages` writes them instead.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use serde_json::Value;
 use warmpath_tests::rig::{bin_dir, root};
+use warmpath_worker::openapi::{Server, document};
 
 /// Compares a page with what it should be, or writes it where `UPDATE_PAGES` is set.
 fn check(page: &str, wanted: &str) -> anyhow::Result<()> {
@@ -90,6 +94,21 @@ fn metrics(source: &str) -> Vec<Metric> {
     found
 }
 
+/// Returns the metrics of a table that has `counter("name", "help", ...)` on each line, or `gauge` or `rate`.
+fn borrowed_metrics(source: &str) -> Vec<Metric> {
+    let metric = |line: &str| {
+        let (make, rest) = line.trim().split_once('(')?;
+        let kind = match make {
+            "counter" => "counter",
+            "gauge" | "rate" => "gauge",
+            _ => return None,
+        };
+        let mut quoted = rest.split('"').skip(1).step_by(2).map(str::to_owned);
+        Some(Metric { name: quoted.next()?, kind, labels: String::new(), help: quoted.next()? })
+    };
+    source.lines().filter_map(metric).collect()
+}
+
 #[test]
 fn reads_metrics_off_their_declarations() {
     let source = "metrics! {\n    /// Requests.\n    requests: IntCounterVec = counters(\"requests_total\", &[\"a\", \"b\"]);\n}\n";
@@ -117,5 +136,117 @@ fn metrics_are_documented() -> anyhow::Result<()> {
             writeln!(page, "| `warmpath_{part}_{name}` | {kind} | {labels} | {help} |")?;
         }
     }
+    page.push_str(
+        "\n## Of a worker, as llama-server calls them\n\nThe same counters under the names that dashboards of llama-server \
+         know, with its header `Process-Start-Time-Unix`.\n\n| metric | kind | what it is |\n|---|---|---|\n",
+    );
+    let path = root().join("worker/src/metrics/llama_server.rs");
+    let borrowed = borrowed_metrics(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?);
+    ensure!(borrowed.len() > 10, "only {} metrics in {}", borrowed.len(), path.display());
+    for Metric { name, kind, help, .. } in borrowed {
+        writeln!(page, "| `llamacpp:{name}` | {kind} | {help} |")?;
+    }
     check("docs/metrics.md", &page)
+}
+
+#[test]
+fn every_reason_why_a_test_of_llama_server_is_left_out_is_on_its_page() -> anyhow::Result<()> {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned());
+    let page = read("docs/llama-server-tests.md")?;
+    let mut reasons = Vec::new();
+    let listed: Value = serde_json::from_str(&read("tests/llama_server/not_applicable.json")?)?;
+    for kind in ["not_applicable", "differs"] {
+        let entries = listed[kind].as_object().context("the list has both kinds")?;
+        reasons.extend(entries.values().filter_map(Value::as_str).map(str::to_owned));
+    }
+    let replaced: Vec<Value> = serde_json::from_str(&read("tests/llama_server/replacements.json")?)?;
+    reasons.extend(replaced.iter().filter_map(|entry| entry["why"].as_str()).map(str::to_owned));
+    let missing: Vec<String> = reasons.into_iter().filter(|reason| !page.contains(reason.as_str())).collect();
+    ensure!(missing.is_empty(), "run `make test-llama-server`: the page lacks {missing:?}");
+    Ok(())
+}
+
+#[test]
+fn the_router_s_openapi_document_is_that_of_the_worker_s_types() -> anyhow::Result<()> {
+    let document = document(Server::Router);
+    check("router/openapi/clients.json", &format!("{}\n", serde_json::to_string_pretty(&document)?))
+}
+
+/// Returns the part of a page between two texts.
+fn between<'a>(page: &'a str, start: &str, end: &str) -> &'a str {
+    let (_, rest) = page.split_once(start).unwrap_or_default();
+    rest.split_once(end).unwrap_or((rest, "")).0
+}
+
+/// Returns what stands between backticks.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Returns the cells of each row of the tables in a text, their heads left out.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let cells = |line: &'_ str| -> bool { line.starts_with("| `") };
+    let lines = text.lines().filter(|line| cells(line));
+    lines.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
+}
+
+/// Returns the fields of the requests that generate, with their schemas.
+fn described_fields() -> BTreeMap<String, Value> {
+    let document = document(Server::Worker);
+    let requests = ["ChatRequest", "CompletionRequest", "NativeCompletionRequest", "InfillRequest"];
+    let fields = requests.iter().flat_map(|request| {
+        let schema = &document["components"]["schemas"][request];
+        schema["properties"].as_object().into_iter().flatten().collect::<Vec<_>>()
+    });
+    fields.map(|(name, schema)| (name.clone(), schema.clone())).collect()
+}
+
+#[test]
+fn the_api_page_and_the_document_know_the_same_fields_and_defaults() -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(root().join("docs/api.md"))?;
+    let described = described_fields();
+    let honoured = between(&page, "**Honoured.**", "**Refused**");
+    let own = between(&page, "## llama-server's own", "## JSON");
+    let refused: BTreeSet<String> = described
+        .iter()
+        .filter(|(_, schema)| schema["description"].as_str().is_some_and(|text| text.starts_with("Is refused")))
+        .map(|(name, _)| name.clone())
+        .collect();
+    let told: BTreeSet<String> = quoted(between(&page, "**Refused**", "message parts"))
+        .into_iter()
+        .filter(|word| described.contains_key(word) && word != "null" && word != "false")
+        .collect();
+    assert_eq!(told, refused, "the fields that docs/api.md says are refused");
+
+    let mut named = BTreeSet::new();
+    for row in rows(honoured).into_iter().chain(rows(own)) {
+        let names = quoted(row[0]).into_iter().map(|name| name.split('.').next().unwrap_or_default().to_owned());
+        let names: Vec<String> = names.collect();
+        let defaults = row.get(2).map_or(Vec::new(), |cell| cell.split(", ").collect::<Vec<_>>());
+        for (name, default) in names.iter().zip(&defaults).filter(|_| names.len() == defaults.len()) {
+            let described = described.get(name).and_then(|schema| schema.get("default"));
+            if let (Ok(told), Some(described)) = (default.parse::<f64>(), described.and_then(Value::as_f64)) {
+                assert_eq!(told, described, "the default of `{name}` in docs/api.md");
+            }
+        }
+        named.extend(names);
+    }
+    let known: BTreeSet<String> = described.keys().filter(|name| !refused.contains(*name)).cloned().collect();
+    assert_eq!(named, known, "the fields of docs/api.md (left) and of the document (right)");
+    Ok(())
+}
+
+#[test]
+fn the_api_page_and_the_document_know_the_same_paths() -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(root().join("docs/api.md"))?;
+    let plain = |path: &str| path.split(['{', '?']).next().unwrap_or_default().replace("NAME", "").replace("ID", "");
+    let cells = rows(between(&page, "## Paths", "## Fields"));
+    let quoted = cells.iter().flat_map(|row| quoted(row[0]));
+    let paths = quoted.filter_map(|text| text.split_whitespace().last().map(str::to_owned));
+    let told: BTreeSet<String> = paths.filter(|path| path.starts_with('/')).map(|path| plain(&path)).collect();
+    let document = document(Server::Worker);
+    let known: BTreeSet<String> =
+        document["paths"].as_object().into_iter().flatten().map(|(path, _)| plain(path)).collect();
+    assert_eq!(told, known, "the paths of docs/api.md (left) and of the document (right)");
+    Ok(())
 }

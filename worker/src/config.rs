@@ -3,6 +3,8 @@
 //! Not here: the flags' words (`config::flags`), what depends on the loaded model (the engine's facts).
 //! The idea: `resolve` is the only path from flags to what runs; each part receives its own sub-struct.
 
+mod adapters;
+mod embedding;
 pub mod flags;
 pub mod generation;
 mod store;
@@ -11,9 +13,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use warmpath_common::ids::WorkerUid;
+use warmpath_common::lora::Applied;
+use warmpath_common::model::Pooling;
 
+use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
+use crate::embedder::vector::Norm;
 use crate::engine::{AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SelfTest, ShiftConfig, Switch};
+use crate::fields;
 use flags::Flags;
+
+/// Is the sequences that run at the same time. Source: llama-server.
+const SLOTS_DEFAULT: u16 = 4;
 
 /// Is the longest time that `--drain-timeout` may name.
 const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -23,8 +33,12 @@ const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Config {
     /// Is what HTTP needs.
     pub http: HttpConfig,
-    /// Is what the engine needs.
+    /// Is what the engine needs, or most of what the embedder needs in its place.
     pub engine: EngineConfig,
+    /// Is the adapter that is applied where a request asks for none.
+    pub adapter_in_force: Option<Applied>,
+    /// Is how texts are embedded; absent where text is generated.
+    pub embedding: Option<EmbeddingConfig>,
     /// Is how the worker names itself.
     pub identity: IdentityConfig,
     /// Is what the prompt maker needs.
@@ -44,6 +58,10 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// Is the folder for the state of slots, where clients may save it.
     pub slot_save_path: Option<PathBuf>,
+    /// Is how long a stream may be silent before its client is told that it goes on; absent for ever.
+    ///
+    /// Source of the default: own choice: a quarter of the minute after which common proxies end a silent connection.
+    pub silence_max: Option<Duration>,
 }
 
 /// Is how the worker names itself; absent parts follow from the machine once the port is known.
@@ -62,6 +80,15 @@ pub struct IdentityConfig {
 pub struct PromptConfig {
     /// Is the chat template that replaces the model's.
     pub chat_template: Option<String>,
+}
+
+/// Is how texts are embedded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbeddingConfig {
+    /// Says what is made of a text's tokens; absent for what the model's file says.
+    pub pooling: Option<Pooling>,
+    /// Says what vectors are divided by where a request does not say.
+    pub norm: Norm,
 }
 
 /// Says which flag has a value that cannot be used.
@@ -95,6 +122,8 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     Ok(Config {
         http: http_config(&flags)?,
         engine: engine_config(&flags)?,
+        adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
+        embedding: embedding::embedding_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
         generation: generation::defaults(&flags.generation)?,
         drain_timeout: drain_timeout(&flags)?,
@@ -104,7 +133,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
 
 fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     let at_least_one = [
-        ("slots", u64::from(flags.slots)),
+        ("slots", u64::from(flags.slots.unwrap_or(1))),
         ("block-size", u64::from(flags.block_size)),
         ("batch-size", u64::from(flags.batch_size)),
         ("ubatch-size", u64::from(flags.ubatch_size)),
@@ -123,7 +152,9 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     if slot_save_path.as_ref().is_some_and(|path| !path.is_dir()) {
         return Err(ConfigError::Range { flag: "slot-save-path", reason: "must be a folder that exists".to_owned() });
     }
-    Ok(HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max, slot_save_path })
+    let silence_max = fields::silence_max(flags.sse_ping_interval)
+        .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
+    Ok(HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max, slot_save_path, silence_max })
 }
 
 fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
@@ -133,7 +164,11 @@ fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
     });
     Ok(EngineConfig {
         model: flags.model.clone(),
-        n_slots: flags.slots,
+        n_slots: flags.slots.unwrap_or(if embedding::is_asked_for(flags) {
+            TEXTS_PER_BATCH_DEFAULT
+        } else {
+            SLOTS_DEFAULT
+        }),
         context_tokens_total: flags.ctx_size,
         threads,
         threads_batch: flags.threads_batch.unwrap_or(threads),
@@ -152,6 +187,7 @@ fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
         prefix_tokens_max: flags.prefix_cache_max_tokens,
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
+        adapters: adapters::files(flags)?,
         ..EngineConfig::default()
     })
 }
@@ -259,6 +295,32 @@ mod tests {
     }
 
     #[test]
+    fn the_only_adapter_with_a_scale_is_in_force_unless_told_otherwise() {
+        let adapters = |flags: &str| {
+            let config = config(&format!("-m a.gguf {flags}")).unwrap();
+            let names: Vec<String> = config.engine.adapters.into_iter().map(|file| file.name).collect();
+            (names.join(" "), config.adapter_in_force.map(|applied| (applied.adapter, f32::from(applied.scale))))
+        };
+        assert_eq!(adapters(""), (String::new(), None));
+        assert_eq!(adapters("--lora x/poet.gguf"), ("poet".to_owned(), Some((0, 1.0))));
+        assert_eq!(adapters("--lora x/poet.gguf --lora-init-without-apply"), ("poet".to_owned(), None));
+        assert_eq!(adapters("--lora-scaled a.gguf:0,b.gguf:0.5"), ("a b".to_owned(), Some((1, 0.5))));
+        assert_eq!(adapters("--lora a.gguf --lora b.gguf --lora-init-without-apply"), ("a b".to_owned(), None));
+    }
+
+    #[test]
+    fn an_embedding_worker_has_sizes_of_its_own() {
+        let embedding = |flags: &str| {
+            let config = config(&format!("-m a.gguf {flags}")).unwrap();
+            (config.embedding.map(|embedding| embedding.pooling), config.engine.n_slots)
+        };
+        assert_eq!(embedding(""), (None, 4));
+        assert_eq!(embedding("--embedding"), (Some(None), 32));
+        assert_eq!(embedding("--embeddings --pooling cls -np 2"), (Some(Some(Pooling::Cls)), 2));
+        assert_eq!(embedding("--reranking"), (Some(Some(Pooling::Rank)), 32));
+    }
+
+    #[test]
     fn shifts_only_where_it_is_asked_for() {
         let shifts = |flags: &str| config(&format!("-m a.gguf {flags}")).unwrap().engine.shifts;
         let reuse = |cache_reuse_tokens| ShiftConfig { cache_reuse_tokens, ..ShiftConfig::default() };
@@ -275,6 +337,18 @@ mod tests {
         let cases = [
             ("--slots 0", "--slots: must be at least 1"),
             ("--block-size 0", "--block-size: must be at least 1"),
+            ("--sse-ping-interval -2", "--sse-ping-interval: must be -1 to 86400 seconds"),
+            ("--pooling mean", "--pooling: needs --embedding"),
+            ("--lora a.gguf --lora b/a.gguf", "--lora: two adapters would be named a; rename a file"),
+            ("--lora-scaled a.gguf", "--lora-scaled: must be FILE:SCALE, not a.gguf"),
+            ("--lora-scaled a.gguf:nan", "--lora-scaled: a scale must be within -100 and 100"),
+            (
+                "--lora a.gguf,b.gguf",
+                "--lora: one adapter is applied at a time; with several give --lora-init-without-apply",
+            ),
+            ("--embedding --lora a.gguf", "--lora: an embedding worker applies no adapters"),
+            ("--rerank --pooling mean", "--pooling: --rerank needs rank"),
+            ("--embedding --embd-normalize -2", "--embd-normalize: must be -1, 0 or the p of a norm"),
             ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
             ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
             ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),

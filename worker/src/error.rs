@@ -4,6 +4,7 @@
 
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
+use warmpath_common::lora::AdapterError;
 use warmpath_prompt::{NoFim, PromptError};
 
 use crate::engine::{CacheError, EngineError};
@@ -68,12 +69,29 @@ pub enum RequestError {
         names: Vec<String>,
     },
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {n_tokens} tokens, but this model's context is {context_tokens} tokens, answer included")]
+    #[error(
+        "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included"
+    )]
     PromptTooLong {
         /// Is the prompt's length.
         n_tokens: usize,
         /// Is the context of one slot.
         context_tokens: u32,
+    },
+    /// The adapters that a request asks for cannot be applied.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// A text to embed is longer than what the worker computes at a time.
+    #[error(
+        "`{param}` is too large: it has {n_tokens} tokens, this worker computes at most {text_tokens_max} at a time"
+    )]
+    TextTooLong {
+        /// Is the field's path.
+        param: String,
+        /// Is the text's length.
+        n_tokens: usize,
+        /// Is the limit.
+        text_tokens_max: u32,
     },
     /// The model cannot fill gaps.
     #[error(transparent)]
@@ -203,6 +221,8 @@ impl RequestError {
             | Self::Field { .. }
             | Self::Unsupported { .. }
             | Self::PromptTooLong { .. }
+            | Self::TextTooLong { .. }
+            | Self::Adapter(_)
             | Self::Prompt(_)
             | Self::Query { .. }
             | Self::Cache(CacheError::TooManyPins | CacheError::SlotEmpty { .. } | CacheError::Unfit { .. })
@@ -235,11 +255,14 @@ impl RequestError {
     /// Returns the field that is to blame, where one is.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
+            Self::Field { param, .. } | Self::TextTooLong { param, .. } | Self::Respelled { param, .. } => {
+                Some(param.clone())
+            }
             Self::Dialect(error) => error.param().map(str::to_owned),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Unsupported { param, .. } => Some((*param).to_owned()),
             Self::ModelUnknown { .. } => Some("model".to_owned()),
+            Self::Adapter(_) => Some("lora".to_owned()),
             Self::Prompt(PromptError::Messages { index, .. }) => Some(format!("messages[{index}]")),
             Self::Prompt(PromptError::Tool { index, .. }) => Some(format!("tools[{index}]")),
             Self::Prompt(PromptError::Field { field, .. }) => Some((*field).to_owned()),
@@ -259,7 +282,7 @@ impl RequestError {
             Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),
             Self::Dialect(DialectError::Unsupported { .. }) | Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
-            Self::PromptTooLong { .. } => Some("context_length_exceeded"),
+            Self::PromptTooLong { .. } | Self::TextTooLong { .. } => Some("context_length_exceeded"),
             Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt { .. }) => Some("invalid_prompt"),
             Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),
             Self::Engine(EngineError::Draining) | Self::Cache(CacheError::Engine(EngineError::Draining)) => {

@@ -4,10 +4,14 @@
 //! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is
 //! refused by name instead of being bent.
 
+mod schemas;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 use warmpath_common::ids::Token;
@@ -30,50 +34,90 @@ const TOP_LOGPROBS_MAX: i64 = 20;
 const N_PROBS_MAX: i64 = 100;
 /// Is the longest grammar. Units: bytes.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+/// Is the longest silence of a stream that can be asked for. Units: seconds. Source: own choice: a day.
+const SILENCE_S_MAX: u64 = 24 * 60 * 60;
 /// Is the most texts, and the longest text in bytes, of `dry_sequence_breakers`.
 const DRY_BREAKERS_MAX: usize = 64;
 
 /// Is the generation fields of a request, unchecked.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GenerationFields {
+    #[schemars(schema_with = "schemas::tokens_max")]
     max_tokens: Option<i64>,
+    #[schemars(schema_with = "schemas::tokens_max")]
     max_completion_tokens: Option<i64>,
+    #[schemars(schema_with = "schemas::tokens_max")]
     n_predict: Option<i64>,
+    #[schemars(schema_with = "schemas::stop")]
     stop: Option<StopField>,
+    /// Goes on where the model would end.
     ignore_eos: Option<bool>,
+    /// Is the random seed, of which the low 32 bits count; -1 is random.
     seed: Option<i64>,
+    #[schemars(range(min = 0.0, max = 100.0))]
     temperature: Option<f32>,
+    #[schemars(range(min = 0.0, max = 100.0))]
     dynatemp_range: Option<f32>,
+    #[schemars(range(min = 0.0, max = 100.0))]
     dynatemp_exponent: Option<f32>,
+    #[schemars(range(min = -1))]
     top_k: Option<i32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     min_p: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     typical_p: Option<f32>,
+    #[schemars(range(min = -1.0, max = 100.0))]
     top_n_sigma: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     xtc_probability: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     xtc_threshold: Option<f32>,
+    #[schemars(range(min = -1))]
     repeat_last_n: Option<i32>,
+    #[schemars(range(min = 0.01, max = 100.0))]
     repeat_penalty: Option<f32>,
+    #[schemars(range(min = -100.0, max = 100.0))]
     presence_penalty: Option<f32>,
+    #[schemars(range(min = -100.0, max = 100.0))]
     frequency_penalty: Option<f32>,
+    #[schemars(range(min = 0.0, max = 100.0))]
     dry_multiplier: Option<f32>,
+    #[schemars(range(min = 1.0, max = 100.0))]
     dry_base: Option<f32>,
+    #[schemars(range(min = 0))]
     dry_allowed_length: Option<i32>,
+    #[schemars(range(min = -1))]
     dry_penalty_last_n: Option<i32>,
+    #[schemars(schema_with = "schemas::breakers")]
     dry_sequence_breakers: Option<Vec<String>>,
+    #[schemars(range(min = 0, max = 2))]
     mirostat: Option<u8>,
+    #[schemars(range(min = 0.0, max = 100.0))]
     mirostat_tau: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     mirostat_eta: Option<f32>,
+    #[schemars(schema_with = "schemas::logit_bias")]
     logit_bias: Option<BiasField>,
+    #[schemars(schema_with = "schemas::grammar")]
     grammar: Option<String>,
+    #[schemars(schema_with = "schemas::response_format")]
     response_format: Option<Value>,
+    #[schemars(schema_with = "schemas::json_schema")]
     json_schema: Option<Value>,
+    #[schemars(skip)]
     tools: Option<Value>,
+    #[schemars(skip)]
     tool_choice: Option<Value>,
+    #[schemars(schema_with = "schemas::logprobs")]
     logprobs: Option<LogprobsField>,
+    #[schemars(range(min = 0, max = 20))]
     top_logprobs: Option<i64>,
+    #[schemars(range(min = 0, max = 100))]
     n_probs: Option<i64>,
+    /// Gives the probabilities that a token was drawn with instead of the model's own.
     post_sampling_probs: Option<bool>,
 }
 
@@ -171,14 +215,12 @@ impl GenerationFields {
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
-        let Some((param, n)) = named.into_iter().find_map(|(param, n)| Some((param, n?))) else { return Ok(default) };
-        match n {
-            -1 => Ok(None),
-            1.. => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
-            _ => {
-                Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is {n}")))
-            }
+        let mut given = named.into_iter().filter_map(|(param, n)| Some((param, n?)));
+        if let Some((param, n)) = given.clone().find(|(_, n)| *n < -1) {
+            let reason = format!("`{param}` must be at least 0, or -1 for no limit; it is {n}");
+            return Err(RequestError::field(param, reason));
         }
+        Ok(given.next().map_or(default, |(_, n)| u32::try_from(n).ok().or((n > 0).then_some(u32::MAX))))
     }
 
     /// Returns which probabilities are asked for: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
@@ -203,7 +245,7 @@ impl GenerationFields {
             Some(false) | None => ProbabilitySource::Model,
         };
         let n_top = n_completion.max(n_chat).max(n_probs);
-        Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source }))
+        Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source, of_prompt: false }))
     }
 
     fn resolve_sampling(self, basis: &Basis<'_>) -> Result<Sampling, RequestError> {
@@ -263,6 +305,16 @@ impl GenerationFields {
     }
 }
 
+/// Returns how long a stream may be silent, or why it cannot be; absent for ever.
+pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
+    match u64::try_from(interval_s) {
+        Ok(0) => Ok(None),
+        Ok(seconds) if seconds <= SILENCE_S_MAX => Ok(Some(Duration::from_secs(seconds))),
+        Err(_) if interval_s == -1 => Ok(None),
+        _ => Err(format!("must be -1 to {SILENCE_S_MAX} seconds")),
+    }
+}
+
 /// Returns the seed that the engine takes: the low 32 bits; llama-server's two spellings of "random" mean none.
 fn resolve_seed(seed: i64) -> Option<u32> {
     let low = u32::try_from(seed & i64::from(u32::MAX)).expect("32 bits fit into 32 bits");
@@ -296,8 +348,8 @@ fn resolve_stop(stop: Option<StopField>) -> Result<Vec<String>, RequestError> {
         Some(StopField::One(text)) => vec![text],
         Some(StopField::Many(texts)) => texts,
     };
-    texts.retain(|text| !text.is_empty());
     at_most("stop", "texts", (texts.len(), STOP_TEXTS_MAX))?;
+    texts.retain(|text| !text.is_empty());
     let longest = texts.iter().map(String::len).max().unwrap_or(0);
     at_most("stop", "bytes in one text", (longest, STOP_TEXT_BYTES_MAX))?;
     Ok(texts)

@@ -10,14 +10,19 @@ mod chat;
 mod completions;
 mod context;
 mod dialect;
+mod embeddings;
 mod error;
 mod health;
 mod logprobs;
+mod lora;
 mod models;
+mod name;
 mod native;
+pub mod openapi;
 mod parts;
 mod pins;
 mod props;
+mod rerank;
 mod responses;
 mod slots;
 mod sse;
@@ -41,6 +46,7 @@ pub use state::App;
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/v1/completions", post(completions::create))
         .route("/completion", post(native::completion))
         .route("/infill", post(native::infill))
@@ -49,13 +55,21 @@ pub fn router(app: App) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/input_tokens", post(responses::count_tokens))
         .route("/v1/responses/{*id}", any(responses::stored))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(rerank::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::show))
         // What llama-server's clients call them as well.
         .route("/chat/completions", post(chat::create))
+        .route("/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/completions", post(native::completion))
         .route("/responses", post(responses::create))
         .route("/models", get(models::list))
+        .route("/embeddings", post(embeddings::create))
+        .route("/embedding", post(embeddings::create))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/reranking", post(rerank::create))
+        .route("/reranking", post(rerank::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/apply-template", post(tokenize::apply_template))
@@ -65,8 +79,10 @@ pub fn router(app: App) -> Router {
         .route("/cache/clear", post(cache::clear))
         .route("/cache/pin", get(pins::list).post(pins::create))
         .route("/cache/pin/{id}", delete(pins::remove))
+        .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/props", get(props::show))
         .route("/health", get(health::health))
+        .route("/openapi.json", get(openapi::show))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))

@@ -5,6 +5,7 @@
 //! up.
 
 pub mod config;
+pub mod embedder;
 pub mod engine;
 mod error;
 mod fields;
@@ -13,9 +14,12 @@ mod lifecycle;
 mod metrics;
 mod response_format;
 pub mod schema;
+mod served;
 mod serving;
 pub mod start;
 pub mod store;
 mod summary;
 mod tools;
 mod unsupported;
+
+pub use http::openapi;

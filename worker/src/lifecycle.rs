@@ -11,18 +11,23 @@ mod reading;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use tokio::sync::mpsc;
-use warmpath_common::block_hash::{BlockHash, ChainRoot};
+use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_common::lora::{self, Applied, Wanted};
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
 use crate::engine::{CompiledSchema, EngineError, Event, Generation, ShiftWish, Submission};
 use crate::error::RequestError;
-use crate::fields::{Basis, GenerationFields};
+use crate::fields::{self, Basis, GenerationFields};
 use crate::http::body::Body;
 use crate::metrics::Metrics;
 use crate::response_format::WantedSchema;
@@ -71,40 +76,88 @@ pub struct ReadPrompt {
     pub last_message_token: Option<u32>,
     /// Is the prompt's text where the answer repeats it.
     pub text: Option<String>,
+    /// Says whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
+    pub is_echoed: bool,
     /// Says how its answer is constrained and read; absent where it is its own content.
     pub answer: Option<Arc<ChatAnswer>>,
 }
 
 /// Is the fields of a body that every endpoint reads alike, besides those of generation.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Options {
+pub struct Options {
+    /// Names the model; absent means the only one there is.
     model: Option<String>,
+    /// Keeps this request's prefixes apart from those with another salt.
     cache_salt: Option<String>,
+    /// Is the number of choices of each prompt.
+    #[schemars(range(min = 1, max = 128))]
     n: Option<u32>,
+    /// Says whether the answer comes as server-sent events while it is made.
     stream: Option<bool>,
+    /// Says more of a stream.
+    #[serde(deserialize_with = "object")]
     stream_options: Option<StreamOptions>,
+    /// Is how many seconds a stream may be silent before a comment says that it goes on; -1 is for ever.
+    #[schemars(range(min = -1, max = 86400))]
+    sse_ping_interval: Option<i64>,
+    /// Says whether what is cached is used and what is computed is kept; absent means yes.
     cache_prompt: Option<bool>,
+    /// Is the slot that is preferred where it costs no reuse; -1 is any.
+    #[schemars(range(min = -1))]
     id_slot: Option<i32>,
+    /// Says how long what the request leaves in the cache should stay there, compared with that of others.
+    #[schemars(range(min = -100, max = 100))]
     priority: Option<i32>,
+    /// Is the shortest run of tokens whose state is moved to where the prompt has it; 0 and `false` move none.
     #[serde(alias = "n_cache_reuse")]
     cache_reuse: Option<CacheReuse>,
+    /// Is how many tokens of the prompt stay when the context is shifted; -1 is all.
+    #[schemars(range(min = -1, max = 4294967295_u32))]
     n_keep: Option<i64>,
+    /// Is how many tokens go when the context is shifted; 0 is half of the others.
+    #[schemars(range(min = 0, max = 4294967295_u32))]
     n_discard: Option<i64>,
+    /// Lists the adapters that are applied, by their places, with their scales; at most one of them above 0.
+    lora: Option<Vec<Wanted>>,
 }
 
 /// Is `cache_reuse` in its two shapes: a length, or whether at all.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a number of tokens, or true or false")]
 enum CacheReuse {
-    Tokens(i64),
+    Tokens(#[schemars(range(min = 0, max = 4294967295_u32))] i64),
     Switch(bool),
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StreamOptions {
+    /// Says whether a last event counts the tokens.
     include_usage: Option<bool>,
+}
+
+/// Reads an object or null: to serde an array is a struct without names.
+fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    struct OnlyObject<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObject<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<T>, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    deserializer.deserialize_any(OnlyObject(PhantomData))
 }
 
 /// Is a request that the engine can take.
@@ -114,6 +167,7 @@ struct Draft {
     /// Is the number of choices of each prompt.
     n: u32,
     chain_root: BlockHash,
+    adapter: Option<Applied>,
     generation: Generation,
     cache_prompt: bool,
     priority: i32,
@@ -159,19 +213,24 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     check_prompts(serving, &prompts, n)?;
     generation.schema = wanted_schema.map(|wanted| compile(serving, wanted)).transpose()?;
     constrain(&mut prompts, &mut generation)?;
+    if let Some(wish) = &mut generation.probabilities {
+        wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
+    }
     let form = Form {
         delivery: options.delivery(),
+        silence_max: options.silence_max(serving.silence_max)?,
         generation: generation.clone(),
         prompt_texts: prompt_texts(&prompts, n),
         answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
     };
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
-    let fingerprint = &serving.model.fingerprint.0;
+    let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
     let draft = Draft {
         prompts,
         n,
-        chain_root: ChainRoot { model_fingerprint: fingerprint, lora: &[], cache_salt: salt.as_bytes() }.hash(),
+        chain_root: serving.chain_root(adapter, salt),
+        adapter,
         generation,
         cache_prompt: options.cache_prompt != Some(false),
         priority: priority(&options)?,
@@ -191,6 +250,13 @@ impl Options {
             (true, false) => Delivery::Stream,
             (true, true) => Delivery::StreamWithUsage,
         }
+    }
+
+    fn silence_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
+        let param = "sse_ping_interval";
+        let wish = self.sse_ping_interval.map(fields::silence_max).transpose();
+        let wish = wish.map_err(|reason| RequestError::field(param, format!("`{param}` {reason}")))?;
+        Ok(wish.unwrap_or(default))
     }
 }
 
@@ -327,6 +393,7 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
                 request_id: draft.request_id.clone(),
                 prompt: prompt.tokens.clone(),
                 chain_root: draft.chain_root,
+                adapter: draft.adapter,
                 generation,
                 cache_prompt: draft.cache_prompt,
                 shifts: draft.shifts.resolve(&prompt.tokens, serving.prompts.vocabulary().bos),

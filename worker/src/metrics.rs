@@ -2,7 +2,10 @@
 //!
 //! Not here: where they are counted; what the engine counts itself is copied when somebody asks.
 
+pub mod llama_server;
+
 use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
     Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -36,6 +39,10 @@ macro_rules! metrics {
             /// Lets one caller at a time copy the engine's counters, or both would add the same difference; held for
             /// microseconds, never across `.await`.
             copying: Mutex<()>,
+            /// Is what the engine had counted at the last look; held for microseconds, never across `.await`.
+            last_look: Mutex<CounterValues>,
+            /// Is when the process began to count. Units: seconds since 1970.
+            pub started_at_s: u64,
             $(#[doc = $help] pub $field: $kind,)*
         }
 
@@ -49,7 +56,9 @@ macro_rules! metrics {
                     let $field = $make(concat!("warmpath_worker_", $name), $help.trim() $(, $extra)?);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
-                Self { registry, copying: Mutex::new(()), $($field,)* }
+                let started_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                let last_look = Mutex::new(CounterValues::default());
+                Self { registry, copying: Mutex::new(()), last_look, started_at_s, $($field,)* }
             }
         }
     };
@@ -251,7 +260,16 @@ impl Metrics {
         }
     }
 
-    /// Returns every metric in Prometheus' text format.
+    /// Returns what the engine has counted under llama-server's names, and begins to measure its rates anew.
+    pub fn encode_as_llama_server(&self, values: &CounterValues) -> String {
+        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *last_look, *values);
+        let mut text = String::new();
+        llama_server::write(&mut text, values, &before);
+        text
+    }
+
+    /// Returns every metric of our own in Prometheus' text format.
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }

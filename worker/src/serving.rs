@@ -1,18 +1,22 @@
-//! Everything that a loaded worker answers from, and the phases of a worker's life.
+//! Everything that a loaded worker that generates answers from, and the phases of a worker's life.
 //!
-//! Not here: how it is loaded (`start`), how a request is answered (`lifecycle`).
+//! Not here: what an embedding worker answers from, and what both have (`served`); how it is loaded (`start`), how a request is answered (`lifecycle`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
+use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
+use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
 use crate::engine::{EngineError, EngineHandle, Generation};
 use crate::error::RequestError;
+use crate::served::Served;
 use crate::summary::Publisher;
 
 /// Is where a worker stands in its life.
@@ -24,12 +28,12 @@ pub enum Phase {
         percent: u8,
     },
     /// Requests are taken.
-    Ready(Arc<Serving>),
+    Ready(Served),
     /// Running answers finish, no new ones are begun.
-    Draining(Arc<Serving>),
+    Draining(Served),
 }
 
-/// Is everything that a loaded worker answers from.
+/// Is everything that a loaded worker that generates answers from.
 pub struct Serving {
     /// Runs the model.
     pub engine: EngineHandle,
@@ -37,10 +41,14 @@ pub struct Serving {
     pub prompts: PromptMaker,
     /// Is how answers are generated where a request says nothing.
     pub defaults: Generation,
+    /// Is how long a stream may be silent before its client is told that it goes on, where a request says nothing.
+    pub silence_max: Option<Duration>,
     /// Declares the model to routers.
     pub model: ModelInfo,
     /// Is the model's file.
     pub model_path: PathBuf,
+    /// Lists the adapters' files.
+    pub adapter_files: Vec<PathBuf>,
     /// Is when the model was loaded. Units: seconds since 1970.
     pub loaded_at_s: u64,
     /// Is the model's metadata for routers.
@@ -81,7 +89,7 @@ impl Preparing {
     /// Returns what `work` returns, computed where it stalls nobody.
     ///
     /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
-    async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
@@ -134,22 +142,35 @@ impl Serving {
         self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
     }
 
+    /// Returns the root of the chains of prompts that run with an adapter, or without, for a tenant.
+    pub fn chain_root(&self, adapter: Option<Applied>, salt: &str) -> BlockHash {
+        let lora = self.model.lora_root(adapter);
+        ChainRoot { model_fingerprint: &self.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
+    }
+
     /// Returns what changes when answers may: names the weights and the layout of their state.
     pub fn system_fingerprint(&self) -> String {
         let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
-        format!("fp_{}{}", &model[..8], &layout[..4])
+        format!("b{}-{}", &model[..8], &layout[..4])
     }
 
     /// Checks that `model`, where a request names one, is the model that is served.
     ///
     /// Errors: `ModelUnknown`.
     pub fn check_model(&self, model: Option<&str>) -> Result<(), RequestError> {
-        match model {
-            Some(model) if !self.model.names.iter().any(|name| name == model) => {
-                Err(RequestError::ModelUnknown { model: model.to_owned(), names: self.model.names.clone() })
-            }
-            _ => Ok(()),
+        check_model(&self.model, model)
+    }
+}
+
+/// Checks that `wanted`, where a request names a model, is a name of `model`.
+///
+/// Errors: `ModelUnknown`.
+pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), RequestError> {
+    match wanted {
+        Some(wanted) if !model.answers_to(wanted) => {
+            Err(RequestError::ModelUnknown { model: wanted.to_owned(), names: model.all_names().collect() })
         }
+        _ => Ok(()),
     }
 }
 

@@ -24,7 +24,8 @@ use crate::config::{Config, IdentityConfig};
 use crate::engine::StartError;
 use crate::http::{App, router};
 use crate::metrics::Metrics;
-use crate::serving::{Phase, Serving};
+use crate::served::{Base, Served};
+use crate::serving::Phase;
 
 /// Is how long responses may take to reach their clients once the engine has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -125,18 +126,18 @@ impl Bound {
                 return Ok(());
             }
         };
-        let serving = loaded?;
+        let served = loaded?;
         app.metrics.load.set(began.elapsed().as_secs_f64());
-        announce(&serving, began.elapsed());
-        phase.send_replace(Phase::Ready(Arc::clone(&serving)));
+        announce(&served, began.elapsed());
+        phase.send_replace(Phase::Ready(served.clone()));
 
         let stopped = tokio::select! {
             () = &mut shutdown => Ok(()),
-            () = serving.engine.stopped() => Err(RunError::EngineStopped),
+            () = served.stopped() => Err(RunError::EngineStopped),
         };
         info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
-        phase.send_replace(Phase::Draining(Arc::clone(&serving)));
-        serving.engine.drain(drain_timeout).await;
+        phase.send_replace(Phase::Draining(served.clone()));
+        served.drain(drain_timeout).await;
         close.cancel();
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not take their responses");
@@ -161,19 +162,37 @@ fn serve_http(listener: TcpListener, app: App) -> (JoinHandle<()>, CancellationT
     (http, close)
 }
 
-fn announce(serving: &Serving, took: Duration) {
-    let facts = serving.engine.facts();
-    info!(
-        model = serving.model.names.first(),
-        description = facts.description,
-        slots = facts.n_slots,
-        context_tokens = facts.context_tokens,
-        memory = ?facts.memory,
-        flash_attn = facts.flash_attn,
-        kv_unified = facts.kv_unified,
-        took_s = took.as_secs_f64(),
-        "ready"
-    );
+fn announce(served: &Served, took: Duration) {
+    let Base { model, description, .. } = served.base();
+    let took_s = took.as_secs_f64();
+    match served {
+        Served::Generator(serving) => {
+            let facts = serving.engine.facts();
+            info!(
+                model = model.names.first(),
+                description,
+                slots = facts.n_slots,
+                context_tokens = facts.context_tokens,
+                memory = ?facts.memory,
+                flash_attn = facts.flash_attn,
+                kv_unified = facts.kv_unified,
+                took_s,
+                "ready"
+            );
+        }
+        Served::Embedder(embedding) => {
+            let facts = embedding.embedder.facts();
+            info!(
+                model = model.names.first(),
+                description,
+                embedding = %facts.embedding,
+                text_tokens_max = facts.text_tokens_max,
+                texts_per_batch = facts.n_sequences,
+                took_s,
+                "ready"
+            );
+        }
+    }
 }
 
 fn identity(config: &Config, address: SocketAddr) -> Identity {

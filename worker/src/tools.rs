@@ -4,9 +4,11 @@
 //! The idea: whatever llama.cpp would turn into a grammar is counted and bounded first, and each refusal names its tool.
 
 mod cost;
+mod schemas;
 
 use std::collections::HashSet;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
@@ -26,12 +28,16 @@ const NAME_BYTES_MAX: usize = 128;
 const TOOLS_BYTES_MAX: usize = 512 << 10;
 
 /// Is the tools of a request and what is wanted of them, unchecked.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ToolFields {
+    #[schemars(schema_with = "schemas::tools")]
     tools: Option<Vec<Value>>,
+    #[schemars(schema_with = "schemas::tool_choice")]
     tool_choice: Option<Value>,
+    /// Says whether one answer may hold several calls.
     parallel_tool_calls: Option<bool>,
+    #[schemars(schema_with = "schemas::reasoning_format")]
     reasoning_format: Option<String>,
 }
 
@@ -124,6 +130,11 @@ impl ToolFields {
             Some(_) => refused("`tool_choice.function.name` must be a string".to_owned()),
         }
     }
+}
+
+/// Returns the pattern of what a function may be called.
+pub fn function_name_pattern() -> String {
+    schemas::name_pattern()
 }
 
 /// Returns the functions' names once all tools are found to be of the right shape.

@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::RequestError;
 
@@ -16,30 +16,53 @@ struct Refused {
     /// Says which values are understood, for the error; absent where none is.
     only: Option<&'static str>,
     asks_for_nothing: fn(&Value) -> bool,
+    /// Returns the JSON schema of such values, for the API's document.
+    schema: fn() -> Value,
 }
 
 const REFUSED: &[Refused] = &[
-    refused("best_of", Some("only 1"), |value| value.as_f64() == Some(1.0)),
-    refused("functions", Some("use `tools`"), is_empty),
-    refused("function_call", Some("use `tool_choice`"), |value| value == "auto" || value == "none"),
-    refused("modalities", Some("only [\"text\"]"), |value| {
-        value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))
-    }),
-    refused("audio", None, is_empty),
-    refused("web_search_options", None, |_| false),
-    refused("samplers", None, |_| false),
-    refused("lora", None, is_empty),
-    refused("min_keep", Some("only 0"), is_zero),
-    refused("n_indent", Some("only 0"), is_zero),
-    refused("t_max_predict_ms", Some("only 0"), |value| value.as_f64().is_some_and(|ms| ms <= 0.0)),
+    refused("best_of", Some("only 1"), ONE),
+    refused("functions", Some("use `tools`"), EMPTY),
+    refused("function_call", Some("use `tool_choice`"), NO_CALL),
+    refused("modalities", Some("only [\"text\"]"), TEXT_ONLY),
+    refused("audio", None, EMPTY),
+    refused("web_search_options", None, NOTHING),
+    refused("samplers", None, NOTHING),
+    refused("adaptive_target", Some("only -1"), NEGATIVE),
+    refused("min_keep", Some("only 0"), ZERO),
+    refused("n_indent", Some("only 0"), ZERO),
+    refused("t_max_predict_ms", Some("only 0"), NO_LIMIT),
 ];
 
-const fn refused(param: &'static str, only: Option<&'static str>, asks_for_nothing: fn(&Value) -> bool) -> Refused {
-    Refused { param, only, asks_for_nothing }
+/// Says which values ask for nothing, besides null, and what schema they have.
+type Neutral = (fn(&Value) -> bool, fn() -> Value);
+
+const NOTHING: Neutral = (|_| false, || json!({"type": "null"}));
+const ZERO: Neutral = (|value| value.as_f64() == Some(0.0), || json!({"enum": [0, null]}));
+const ONE: Neutral = (|value| value.as_f64() == Some(1.0), || json!({"enum": [1, null]}));
+const NO_CALL: Neutral = (|value| value == "auto" || value == "none", || json!({"enum": ["auto", "none", null]}));
+const NO_LIMIT: Neutral =
+    (|value| value.as_f64().is_some_and(|ms| ms <= 0.0), || json!({"type": ["number", "null"], "maximum": 0}));
+const NEGATIVE: Neutral = (
+    |value| value.as_f64().is_some_and(|target| target < 0.0),
+    || json!({"type": ["number", "null"], "exclusiveMaximum": 0}),
+);
+const TEXT_ONLY: Neutral = (
+    |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text")),
+    || json!({"type": ["array", "null"], "items": {"const": "text"}}),
+);
+const EMPTY: Neutral = (
+    is_empty,
+    || json!({"type": ["string", "array", "object", "null"], "maxLength": 0, "maxItems": 0, "maxProperties": 0}),
+);
+
+const fn refused(param: &'static str, only: Option<&'static str>, neutral: Neutral) -> Refused {
+    Refused { param, only, asks_for_nothing: neutral.0, schema: neutral.1 }
 }
 
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
+/// Returns each refused field's name and the schema of the values that pass.
+pub fn schemas() -> impl Iterator<Item = (&'static str, Value)> {
+    REFUSED.iter().map(|line| (line.param, (line.schema)()))
 }
 
 fn is_empty(value: &Value) -> bool {

@@ -7,10 +7,12 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 mod engine {
+    mod adapters;
     mod batching;
     mod by_hand;
     mod endings;
     mod faults;
+    mod prompt_lists;
     mod property;
     mod random_schema;
     mod refusals;

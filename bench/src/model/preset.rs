@@ -17,14 +17,26 @@ pub enum Preset {
     TinyHybrid,
     /// Llama architecture with ordinary random weights, whose keys depend on the content; for tests of the KV state's bytes.
     TinyKeys,
+    /// An encoder with mean pooling (BERT), for embeddings.
+    TinyEmbed,
+    /// An encoder with a classification head (BERT), for reranking.
+    TinyRank,
     /// Llama architecture, 12 layers of width 512, 8-bit weights, context 32768; for benchmarks.
     Bench,
 }
 
 impl Preset {
     /// Lists every preset.
-    pub const ALL: [Self; 6] =
-        [Self::Tiny, Self::TinySwa, Self::TinyRecurrent, Self::TinyHybrid, Self::TinyKeys, Self::Bench];
+    pub const ALL: [Self; 8] = [
+        Self::Tiny,
+        Self::TinySwa,
+        Self::TinyRecurrent,
+        Self::TinyHybrid,
+        Self::TinyKeys,
+        Self::TinyEmbed,
+        Self::TinyRank,
+        Self::Bench,
+    ];
 
     /// Returns the preset's name on the command line.
     pub fn name(self) -> &'static str {
@@ -34,6 +46,8 @@ impl Preset {
             Self::TinyRecurrent => "tiny-recurrent",
             Self::TinyHybrid => "tiny-hybrid",
             Self::TinyKeys => "tiny-keys",
+            Self::TinyEmbed => "tiny-embed",
+            Self::TinyRank => "tiny-rank",
             Self::Bench => "bench",
         }
     }
@@ -78,6 +92,8 @@ impl Preset {
                 layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 4],
                 ..TINY
             },
+            Self::TinyEmbed => encoder(Head::Mean),
+            Self::TinyRank => encoder(Head::Rank),
             Self::Bench => Spec {
                 width: 512,
                 n_ff: 1536,
@@ -104,6 +120,17 @@ const TINY: Spec = Spec {
     rope_base: 0.1374,
     layers: Vec::new(),
 };
+
+fn encoder(head: Head) -> Spec {
+    Spec {
+        architecture: "bert",
+        n_heads: 2,
+        n_ff: 256,
+        context_tokens: 512,
+        layers: vec![Layer { kind: LayerKind::Encoder(head), stride: 1, n_offsets: 0 }; 3],
+        ..TINY
+    }
+}
 
 fn full(stride: usize, n_offsets: usize) -> Layer {
     Layer { kind: LayerKind::Full, stride, n_offsets }
@@ -176,4 +203,15 @@ pub(crate) enum LayerKind {
     Recurrent,
     /// Attention over the whole context with random weights, which fetches no state exactly.
     Random,
+    /// The same in both directions, without a cache.
+    Encoder(Head),
+}
+
+/// Says what an encoder makes of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Head {
+    /// The mean of all tokens' states.
+    Mean,
+    /// One score, of the first token's state.
+    Rank,
 }

@@ -1,12 +1,13 @@
 //! The weights that make llama.cpp compute a `HashNet`.
 //!
-//! Not here: the function itself (`hash_net`); the presets that are not digital (`recurrent`, `random`). The idea, channel
+//! Not here: the function itself (`hash_net`); the presets that are not digital (`recurrent`, `random`, `encoder`). The idea, channel
 //! by channel of the residual stream: one large constant (so that RMS norms scale by the same factor whatever the content),
 //! the state's bits as +1 and -1, and the sum of the bits that the layer fetched, which its feed-forward part turns into
 //! their parity.
 
 mod attention;
 mod convolution;
+mod encoder;
 mod matrix;
 mod parity;
 mod random;
@@ -47,6 +48,7 @@ pub(crate) fn tensors(spec: &Spec, net: &HashNet, tokenizer: &Tokenizer) -> Vec<
     match spec.layers.first().map(|layer| layer.kind) {
         Some(LayerKind::Recurrent) => return recurrent::tensors(spec, net.seed(), tokenizer),
         Some(LayerKind::Random) => return random::tensors(spec, net.seed(), tokenizer),
+        Some(LayerKind::Encoder(head)) => return encoder::tensors(spec, (net.seed(), head), tokenizer.n_tokens),
         _ => {}
     }
     let (width, n_tokens, constant) = (spec.width, tokenizer.n_tokens, spec.constant);
@@ -114,6 +116,16 @@ fn norm(name: &str, spec: &Spec) -> Tensor {
 /// Returns a bit as the number that stands for it; xor becomes a product.
 fn sign(bits: u32, bit: usize) -> f32 {
     if (bits >> bit) & 1 == 0 { 1.0 } else { -1.0 }
+}
+
+/// Returns the number that stands for a bit of a token's code.
+pub(crate) fn code_sign(net: &HashNet, token: u32, bit: usize) -> f32 {
+    sign(net.code(token), bit)
+}
+
+/// Returns the channel of a state's bit.
+pub(crate) fn state_channel(bit: usize) -> usize {
+    STATE + bit
 }
 
 fn embedding(net: &HashNet, mut matrix: Matrix) -> Vec<f32> {

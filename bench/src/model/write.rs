@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warmpath_gguf::{Value, Writer};
 
 use crate::model::hash_net::HashNet;
-use crate::model::preset::{HEAD_SIZE, Layer, LayerKind, N_KV_HEADS, Preset, Spec, WINDOW_TOKENS};
+use crate::model::preset::{HEAD_SIZE, Head, Layer, LayerKind, N_KV_HEADS, Preset, Spec, WINDOW_TOKENS};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{recurrent, tensors};
 
@@ -27,6 +27,9 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     let mut writer = Writer::new();
     set_metadata(&mut writer, preset, &spec)?;
     tokenizer.set_keys(&mut writer)?;
+    if let Some(LayerKind::Encoder(head)) = spec.layers.first().map(|layer| layer.kind) {
+        set_encoder_metadata(&mut writer, head, &tokenizer)?;
+    }
     for tensor in &tensors {
         writer.declare(&tensor.name, tensor.kind, &tensor.shape)?;
     }
@@ -74,7 +77,11 @@ fn set_metadata(writer: &mut Writer, preset: Preset, spec: &Spec) -> anyhow::Res
 fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     let key = |key: &str| format!("{}.{key}", spec.architecture);
     let has = |kind: LayerKind| spec.layers.iter().any(|layer| layer.kind == kind);
-    let kv_heads = |layer: &Layer| if layer.kind == LayerKind::Convolution { 0 } else { N_KV_HEADS as i32 };
+    let kv_heads = |layer: &Layer| match layer.kind {
+        LayerKind::Convolution => 0,
+        LayerKind::Encoder(_) => spec.n_heads as i32,
+        _ => N_KV_HEADS as i32,
+    };
     if has(LayerKind::Recurrent) {
         for (name, value) in [
             ("ssm.conv_kernel", recurrent::KERNEL),
@@ -99,6 +106,28 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
         writer.set(&key("attention.sliding_window"), Value::U32(u32::try_from(WINDOW_TOKENS)?))?;
         writer.set(&key("attention.sliding_window_pattern"), Value::Bools(&pattern))?;
         writer.set(&key("logit_scale"), Value::F32(1.0))?;
+    }
+    Ok(())
+}
+
+/// Sets the keys of encoders, and has texts marked as theirs are: one begins with BOS and ends with EOS, a pair has a
+/// separator between its two.
+fn set_encoder_metadata(writer: &mut Writer, head: Head, tokenizer: &Tokenizer) -> anyhow::Result<()> {
+    // Source: llama.cpp's `llama_pooling_type`.
+    let pooling = match head {
+        Head::Mean => 1,
+        Head::Rank => 4,
+    };
+    writer.set("bert.pooling_type", Value::U32(pooling))?;
+    writer.set("bert.attention.causal", Value::Bool(false))?;
+    writer.set("bert.attention.layer_norm_epsilon", Value::F32(1e-6))?;
+    writer.set("tokenizer.ggml.token_type_count", Value::U32(1))?;
+    for affix in ["bos", "eos", "sep"] {
+        writer.set(&format!("tokenizer.ggml.add_{affix}_token"), Value::Bool(true))?;
+    }
+    if let Some(end) = tokenizer.end {
+        // GGUF spells it so.
+        writer.set("tokenizer.ggml.seperator_token_id", Value::U32(end))?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 use warmpath_common::block_hash::{BlockKey, HASH_VERSION};
 use warmpath_common::ids::{RequestId, WorkerUid};
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{Policy as Offered, PromptView};
@@ -91,6 +91,7 @@ impl Router {
             excluded: None,
             n_blocks: 0,
             stock: None,
+            is_leaving: false,
         };
         let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
@@ -123,7 +124,7 @@ impl Router {
             Books::Own { dispatch, affinity_blocks } => {
                 let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
                 let (model, now) = (&self.model, self.start + now);
-                let ask = Ask { request_id: id, model_name: None, model, prompt, affinity, tried, now };
+                let ask = Ask { request_id: id, model_name: None, model, wanted: None, prompt, affinity, tried, now };
                 let (decision, ticket) = dispatch.choose(&self.fleet, &ask, &mut self.rng).ok()?;
                 let cached_tokens = decision.cached_tokens;
                 Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
@@ -207,8 +208,13 @@ fn model(shape: FleetShape) -> ModelInfo {
         add_bos: false,
         add_eos: false,
         context_tokens: u32::MAX,
+        n_ctx_train: None,
         n_slots: shape.n_slots,
         memory: MemoryKind::Full,
         n_vocab: u32::MAX,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }

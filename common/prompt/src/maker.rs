@@ -3,11 +3,12 @@
 //! Not here: each of these steps. The idea: one value per model, shared by all requests.
 
 mod infill;
+mod rerank;
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 use warmpath_common::ids::Token;
@@ -24,6 +25,7 @@ use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use infill::NoFim;
+use rerank::PairPrompt;
 
 /// Says how a [`PromptMaker`] differs from what the model's file says.
 #[derive(Clone)]
@@ -80,6 +82,8 @@ pub struct PromptMaker {
     /// Is an error where the model's own template is missing or wrong: completions work without one.
     templates: Result<Templates, Unusable>,
     fragments: FragmentCache,
+    /// Is made when it is needed first: few models score documents.
+    pair: OnceLock<PairPrompt>,
 }
 
 /// Are a model's chat templates, compiled.
@@ -123,7 +127,7 @@ impl PromptMaker {
             tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
         }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
-        Ok(Self { vocabulary, partitioner, templates, fragments })
+        Ok(Self { vocabulary, partitioner, templates, fragments, pair: OnceLock::new() })
     }
 
     /// Returns the prompt of a chat request.

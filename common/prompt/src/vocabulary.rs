@@ -58,6 +58,10 @@ pub struct VocabularyInfo {
     pub bos: Option<Token>,
     /// Is the end-of-sequence token, where there is one.
     pub eos: Option<Token>,
+    /// Says whether a separator stands between the texts of a pair.
+    pub add_sep: bool,
+    /// Is the separator token, where there is one.
+    pub sep: Option<Token>,
     /// Is how templates spell BOS; empty where there is none.
     pub bos_text: String,
     /// Is how templates spell EOS; empty where there is none.
@@ -243,6 +247,8 @@ fn info(model: &LlamaModel) -> VocabularyInfo {
         n_vocab,
         add_bos: vocab.should_add_bos(),
         add_eos: vocab.should_add_eos(),
+        add_sep: vocab.should_add_sep(),
+        sep: present(vocab.sep()),
         bos,
         eos,
         bos_text: spelled(bos),

@@ -12,7 +12,7 @@ pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, status};
 
 use super::conversation::{Call, Conversation};
 use super::field::{Field, Object, unsupported, wrong};
-use super::{Converted, DialectError, Spelling, read_object, write};
+use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 
 /// Is what `cache_control` adds to the priority of what a request leaves in the cache.
 ///
@@ -29,30 +29,8 @@ const PRIORITY_LONG: i32 = 2;
 /// Source: <https://github.com/vllm-project/vllm/pull/36829>: left where it is, no two requests share a prefix.
 const CLIENT_LINE: &str = "x-anthropic-billing-header:";
 
-/// Lists a chat's fields that are no fields of messages, where they mean nothing, besides those that the conversion sets.
-const DROPPED: &[&str] = &[
-    "add_generation_prompt",
-    "best_of",
-    "context_management",
-    "echo",
-    "function_call",
-    "functions",
-    "logprobs",
-    "max_completion_tokens",
-    "metadata",
-    "n",
-    "n_predict",
-    "n_probs",
-    "parallel_tool_calls",
-    "prompt",
-    "reasoning_effort",
-    "response_format",
-    "service_tier",
-    "stop",
-    "stream_options",
-    "suffix",
-    "top_logprobs",
-];
+/// Lists the fields that mean nothing in messages, besides those that mean nothing in any dialect.
+pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
 
 /// Lists what a chat's fields are called here.
 const RENAMED: &[(&str, &str)] = &[
@@ -85,7 +63,7 @@ pub fn count_tokens(body: &[u8]) -> Result<Converted, DialectError> {
 
 fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     refuse_servers(&mut fields)?;
-    DROPPED.iter().for_each(|name| drop(fields.fields.remove(*name)));
+    drop_meaningless(&mut fields, DROPPED);
     let mut reader = Reader::default();
     reader.note_cache(&mut fields)?;
     reader.read_system(&mut fields)?;
@@ -105,7 +83,8 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     read_format(&mut fields, &mut chat)?;
     read_thinking(&mut fields)?;
     if let Some(stop) = fields.take("stop_sequences") {
-        chat.insert("stop".to_owned(), stop.value);
+        let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
+        chat.insert("stop".to_owned(), texts?.into());
     }
     let (messages, origins) = reader.talk.finish();
     chat.insert("messages".to_owned(), messages.into());

@@ -8,36 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::conversation::{Call, Conversation};
 use super::field::{Field, Object, unsupported, wrong};
-use super::{Converted, DialectError, Spelling, read_object, write};
+use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 
-/// Lists a chat's fields that are no fields of responses or mean nothing here, besides those that the conversion sets.
-const DROPPED: &[&str] = &[
-    "add_generation_prompt",
-    "best_of",
-    "context_management",
-    "echo",
-    "function_call",
-    "functions",
-    "include",
-    "logprobs",
-    "max_completion_tokens",
-    "max_tokens",
-    "max_tool_calls",
-    "messages",
-    "metadata",
-    "n",
-    "n_predict",
-    "n_probs",
-    "reasoning_effort",
-    "response_format",
-    "service_tier",
-    "stop",
-    "store",
-    "stream_options",
-    "suffix",
-    "truncation",
-    "user",
-];
+/// Lists the fields that mean nothing in responses, besides those that mean nothing in any dialect.
+pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
 
 /// Lists what a chat's fields are called here.
 const RENAMED: &[(&str, &str)] = &[
@@ -56,7 +30,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     let mut fields = read_object(body)?;
     refuse_stored(&mut fields)?;
     refuse_logprobs(&mut fields)?;
-    DROPPED.iter().for_each(|name| drop(fields.fields.remove(*name)));
+    drop_meaningless(&mut fields, DROPPED);
     let mut talk = Conversation::default();
     if let Some(instructions) = fields.optional_text("instructions")? {
         talk.say("system", instructions, "instructions");

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Fingerprint, MemoryKind};
+use crate::model::{Capability, Fingerprint, MemoryKind};
 
 fn model() -> ModelInfo {
     ModelInfo {
@@ -16,9 +16,14 @@ fn model() -> ModelInfo {
         add_bos: false,
         add_eos: false,
         context_tokens: 2048,
+        n_ctx_train: None,
         n_slots: 4,
         memory: MemoryKind::Full,
         n_vocab: 1000,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }
 

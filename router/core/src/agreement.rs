@@ -3,10 +3,12 @@
 //! Not here: what the router does with a worker that disagrees (it excludes it and says so).
 //! The idea: a worker that hashes differently would silently miss for ever. So a difference is an exclusion with a
 //! reason. Where workers of one name differ among each other, the larger group is right, then the one configured first.
+//! Those that generate and those that embed are groups of their own: one name may stand for a model of each kind.
 
 use std::collections::HashMap;
 
 use warmpath_common::block_hash::HASH_VERSION;
+use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Stamp;
 
@@ -93,6 +95,16 @@ pub fn check_alone(model: &ModelInfo) -> Option<Disagreement> {
     if let Some(name) = model.names.iter().find(|name| name.is_empty() || name.len() > NAME_BYTES_MAX) {
         return nonsense("the length of a name", &name.len());
     }
+    if model.adapters.len() > NAMES_MAX {
+        return nonsense("the number of adapters", &model.adapters.len());
+    }
+    if let Some(adapter) = model.adapters.iter().find(|a| a.name.is_empty() || a.name.len() > NAME_BYTES_MAX) {
+        return nonsense("the length of an adapter's name", &adapter.name.len());
+    }
+    if let Some(applied) = model.adapter_in_force.filter(|applied| usize::from(applied.adapter) >= model.adapters.len())
+    {
+        return nonsense("the adapter in force", &applied.adapter);
+    }
     for (field, value) in
         [("n_slots", u32::from(model.n_slots)), ("context_tokens", model.context_tokens), ("n_vocab", model.n_vocab)]
     {
@@ -113,13 +125,14 @@ pub fn settle(models: &[Option<&ModelInfo>]) -> Vec<Option<Disagreement>> {
         .enumerate()
         .filter_map(|(idx, model)| model.filter(|_| verdicts[idx].is_none()).map(|model| (idx, model)))
         .collect();
-    let mut by_name: HashMap<&str, Vec<&ModelInfo>> = HashMap::new();
+    let pool = |model: &ModelInfo, name: &str| (name.to_owned(), model.embedding.is_some());
+    let mut pools: HashMap<(String, bool), Vec<&ModelInfo>> = HashMap::new();
     for (_, model) in &voters {
-        model.names.iter().for_each(|name| by_name.entry(name).or_default().push(model));
+        model.names.iter().for_each(|name| pools.entry(pool(model, name)).or_default().push(model));
     }
     for (idx, model) in voters {
         verdicts[idx] = model.names.iter().find_map(|name| {
-            let right = majority(&by_name[name.as_str()]);
+            let right = majority(&pools[&pool(model, name)]);
             difference(model, right).map(|(field, worker, fleet)| Disagreement::Model {
                 name: name.clone(),
                 field,
@@ -173,7 +186,7 @@ fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
     groups.iter().find(|(_, n)| *n == most).map_or(models[0], |(model, _)| model)
 }
 
-/// Returns the first field in which prompts would be hashed differently, with both values.
+/// Returns the first field in which prompts would be hashed differently or texts embedded differently, with both values.
 fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, String)> {
     let field = |name, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
         let (a, b) = (a.to_string(), b.to_string());
@@ -186,11 +199,35 @@ fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, Str
         .or_else(|| field("add_bos", &a.add_bos, &b.add_bos))
         .or_else(|| field("add_eos", &a.add_eos, &b.add_eos))
         .or_else(|| field("n_vocab", &a.n_vocab, &b.n_vocab))
+        .or_else(|| field("adapters", &names_of(&a.adapters), &names_of(&b.adapters)))
+        .or_else(|| (a.adapters != b.adapters).then(|| ("adapters", other_files(a), other_files(b))))
+        .or_else(|| field("the adapter in force", &in_force(a), &in_force(b)))
+        .or_else(|| match (&a.embedding, &b.embedding) {
+            (Some(a), Some(b)) => field("embedding", a, b),
+            _ => None,
+        })
+}
+
+fn names_of(adapters: &[AdapterInfo]) -> String {
+    let of = |adapter: &AdapterInfo| format!("{} x {}", adapter.name, adapter.scale);
+    adapters.iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
+/// Tells adapters of the same names apart.
+fn other_files(model: &ModelInfo) -> String {
+    model.adapters.iter().map(|adapter| adapter.fingerprint.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn in_force(model: &ModelInfo) -> String {
+    model
+        .adapter_in_force
+        .map_or_else(|| "none".to_owned(), |applied| format!("{} x {}", applied.adapter, applied.scale))
 }
 
 #[cfg(test)]
 mod tests {
     use warmpath_common::ids::WorkerUid;
+    use warmpath_common::model::{EmbeddingInfo, Pooling};
 
     use super::*;
     use crate::testing::model;
@@ -229,6 +266,29 @@ mod tests {
     fn one_shared_alias_is_enough_to_disagree() {
         let other = ModelInfo { names: vec!["other".into(), "m".into()], add_bos: !model().add_bos, ..model() };
         assert_eq!(verdicts(&[model(), other]), [None, Some("add_bos")]);
+    }
+
+    #[test]
+    fn workers_of_one_name_have_the_same_adapters() {
+        use warmpath_common::lora::{Applied, Scale};
+        use warmpath_common::model::Fingerprint;
+        let adapter = |byte| AdapterInfo { name: "a".into(), fingerprint: Fingerprint([byte; 32]), scale: Scale::ONE };
+        let with = |byte| ModelInfo { adapters: vec![adapter(byte)], ..model() };
+        assert_eq!(verdicts(&[with(1), model(), with(1)]), [None, Some("adapters"), None]);
+        assert_eq!(verdicts(&[with(1), with(2), with(1)]), [None, Some("adapters"), None]);
+        let applied = Applied { adapter: 0, scale: Scale::ONE };
+        let forced = |model| ModelInfo { adapter_in_force: Some(applied), ..model };
+        assert_eq!(verdicts(&[with(1), forced(with(1)), with(1)]), [None, Some("the adapter in force"), None]);
+        assert_eq!(verdicts(&[forced(model())]), [Some("the adapter in force")], "there is no such adapter");
+    }
+
+    #[test]
+    fn vectors_of_one_name_are_made_alike() {
+        let embedder = |pooling| ModelInfo { embedding: Some(EmbeddingInfo { pooling, dimensions: 8 }), ..model() };
+        let (mean, cls) = (embedder(Pooling::Mean), embedder(Pooling::Cls));
+        assert_eq!(verdicts(&[mean.clone(), cls, mean.clone()]), [None, Some("embedding"), None]);
+        let generator = ModelInfo { fingerprint: warmpath_common::model::Fingerprint([9; 32]), ..model() };
+        assert_eq!(verdicts(&[generator, mean.clone(), mean]), [None, None, None], "another kind, another pool");
     }
 
     #[test]

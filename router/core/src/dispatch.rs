@@ -17,7 +17,7 @@ pub use explain::{Explanation, Weighed};
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Capability, ModelInfo};
 
 use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
@@ -76,6 +76,8 @@ pub struct Ask<'a> {
     pub model_name: Option<&'a str>,
     /// Is the model that the name means.
     pub model: &'a ModelInfo,
+    /// Is what the worker must be able to do; absent where any will do.
+    pub wanted: Option<Capability>,
     /// Is what is known of the prompt.
     pub prompt: PromptView<'a>,
     /// Names the conversation, for [`Policy::ConsistentHash`].
@@ -223,7 +225,7 @@ impl Dispatch {
         let believed = self.believed(ask.prompt);
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         self.expire(ask.now);
-        self.accounts.resize_with(fleet.workers.len().max(self.accounts.len()), Account::default);
+        self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), Account::default);
         self.look(fleet, ask.now);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
         let turn = Turn { last: self.last, affinity: ask.affinity };
@@ -382,6 +384,16 @@ impl Dispatch {
         self.succeeded(worker);
     }
 
+    /// Forgets a worker that has left; its place may be another's soon. No request of this router is there any more.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
+        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
+            *account = Account::default();
+        }
+        self.doubts.left(worker);
+        self.pasts.left(worker);
+    }
+
     /// Returns the number of requests that are at a worker by this router.
     pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
         self.account(worker).n_in_flight
@@ -421,14 +433,14 @@ impl Dispatch {
 
 /// Returns the workers that serve the model that is asked for.
 fn serving<'a>(fleet: &'a FleetView, ask: &Ask<'_>) -> Vec<&'a WorkerView> {
-    let serves = |worker: &&'a WorkerView| match ask.model_name {
+    let is_named = |worker: &&'a WorkerView| match ask.model_name {
         Some(name) => worker.serves(name),
         // By name as well: on what footing a stock server stands may have changed since the prompt was made.
         None => worker.model.as_ref().is_none_or(|model| {
             model.fingerprint == ask.model.fingerprint || model.names.iter().any(|name| ask.model.names.contains(name))
         }),
     };
-    fleet.workers.iter().map(|worker| &**worker).filter(serves).collect()
+    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(ask.wanted)).filter(is_named).collect()
 }
 
 /// Returns an answer's share of a worker's time. Units: milliseconds.

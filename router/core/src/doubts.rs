@@ -87,6 +87,11 @@ impl Doubts {
         self.remember(Announced { worker, at: now, keys: None });
     }
 
+    /// Forgets a worker that has left.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        self.doubted.retain(|(doubted, _)| *doubted != worker);
+    }
+
     /// Records what came of a prediction; returns whether there is a new doubt.
     pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
         let Outcome { worker, keys, expected_blocks, actual_blocks, chosen_at } = outcome;

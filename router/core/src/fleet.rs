@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::summary::Load;
 
 use crate::WorkerIdx;
@@ -59,6 +59,8 @@ pub struct WorkerView {
     pub n_blocks: usize,
     /// Says on what footing a stock server stands; absent for a Warmpath worker.
     pub stock: Option<Footing>,
+    /// Says that it is found no longer, or was told to end.
+    pub is_leaving: bool,
 }
 
 /// Says why a worker cannot be given a request.
@@ -74,6 +76,8 @@ pub enum Unavailable {
     Excluded,
     /// It is shutting down.
     Draining,
+    /// It is found no longer, or was told to end.
+    Leaving,
     /// It has refused a request a moment ago because its queue was full.
     Full,
     /// It cannot start a request soon.
@@ -95,6 +99,7 @@ impl Unavailable {
             Self::Stale => "stale",
             Self::Excluded => "excluded",
             Self::Draining => "draining",
+            Self::Leaving => "leaving",
             Self::Full => "full",
             Self::Busy => "busy",
             Self::Unready => "unready",
@@ -110,6 +115,9 @@ impl WorkerView {
         if self.excluded.is_some() {
             return Some(Unavailable::Excluded);
         }
+        if self.is_leaving {
+            return Some(Unavailable::Leaving);
+        }
         match self.link {
             Link::Connecting => Some(Unavailable::Connecting),
             Link::Down { .. } => Some(Unavailable::Down),
@@ -120,11 +128,16 @@ impl WorkerView {
 
     /// Returns whether the worker is in the fleet and answers to `name`.
     pub fn serves(&self, name: &str) -> bool {
-        self.excluded.is_none() && self.model.as_ref().is_some_and(|model| model.names.iter().any(|own| own == name))
+        self.excluded.is_none() && self.model.as_ref().is_some_and(|model| model.answers_to(name))
+    }
+
+    /// Returns whether the worker can be asked for `wanted`; one that has not been heard may be able to.
+    pub fn can(&self, wanted: Option<Capability>) -> bool {
+        self.model.as_ref().is_none_or(|model| model.can(wanted))
     }
 }
 
-/// Is all workers, in the order of configuration: worker `i` stands at place `i`.
+/// Is all workers, in the order of their places, in which they joined.
 #[derive(Debug, Clone, Default)]
 pub struct FleetView {
     /// Lists the workers.
@@ -145,12 +158,30 @@ pub enum LookupError {
         /// Lists the names that are served.
         known: Vec<String>,
     },
-    /// The request names no model, and there are several.
+    /// The request names no model, and there are several that could answer it.
     #[error("`model` is missing, and there are several: {}", list(.known))]
     Ambiguous {
-        /// Lists the names that are served.
+        /// Lists their names.
         known: Vec<String>,
     },
+    /// Workers serve the name, or some name, but none of them does what is wanted.
+    #[error("{} {wanted}; {}", subject(.name.as_deref()), others(.able))]
+    Incapable {
+        /// Is the name that was asked for, if one was.
+        name: Option<String>,
+        /// Is what is wanted.
+        wanted: Capability,
+        /// Lists the names of models that do it.
+        able: Vec<String>,
+    },
+}
+
+fn subject(name: Option<&str>) -> String {
+    name.map_or_else(|| "no model here serves".to_owned(), |name| format!("the model `{name}` does not serve"))
+}
+
+fn others(names: &[String]) -> String {
+    if names.is_empty() { "nor does any other".to_owned() } else { format!("those that do: {}", list(names)) }
 }
 
 fn list(names: &[String]) -> String {
@@ -158,32 +189,60 @@ fn list(names: &[String]) -> String {
 }
 
 impl FleetView {
-    /// Returns the model that a request means; a missing name means the only one.
+    /// Returns the worker of a place, if there is one. Cost: O(log workers).
+    pub fn worker(&self, idx: WorkerIdx) -> Option<&Arc<WorkerView>> {
+        self.workers.binary_search_by_key(&idx, |worker| worker.idx).ok().map(|place| &self.workers[place])
+    }
+
+    /// Returns one more than the last worker's index.
+    pub fn n_places(&self) -> usize {
+        self.workers.last().map_or(0, |worker| worker.idx.0 as usize + 1)
+    }
+
+    /// Returns the model that a request for `wanted` means; a missing name means the only one that does it.
     ///
     /// Errors: every [`LookupError`]. Workers that are down count: their model exists.
-    pub fn lookup(&self, name: Option<&str>) -> Result<Arc<ModelInfo>, LookupError> {
-        let mut models =
-            self.workers.iter().filter(|worker| worker.excluded.is_none()).filter_map(|w| w.model.as_ref());
-        let Some(first) = models.next() else { return Err(LookupError::NoWorkers) };
-        let Some(name) = name else {
-            return match models.find(|model| model.fingerprint != first.fingerprint) {
-                Some(_) => Err(LookupError::Ambiguous { known: self.names() }),
-                None => Ok(Arc::clone(first)),
-            };
-        };
-        let serving = self.workers.iter().find(|worker| worker.serves(name));
-        serving
-            .and_then(|worker| worker.model.clone())
-            .ok_or_else(|| LookupError::Unknown { name: name.to_owned(), known: self.names() })
+    pub fn lookup(&self, name: Option<&str>, wanted: Option<Capability>) -> Result<Arc<ModelInfo>, LookupError> {
+        if self.models().next().is_none() {
+            return Err(LookupError::NoWorkers);
+        }
+        let mut named = self.models().filter(|model| name.is_none_or(|name| model.answers_to(name)));
+        let is_named = named.clone().next().is_some();
+        let first = named.find(|model| model.can(wanted));
+        match (first, name, wanted) {
+            (Some(first), Some(_), _) => Ok(Arc::clone(first)),
+            (Some(first), None, _) => {
+                let others = |model: &&Arc<ModelInfo>| model.can(wanted) && model.fingerprint != first.fingerprint;
+                match named.find(others) {
+                    Some(_) => Err(LookupError::Ambiguous { known: self.names_for(wanted) }),
+                    None => Ok(Arc::clone(first)),
+                }
+            }
+            (None, name, Some(wanted)) if is_named => {
+                let name = name.map(str::to_owned);
+                Err(LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) })
+            }
+            (None, name, _) => {
+                Err(LookupError::Unknown { name: name.unwrap_or_default().to_owned(), known: self.names() })
+            }
+        }
+    }
+
+    fn models(&self) -> impl Iterator<Item = &Arc<ModelInfo>> + Clone {
+        self.workers.iter().filter(|worker| worker.excluded.is_none()).filter_map(|worker| worker.model.as_ref())
     }
 
     /// Returns every name that is served, each once, in the order of the workers.
     pub fn names(&self) -> Vec<String> {
+        self.names_for(None)
+    }
+
+    fn names_for(&self, wanted: Option<Capability>) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
-        for worker in self.workers.iter().filter(|worker| worker.excluded.is_none()) {
-            for name in worker.model.iter().flat_map(|model| &model.names) {
-                if !names.contains(name) {
-                    names.push(name.clone());
+        for model in self.models().filter(|model| model.can(wanted)) {
+            for name in model.all_names() {
+                if !names.contains(&name) {
+                    names.push(name);
                 }
             }
         }
@@ -209,19 +268,48 @@ mod tests {
     #[test]
     fn a_name_finds_its_model() {
         let fleet = fleet(vec![named(0, "a", 1), named(1, "b", 2)]);
-        assert_eq!(fleet.lookup(Some("b")).expect("b is served").names[0], "b");
+        assert_eq!(fleet.lookup(Some("b"), None).expect("b is served").names[0], "b");
         let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
         let unknown = LookupError::Unknown { name: "c".into(), known: known.clone() };
         assert_eq!(unknown.to_string(), "the model `c` does not exist; there is `a`, `shared`, `b`");
-        assert_eq!(fleet.lookup(Some("c")), Err(unknown));
-        assert_eq!(fleet.lookup(None), Err(LookupError::Ambiguous { known }));
+        assert_eq!(fleet.lookup(Some("c"), Some(Capability::Completion)), Err(unknown));
+        assert_eq!(fleet.lookup(None, None), Err(LookupError::Ambiguous { known }));
+    }
+
+    #[test]
+    fn workers_are_found_by_place_also_where_some_have_left() {
+        let fleet = fleet(vec![worker(1), worker(4)]);
+        assert_eq!(fleet.worker(WorkerIdx(4)).map(|worker| worker.idx), Some(WorkerIdx(4)));
+        assert!([0, 2, 5].iter().all(|&idx| fleet.worker(WorkerIdx(idx)).is_none()));
+        assert_eq!((fleet.n_places(), FleetView::default().n_places()), (5, 0));
     }
 
     #[test]
     fn no_name_means_the_only_model() {
-        assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None), Ok(Arc::new(model())));
+        assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None), Ok(Arc::new(model())));
         let silent = WorkerView { model: None, link: Link::Connecting, ..worker(0) };
-        assert_eq!(fleet(vec![silent]).lookup(None), Err(LookupError::NoWorkers));
+        assert_eq!(fleet(vec![silent]).lookup(None, None), Err(LookupError::NoWorkers));
+    }
+
+    #[test]
+    fn what_is_wanted_decides_which_model_is_meant() {
+        let mut embedder = named(1, "e", 2);
+        let declared = embedder.model.take().expect("it has a model");
+        let capabilities = vec![Capability::Embedding];
+        embedder.model = Some(Arc::new(ModelInfo { capabilities, ..ModelInfo::clone(&declared) }));
+        let fleet = fleet(vec![named(0, "a", 1), embedder]);
+        let first_name = |name, wanted| fleet.lookup(name, Some(wanted)).map(|model| model.names[0].clone());
+        // One name may stand for a model of each kind, and no name for the only one of its kind.
+        for name in [None, Some("shared")] {
+            assert_eq!(first_name(name, Capability::Completion).as_deref(), Ok("a"));
+            assert_eq!(first_name(name, Capability::Embedding).as_deref(), Ok("e"));
+        }
+        let refused = first_name(Some("a"), Capability::Embedding).expect_err("it only generates");
+        assert_eq!(refused.to_string(), "the model `a` does not serve embedding; those that do: `e`, `shared`");
+        let refused = first_name(None, Capability::Rerank).expect_err("nobody does");
+        assert_eq!(refused.to_string(), "no model here serves rerank; nor does any other");
+        let unknown = first_name(Some("c"), Capability::Rerank).expect_err("there is no such model");
+        assert!(matches!(unknown, LookupError::Unknown { .. }), "{unknown:?}");
     }
 
     #[test]
@@ -241,6 +329,7 @@ mod tests {
         let older = STALE_AGE_MAX + Duration::from_millis(1);
         check(&|worker| worker.link = Link::Stale { since: since(older) }, Some(Unavailable::Stale));
         check(&|worker| worker.load.draining = true, Some(Unavailable::Draining));
+        check(&|worker| worker.is_leaving = true, Some(Unavailable::Leaving));
         let out = Disagreement::HashVersion { worker: 9 };
         check(&|worker| worker.excluded = Some(out.clone()), Some(Unavailable::Excluded));
     }

@@ -336,14 +336,15 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
     if load.n_decoding > u32::from(n_slots) {
         return nonsense("n_decoding", &load.n_decoding);
     }
+    // Where nothing is generated, a step takes no time and an answer has no tokens; nobody computes at no speed.
     let rates = [
-        ("prefill_tokens_per_s", load.rates.prefill_tokens_per_s),
-        ("decode_step_ms", load.rates.decode_step_ms),
-        ("answer_tokens", load.rates.answer_tokens),
+        ("prefill_tokens_per_s", load.rates.prefill_tokens_per_s, f32::MIN_POSITIVE),
+        ("decode_step_ms", load.rates.decode_step_ms, 0.0),
+        ("answer_tokens", load.rates.answer_tokens, 0.0),
     ];
-    for (field, rate) in rates {
+    for (field, rate, min) in rates {
         if let Some(rate) = rate
-            && !(rate.is_finite() && rate > 0.0)
+            && !(rate.is_finite() && rate >= min)
         {
             return nonsense(field, &rate);
         }

@@ -16,6 +16,7 @@ pub mod fair_queue;
 pub mod fleet;
 pub mod follower;
 pub mod index;
+pub mod membership;
 pub mod past;
 pub mod pending;
 pub mod retry;

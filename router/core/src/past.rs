@@ -58,6 +58,13 @@ impl Pasts {
         self.by_worker.get(worker.0 as usize).copied().unwrap_or_default()
     }
 
+    /// Forgets a worker that has left.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        if let Some(past) = self.by_worker.get_mut(worker.0 as usize) {
+            *past = Past::default();
+        }
+    }
+
     fn of_mut(&mut self, worker: WorkerIdx) -> &mut Past {
         let idx = worker.0 as usize;
         if idx >= self.by_worker.len() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Load, Rates};
 
 use crate::WorkerIdx;
@@ -21,9 +21,14 @@ pub(crate) fn model() -> ModelInfo {
         add_bos: true,
         add_eos: false,
         context_tokens: 8192,
+        n_ctx_train: None,
         n_slots: 4,
         memory: MemoryKind::Full,
         n_vocab: 1000,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }
 
@@ -45,5 +50,6 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         excluded: None,
         n_blocks: 0,
         stock: None,
+        is_leaving: false,
     }
 }

@@ -3,9 +3,9 @@
 //! Not here: whether the values fit together (`resolve` in `config`).
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use url::Url;
 use warmpath_router_core::choose::Policy;
 
 /// Is the flags of one start, unchecked.
@@ -13,8 +13,33 @@ use warmpath_router_core::choose::Policy;
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
     /// URL of a worker, as http://10.0.0.5:8081, or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
-    #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',', required = true)]
-    pub workers: Vec<Url>,
+    #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',')]
+    pub workers: Vec<String>,
+
+    /// File that lists workers, one URL a line as for --worker; read again every second.
+    #[arg(long, env = "WARMPATH_WORKERS_FILE", value_name = "FILE")]
+    pub workers_file: Option<PathBuf>,
+
+    /// Name whose addresses are workers, as workers.example:8081 or openai+llama.example:8080; may be repeated, or a list with commas.
+    #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "HOST:PORT", value_delimiter = ',')]
+    pub worker_dns: Vec<String>,
+
+    /// Seconds between two looks at the names of --worker-dns.
+    #[arg(long, env = "WARMPATH_DNS_INTERVAL", value_name = "SECONDS", default_value_t = 5.0)]
+    pub dns_interval: f64,
+
+    /// Kubernetes service whose endpoints are workers, with the port's number or name; may be repeated, or a list with commas.
+    #[arg(
+        long = "kubernetes-service",
+        env = "WARMPATH_KUBERNETES_SERVICE",
+        value_name = "NAMESPACE/NAME:PORT",
+        value_delimiter = ','
+    )]
+    pub kubernetes_services: Vec<String>,
+
+    /// File that says where the Kubernetes API server is; without it KUBECONFIG or the pod's own service account does.
+    #[arg(long, env = "WARMPATH_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
 
     /// GGUF file that OpenAI-like servers tokenize like, those that serve NAME or all of them; may be repeated. Without one their prompts are compared as text.
     #[arg(long = "vocab", env = "WARMPATH_VOCAB", value_name = "[NAME=]FILE", value_delimiter = ',')]
@@ -83,6 +108,30 @@ pub struct Flags {
     /// Seconds until a client must have sent its whole request.
     #[arg(long, env = "WARMPATH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub body_timeout: f64,
+
+    /// File of the API keys that clients must present, by their hashes; read again when it changes. Without it everybody may ask.
+    #[arg(long, env = "WARMPATH_API_KEYS_FILE", value_name = "FILE")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// PEM file of the certificate with which clients are spoken to by TLS, and of those between it and a root; read again when it changes.
+    #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's private key.
+    #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// PEM file of the roots of the certificates that clients must show; without it they need none.
+    #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Seconds until a client must have sent the head of its next request; an idle connection is closed then.
+    #[arg(long, env = "WARMPATH_HEAD_TIMEOUT", value_name = "SECONDS", default_value_t = 75.0)]
+    pub head_timeout: f64,
+
+    /// Prints a new API key and, for --api-keys-file, the entry that lets it in; then ends.
+    #[arg(long, value_name = "NAME", exclusive = true)]
+    pub new_key: Option<String>,
 
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]

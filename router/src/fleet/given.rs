@@ -69,9 +69,14 @@ impl Given {
             add_bos: info.add_bos,
             add_eos: info.add_eos,
             context_tokens: 0,
+            n_ctx_train: None,
             n_slots: 0,
             memory: MemoryKind::Full,
             n_vocab: info.n_vocab,
+            capabilities: Vec::new(),
+            embedding: None,
+            adapters: Vec::new(),
+            adapter_in_force: None,
         };
         let vocabulary = Arc::new(Vocabulary { maker, template: TemplateUse::Known });
         Ok(Self { name: file.name.clone(), model, vocabulary })

@@ -54,6 +54,19 @@ pub enum BlockReport {
     },
 }
 
+impl BlockReport {
+    /// Returns the worker that it is about.
+    fn worker(&self) -> WorkerIdx {
+        match self {
+            Self::Replace { worker, .. }
+            | Self::Update { worker, .. }
+            | Self::Resumed { worker }
+            | Self::Lost { worker }
+            | Self::Gone { worker } => *worker,
+        }
+    }
+}
+
 /// Says why a view cannot be trusted any more, so that a snapshot is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
@@ -121,7 +134,7 @@ pub fn index(fleet: &Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<
     while inbox.blocking_recv_many(&mut batch, BATCH_MAX) > 0 {
         for report in batch.drain(..) {
             lift_doubts(fleet, &report);
-            indexer.apply(&fleet.blocks, report);
+            indexer.apply(&fleet.member(report.worker()).blocks, report);
         }
         fleet.n_shed.store(indexer.writer.n_shed(), Ordering::Relaxed);
     }
@@ -149,16 +162,16 @@ struct Indexer {
 }
 
 impl Indexer {
-    fn apply(&mut self, views: &[BlockView], report: BlockReport) {
-        let worker = match report {
-            BlockReport::Replace { worker, runs } => {
+    fn apply(&mut self, view: &BlockView, report: BlockReport) {
+        let worker = report.worker();
+        let current = |is_current| view.is_current.store(is_current, Ordering::Relaxed);
+        match report {
+            BlockReport::Replace { runs, .. } => {
                 self.writer.replace_worker(worker, &runs);
-                let view = &views[worker.0 as usize];
                 view.distrust.send_replace(None);
-                view.is_current.store(true, Ordering::Relaxed);
-                worker
+                current(true);
             }
-            BlockReport::Update { worker, changes, digest } => {
+            BlockReport::Update { changes, digest, .. } => {
                 for change in changes {
                     match change {
                         Change::Stored(run) => self.writer.insert(worker, &run),
@@ -166,24 +179,15 @@ impl Indexer {
                         Change::Accepted(_) => {}
                     }
                 }
-                self.check(&views[worker.0 as usize], (worker, digest));
-                worker
+                self.check(view, (worker, digest));
             }
-            BlockReport::Resumed { worker } => {
-                views[worker.0 as usize].is_current.store(true, Ordering::Relaxed);
-                worker
-            }
-            BlockReport::Lost { worker } => {
-                views[worker.0 as usize].is_current.store(false, Ordering::Relaxed);
-                worker
-            }
-            BlockReport::Gone { worker } => {
+            BlockReport::Resumed { .. } => current(true),
+            BlockReport::Lost { .. } => current(false),
+            BlockReport::Gone { .. } => {
                 self.writer.remove_worker(worker);
-                views[worker.0 as usize].is_current.store(false, Ordering::Relaxed);
-                worker
+                current(false);
             }
-        };
-        let view = &views[worker.0 as usize];
+        }
         view.n_blocks.store(self.writer.n_blocks_of(worker), Ordering::Relaxed);
         *view.digest.lock().unwrap_or_else(PoisonError::into_inner) = self.writer.digest_of(worker);
     }
@@ -214,7 +218,7 @@ mod tests {
 
     struct Rig {
         indexer: Indexer,
-        views: [BlockView; 1],
+        view: BlockView,
         distrusts: watch::Receiver<Option<Distrust>>,
     }
 
@@ -223,12 +227,12 @@ mod tests {
             let writer = IndexWriter::new(IndexOptions { bytes_max: 1 << 20, seed: 7 });
             let view = BlockView::default();
             let distrusts = view.distrusts();
-            Self { indexer: Indexer { writer, blocks_max: 10 }, views: [view], distrusts }
+            Self { indexer: Indexer { writer, blocks_max: 10 }, view, distrusts }
         }
 
         /// Applies a report; returns the label of the distrust that it raised.
         fn apply(&mut self, report: BlockReport) -> Option<&'static str> {
-            self.indexer.apply(&self.views, report);
+            self.indexer.apply(&self.view, report);
             let is_new = self.distrusts.has_changed().expect("the sender lives");
             let distrust = *self.distrusts.borrow_and_update();
             distrust.filter(|_| is_new).map(|distrust| distrust.label())

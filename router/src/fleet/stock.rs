@@ -8,6 +8,7 @@
 mod probe;
 mod visit;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use self::probe::{Probe, ProbeError};
 pub use self::visit::Visit;
 use super::given::Given;
 use super::indexer::BlockReport;
+use super::members::Member;
 use super::subscriber::{Closed, Outbox, chain};
 use super::vocabulary::VocabularyKey;
 use super::{Fleet, Report};
@@ -50,33 +52,35 @@ impl Stock {
     }
 }
 
-/// Is what the tracker knows of the stock servers, by worker.
+/// Is what the tracker knows of the stock servers.
 pub(super) struct Stocks {
-    declared: Vec<Option<Declared>>,
-    counts: Vec<Counts>,
+    /// Says of each server that was found what it declares, and whether it counts tokens as is thought.
+    found: HashMap<WorkerIdx, (Declared, Counts)>,
     /// Says of each vocabulary that the operator gives whether servers have been found to count otherwise.
     given: Vec<Counts>,
 }
 
 impl Stocks {
     /// Returns what is known before any server is found.
-    pub(super) fn new(fleet: &Fleet, n_workers: usize) -> Self {
-        Self {
-            declared: vec![None; n_workers],
-            counts: vec![Counts::Agree; n_workers],
-            given: vec![Counts::Agree; fleet.given().len()],
-        }
+    pub(super) fn new(fleet: &Fleet) -> Self {
+        Self { found: HashMap::new(), given: vec![Counts::Agree; fleet.given().len()] }
     }
 
     /// Records a server that was found: it is believed again to count as is thought.
     pub(super) fn found(&mut self, worker: WorkerIdx, declared: Declared) {
-        self.declared[worker.0 as usize] = Some(declared);
-        self.counts[worker.0 as usize] = Counts::Agree;
+        self.found.insert(worker, (declared, Counts::Agree));
+    }
+
+    /// Forgets a server that has left.
+    pub(super) fn left(&mut self, worker: WorkerIdx) {
+        self.found.remove(&worker);
     }
 
     /// Records that a server counts tokens otherwise: the vocabulary that was given for it is used no more.
     pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView) {
-        self.counts[worker.idx.0 as usize] = Counts::Differ;
+        if let Some((_, counts)) = self.found.get_mut(&worker.idx) {
+            *counts = Counts::Differ;
+        }
         let key = worker.model.as_deref().map(VocabularyKey::of);
         for (given, counts) in fleet.given().iter().zip(&mut self.given) {
             if Some(VocabularyKey::of(&given.model)) == key {
@@ -91,13 +95,16 @@ impl Stocks {
     }
 
     /// Says of each server with which model and on what footing it is in the fleet.
-    pub(super) fn place(&self, fleet: &Fleet, workers: &mut [Arc<WorkerView>]) {
-        let is_fellow = |worker: &&Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
+    pub(super) fn place(&self, fleet: &Fleet, workers: Vec<&mut Arc<WorkerView>>) {
+        let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
         let served: Vec<_> = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone()).collect();
-        for (idx, worker) in workers.iter_mut().enumerate() {
-            let (Some(declared), Some(stock)) = (&self.declared[idx], fleet.stock(worker.idx)) else { continue };
+        for worker in workers {
+            let member = fleet.member(worker.idx);
+            let (Some((declared, counts)), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else {
+                continue;
+            };
             let given = self.given_for(fleet, declared).map(|nth| &fleet.given()[nth].model);
-            let (model, footing) = place(declared, served.iter().map(|model| &**model), given, self.counts[idx]);
+            let (model, footing) = place(declared, served.iter().map(|model| &**model), given, *counts);
             if worker.model.as_deref() != Some(&model) || worker.stock != Some(footing) {
                 tracing::info!(worker = %worker.name, footing = footing.label(), "stock server is placed");
                 stock.placed(footing, &model);
@@ -128,11 +135,16 @@ impl From<ProbeError> for Left {
     }
 }
 
-/// Follows one stock server for as long as the router runs.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Duration, outbox: Outbox) {
-    let Some(stock) = fleet.stock(worker).cloned() else { return };
-    let probe = Probe::new(fleet.url(worker).clone(), connect_timeout);
-    let follower = Follower { fleet, worker, stock, outbox };
+/// Follows one stock server for as long as it is in the fleet.
+pub async fn follow(
+    fleet: Arc<Fleet>,
+    worker: WorkerIdx,
+    stock: Arc<Stock>,
+    (connect_timeout, outbox): (Duration, Outbox),
+) {
+    let member = fleet.member(worker);
+    let probe = Probe::new(member.url.clone(), connect_timeout);
+    let follower = Follower { fleet, worker, member, stock, outbox };
     let mut last_label = "";
     loop {
         let Err(Left::Server(error)) = follower.attend(&probe).await else { return };
@@ -140,7 +152,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Durat
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
         // A server that is down is tried every second; it is said once.
         if error.label() != last_label {
-            tracing::warn!(worker = %fleet.url(worker), reason = %chain(&error), "stock server cannot be used");
+            tracing::warn!(worker = %follower.member.url, reason = %chain(&error), "stock server cannot be used");
         }
         last_label = error.label();
         if follower.lost().await.is_err() {
@@ -153,6 +165,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Durat
 struct Follower {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
+    member: Arc<Member>,
     stock: Arc<Stock>,
     outbox: Outbox,
 }
@@ -162,7 +175,7 @@ impl Follower {
     async fn attend(&self, probe: &Probe) -> Result<(), Left> {
         let worker = self.worker;
         let found = probe.find().await?;
-        self.fleet.heard(worker);
+        self.fleet.heard(&self.member);
         self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
         self.outbox.tell(Report::Found { worker, declared: found.declared }).await?;
         loop {
@@ -180,11 +193,11 @@ impl Follower {
                     polled = &mut poll => break polled?,
                 }
             };
-            self.fleet.heard(worker);
+            self.fleet.heard(&self.member);
             if let Some(pulse) = pulse {
                 let mut server = self.stock.server();
                 if server.observed(pulse) {
-                    tracing::warn!(worker = %self.fleet.url(worker), "stock server has begun anew");
+                    tracing::warn!(worker = %self.member.url, "stock server has begun anew");
                     server.lost();
                 }
             }

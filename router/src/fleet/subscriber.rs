@@ -21,6 +21,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
 
 use super::indexer::{BlockReport, Distrust};
+use super::members::Member;
 use super::{Fleet, Report};
 use crate::config::{
     RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX,
@@ -111,12 +112,13 @@ impl Outbox {
     }
 }
 
-/// Follows one worker for as long as the router runs.
+/// Follows one worker for as long as it is in the fleet.
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Duration, outbox: Outbox) {
-    let url = endpoint(fleet.url(worker), STREAM_PATH);
-    let distrusts = fleet.blocks(worker).distrusts();
+    let member = fleet.member(worker);
+    let url = endpoint(&member.url, STREAM_PATH);
+    let distrusts = member.blocks.distrusts();
     let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
-    let mut subscriber = Subscriber { fleet, worker, outbox, distrusts, follower };
+    let mut subscriber = Subscriber { fleet, worker, member, outbox, distrusts, follower };
     let client = client(connect_timeout);
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
@@ -128,7 +130,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Durat
         fleet.metrics.resyncs.with_label_values(&[error.label()]).inc();
         // A worker that is down is tried every second; it is said once.
         if error.label() != last_label {
-            tracing::warn!(worker = %fleet.url(worker), reason = %chain(&error), "summary stream ended");
+            tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");
         }
         last_label = error.label();
         if subscriber.lost(&error).await.is_err() {
@@ -183,6 +185,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 struct Subscriber {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
+    member: Arc<Member>,
     outbox: Outbox,
     distrusts: watch::Receiver<Option<Distrust>>,
     follower: Follower,
@@ -227,7 +230,7 @@ impl Subscriber {
                 distrust = distrust(&mut self.distrusts) => return Err(distrust.into()),
             };
             let frame = Frame::decode(&bytes)?;
-            self.fleet.heard(self.worker);
+            self.fleet.heard(&self.member);
             self.fleet.metrics.summary_frames.inc();
             // The bytes of a snapshot are bounded by its blocks.
             let is_update = matches!(frame.body, Body::Update { .. });

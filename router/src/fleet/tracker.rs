@@ -2,9 +2,9 @@
 //!
 //! Not here: reading streams (`subscriber`), the prefix index (`indexer`), what a view means (`warmpath-router-core`).
 //! The idea: reports come in by one bounded channel, so their order is the order of events. A burst is applied as a
-//! whole and published once; only the workers that changed get a new value.
+//! whole and published once; only the workers that changed get a new value. What comes of a worker that has left is dropped.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::{self, Disagreement, Twin};
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::follower::NewWorker;
-use warmpath_router_core::stock::Declared;
+use warmpath_router_core::stock::{Declared, Footing};
 
 use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
@@ -26,10 +26,8 @@ const BATCH_MAX: usize = 256;
 
 /// Applies reports until every sender has gone.
 pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
-    let workers = fleet.view().workers.clone();
-    let lives = vec![None; workers.len()];
-    let stock = Stocks::new(&fleet, workers.len());
-    let mut tracker = Tracker { fleet, workers, lives, stock, models_changed: false };
+    let stock = Stocks::new(&fleet);
+    let mut tracker = Tracker { fleet, workers: BTreeMap::new(), stock, models_changed: false };
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
         batch.drain(..).for_each(|report| tracker.apply(report));
@@ -37,11 +35,22 @@ pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
     }
 }
 
+/// Is a worker that is in the fleet.
+struct Tracked {
+    view: Arc<WorkerView>,
+    /// Says which life of which process it was when it was last heard.
+    life: Option<Stamp>,
+}
+
+impl Tracked {
+    fn view_mut(&mut self) -> &mut WorkerView {
+        Arc::make_mut(&mut self.view)
+    }
+}
+
 struct Tracker {
     fleet: Arc<Fleet>,
-    workers: Vec<Arc<WorkerView>>,
-    /// Says for each worker which life of which process it was when it was last heard.
-    lives: Vec<Option<Stamp>>,
+    workers: BTreeMap<WorkerIdx, Tracked>,
     stock: Stocks,
     /// Says that the workers that are there, or their models, may have changed since the last agreement.
     models_changed: bool,
@@ -50,10 +59,14 @@ struct Tracker {
 impl Tracker {
     fn apply(&mut self, report: Report) {
         match report {
+            Report::Joined { worker } => self.joined(worker),
+            Report::Leaving { worker } => self.leaves(worker, true),
+            Report::Stayed { worker } => self.leaves(worker, false),
+            Report::Left { worker } => self.left(worker),
             Report::Opened { worker, new } => self.opened(worker, *new),
             Report::Found { worker, declared } => self.found(worker, declared),
             Report::Differs { worker } => self.differs(worker),
-            Report::Resumed { worker } => self.view_mut(worker).link = Link::Live,
+            Report::Resumed { worker } => self.resumed(worker),
             Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
             Report::Lost { worker } => self.lost(worker),
             Report::Unreachable { worker } => self.unreachable(worker),
@@ -61,13 +74,49 @@ impl Tracker {
         }
     }
 
-    fn view_mut(&mut self, worker: WorkerIdx) -> &mut WorkerView {
-        Arc::make_mut(&mut self.workers[worker.0 as usize])
+    fn joined(&mut self, worker: WorkerIdx) {
+        let member = self.fleet.member(worker);
+        let view = Arc::new(WorkerView {
+            idx: worker,
+            name: member.name(),
+            uid: None,
+            model: None,
+            load: Load::default(),
+            link: Link::Connecting,
+            excluded: None,
+            n_blocks: 0,
+            stock: member.stock.as_ref().map(|_| Footing::Load),
+            is_leaving: false,
+        });
+        tracing::info!(worker = %view.name, "worker joins");
+        self.workers.insert(worker, Tracked { view, life: None });
+    }
+
+    fn leaves(&mut self, worker: WorkerIdx, is_leaving: bool) {
+        let Some(tracked) = self.workers.get_mut(&worker) else { return };
+        tracing::info!(worker = %tracked.view.name, is_leaving, "worker was told to go, or to stay");
+        tracked.view_mut().is_leaving = is_leaving;
+    }
+
+    fn left(&mut self, worker: WorkerIdx) {
+        let Some(Tracked { view, .. }) = self.workers.remove(&worker) else { return };
+        tracing::info!(worker = %view.name, "worker has left");
+        self.stock.left(worker);
+        self.fleet.books().left(worker);
+        self.fleet.metrics.forget_worker(&view.name);
+        self.models_changed = true;
+    }
+
+    fn resumed(&mut self, worker: WorkerIdx) {
+        if let Some(tracked) = self.workers.get_mut(&worker) {
+            tracked.view_mut().link = Link::Live;
+        }
     }
 
     fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker) {
-        let was_life = self.lives[worker.0 as usize].replace(stamp);
-        let view = self.view_mut(worker);
+        let Some(tracked) = self.workers.get_mut(&worker) else { return };
+        let was_life = tracked.life.replace(stamp);
+        let view = tracked.view_mut();
         let was = view.link;
         let same_model = view.model.as_deref() == Some(&opening.model);
         if !same_model {
@@ -87,9 +136,8 @@ impl Tracker {
         for request_id in accepted {
             self.fleet.books().accepted(worker, request_id);
         }
-        let n_blocks = self.fleet.blocks(worker).n_blocks();
-        let view = self.view_mut(worker);
-        view.n_blocks = n_blocks;
+        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
+        view.n_blocks = self.fleet.member(worker).blocks.n_blocks();
         let Some(load) = load else { return };
         if load.draining && !view.load.draining {
             tracing::info!(worker = %view.name, "worker is draining");
@@ -98,7 +146,7 @@ impl Tracker {
     }
 
     fn lost(&mut self, worker: WorkerIdx) {
-        let view = self.view_mut(worker);
+        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         let since = Instant::now();
         match view.link {
             Link::Live => view.link = Link::Stale { since },
@@ -110,7 +158,7 @@ impl Tracker {
 
     /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
     fn unreachable(&mut self, worker: WorkerIdx) {
-        let view = self.view_mut(worker);
+        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         if matches!(view.link, Link::Down { .. }) {
             return;
         }
@@ -126,18 +174,17 @@ impl Tracker {
             self.settle();
             self.fleet.models_changed.notify_one();
         }
-        self.fleet.view.store(Arc::new(FleetView { workers: self.workers.clone() }));
+        let workers = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
+        self.fleet.view.store(Arc::new(FleetView { workers }));
     }
 
     /// Finds out who disagrees, and says so once.
     fn settle(&mut self) {
-        self.stock.place(&self.fleet, &mut self.workers);
+        self.stock.place(&self.fleet, self.workers.values_mut().map(|tracked| &mut tracked.view).collect());
         let vocabularies = self.fleet.vocabularies();
-        let models: Vec<_> = self
-            .workers
-            .iter()
-            .map(|worker| worker.model.as_deref().filter(|_| !matches!(worker.link, Link::Down { .. })))
-            .collect();
+        let is_there = |view: &WorkerView| !matches!(view.link, Link::Down { .. });
+        let views: Vec<_> = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
+        let models: Vec<_> = views.iter().map(|view| view.model.as_deref().filter(|_| is_there(view))).collect();
         let mut verdicts = agreement::settle(&models);
         for (verdict, model) in verdicts.iter_mut().zip(&models) {
             let key = model.map(VocabularyKey::of);
@@ -146,14 +193,14 @@ impl Tracker {
         }
         self.find_twins(&mut verdicts);
         let mut n_by_label: HashMap<&str, i64> = HashMap::new();
-        for (worker, verdict) in self.workers.iter_mut().zip(verdicts) {
+        for (tracked, verdict) in self.workers.values_mut().zip(verdicts) {
             if let Some(verdict) = &verdict {
                 *n_by_label.entry(verdict.label()).or_default() += 1;
             }
             // The verdict on a worker that is down stays as it was until it returns.
-            if worker.excluded != verdict && !matches!(worker.link, Link::Down { .. }) {
-                announce(&worker.name, verdict.as_ref());
-                Arc::make_mut(worker).excluded = verdict;
+            if tracked.view.excluded != verdict && is_there(&tracked.view) {
+                announce(&tracked.view.name, verdict.as_ref());
+                tracked.view_mut().excluded = verdict;
             }
         }
         self.fleet.metrics.excluded.reset();
@@ -165,7 +212,7 @@ impl Tracker {
 
 impl Tracker {
     fn found(&mut self, worker: WorkerIdx, declared: Declared) {
-        let view = self.view_mut(worker);
+        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         view.link = Link::Live;
         tracing::info!(worker = %view.name, names = ?declared.names, slots = declared.n_slots, "stock server is found");
         self.stock.found(worker, declared);
@@ -174,7 +221,7 @@ impl Tracker {
     }
 
     fn differs(&mut self, worker: WorkerIdx) {
-        let view = &self.workers[worker.0 as usize];
+        let Some(Tracked { view, .. }) = self.workers.get(&worker) else { return };
         self.stock.differs(&self.fleet, view);
         tracing::warn!(worker = %view.name, "stock server counts tokens otherwise; it is not taken to have that vocabulary");
         self.models_changed = true;
@@ -182,11 +229,12 @@ impl Tracker {
 
     /// Keeps out a process that is in the fleet under another URL already, and says which processes share an identity.
     fn find_twins(&self, verdicts: &mut [Option<Disagreement>]) {
-        let is_there = |idx: &usize| matches!(self.workers[*idx].link, Link::Live | Link::Stale { .. });
-        let lives: Vec<_> = self.lives.iter().enumerate().map(|(idx, life)| life.filter(|_| is_there(&idx))).collect();
+        let is_there = |view: &WorkerView| matches!(view.link, Link::Live | Link::Stale { .. });
+        let tracked: Vec<_> = self.workers.values().collect();
+        let lives: Vec<_> = tracked.iter().map(|tracked| tracked.life.filter(|_| is_there(&tracked.view))).collect();
         let mut n_forks = 0;
         for (idx, twin) in agreement::twins(&lives).into_iter().enumerate() {
-            let name = |idx: usize| self.workers[idx].name.clone();
+            let name = |idx: usize| tracked[idx].view.name.clone();
             match twin {
                 Some(Twin::Process(first)) => {
                     verdicts[idx].get_or_insert(Disagreement::Twin { first: name(first) });

@@ -235,7 +235,7 @@ async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> 
     let nth = rand::random_range(0..sources.len().max(1));
     let worker = sources.get(nth).ok_or(FetchError::NoWorker)?;
     let model = worker.model.as_deref().ok_or(FetchError::NoWorker)?;
-    let url = endpoint(fleet.url(worker.idx), VOCABULARY_PATH);
+    let url = endpoint(&fleet.member(worker.idx).url, VOCABULARY_PATH);
     let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;

@@ -14,7 +14,7 @@ use warmpath_router_core::fleet::{Link, WorkerView};
 use super::state::App;
 
 /// Lists every state that a worker can be in, so that each has its metric from the start.
-const STATES: &[&str] = &["ready", "connecting", "down", "stale", "excluded", "draining", "failing"];
+const STATES: &[&str] = &["ready", "connecting", "down", "stale", "excluded", "draining", "leaving", "failing"];
 
 /// Answers with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
@@ -54,7 +54,8 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
         Link::Connecting | Link::Live | Link::Down { .. } => None,
     };
-    let blocks = app.fleet.blocks(worker.idx);
+    let member = app.fleet.member(worker.idx);
+    let blocks = &member.blocks;
     json!({
         "url": worker.name,
         "uid": worker.uid,
@@ -62,7 +63,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "state": state(app, worker),
         "excluded": worker.excluded.as_ref().map(ToString::to_string),
         "stale_seconds": stale,
-        "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
+        "age_seconds": app.fleet.age(&member).map(|age| age.as_secs_f64()),
         "model": worker.model.as_deref(),
         "load": worker.load,
         "blocks": blocks.n_blocks(),
@@ -109,10 +110,11 @@ fn copy_fleet(app: &App) {
     let now = Instant::now();
     for worker in &view.workers {
         let label = &[worker.name.as_str()];
-        if let Some(age) = fleet.age(worker.idx) {
+        let member = fleet.member(worker.idx);
+        if let Some(age) = fleet.age(&member) {
             metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
         }
-        metrics.worker_blocks.with_label_values(label).set(gauge(fleet.blocks(worker.idx).n_blocks()));
+        metrics.worker_blocks.with_label_values(label).set(gauge(member.blocks.n_blocks()));
         metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
         let breaker = match fleet.books().breaker(worker.idx, now) {
             BreakerState::Closed => 0,

@@ -1,18 +1,26 @@
-//! The endpoints that workers answer: chats in their dialects, completions, and the small ones around the tokenizer.
+//! The endpoints that workers answer: chats in their dialects, completions, embeddings, scores, and the small ones around the
+//! tokenizer.
 //!
 //! Not here: everything they have in common, which is nearly all (`lifecycle`).
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use warmpath_common::headers::CACHE_SALT;
+
+use warmpath_common::model::Capability;
 
 use super::Context;
+use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
+use crate::keys::Key;
 use crate::lifecycle::{self, Arrival};
 use crate::prompt::Shape;
 
@@ -62,8 +70,26 @@ pub async fn responses(
 }
 
 /// Answers whatever is asked of a response that was made before.
-pub async fn stored(Path(id): Path<String>) -> Result<Infallible, RequestError> {
+pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
     Err(RequestError::NotStored { id })
+}
+
+/// Answers a request for vectors of texts.
+pub async fn embeddings(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Embeddings).await
+}
+
+/// Answers a request for scores of documents.
+pub async fn rerank(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Rerank).await
 }
 
 /// Passes a request on to any worker of its model.
@@ -72,12 +98,25 @@ pub async fn pass(
     Extension(context): Extension<Context>,
     request: Request,
 ) -> Result<Response, RequestError> {
-    answer(app, context, request, Shape::None).await
+    answer(app, context, request, Shape::Aside(None)).await
+}
+
+/// Passes a request about a chat on to any worker that could answer the chat.
+pub async fn pass_chat(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response, RequestError> {
+    answer(app, context, request, Shape::Aside(Some(Capability::Completion))).await
 }
 
 async fn answer(app: App, context: Context, request: Request, shape: Shape) -> Result<Response, RequestError> {
-    let place = app.place()?;
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let key = parts.extensions.remove::<Arc<Key>>();
+    let place = app.place(key.as_deref())?;
+    if let Some(key) = &key {
+        salt(&mut parts.headers, key);
+    }
     let body = read_whole(&app, body).await?;
     let arrival = Arrival {
         id: context.id,
@@ -87,9 +126,18 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
         headers: parts.headers,
         body,
         shape,
+        key,
         place,
     };
     lifecycle::answer(&app, arrival).await
+}
+
+/// Puts the key's tenant before the salt that the client gives, so that no two tenants can have the same.
+fn salt(headers: &mut HeaderMap, key: &Key) {
+    let own = headers.get(CACHE_SALT).map(HeaderValue::as_bytes).unwrap_or_default();
+    let salt = [key.tenant().as_bytes(), b":", own].concat();
+    let salt = HeaderValue::from_bytes(&salt).expect("a tenant's name and a header's value make a header's value");
+    headers.insert(CACHE_SALT, salt);
 }
 
 /// Returns the whole body.

@@ -17,23 +17,37 @@ use crate::prompt::Shape;
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
         Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate => "invalid_request_error",
+        Class::Unauthorized => "authentication_error",
+        Class::NotSupported => "not_supported_error",
         Class::Overload => "rate_limit_error",
         Class::Unavailable => "unavailable_error",
         Class::Upstream | Class::UpstreamLate | Class::Internal => "server_error",
     };
     let code = error.code().map(str::to_owned);
-    ErrorBody { error: ErrorObject { message: error.to_string(), kind: kind.to_owned(), param: error.param(), code } }
+    ErrorBody {
+        error: ErrorObject {
+            message: error.to_string(),
+            kind: kind.to_owned(),
+            param: error.param(),
+            code,
+            excess: None,
+        },
+    }
 }
 
 /// Returns the last event of a stream that broke off behind `n_events`: what the client has seen stays, and it learns that more
 /// is missing.
 pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
-    let message = format!("the worker {worker} broke off its answer");
+    failed_stream_event(&format!("the worker {worker} broke off its answer"), shape, n_events)
+}
+
+/// Returns the event that ends a stream behind `n_events` and says why it does not go on.
+pub fn failed_stream_event(message: &str, shape: Shape, n_events: u32) -> String {
     let code = "worker_failed".to_owned();
     let named = |error: String| format!("event: error\ndata: {error}\n\n");
     match shape {
         Shape::Messages => {
-            let error = anthropic::ErrorBody::new(StatusCode::BAD_GATEWAY.as_u16(), &message);
+            let error = anthropic::ErrorBody::new(StatusCode::BAD_GATEWAY.as_u16(), message);
             named(serde_json::to_string(&error).expect("strings have a JSON form"))
         }
         Shape::Responses => {
@@ -41,8 +55,14 @@ pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String 
                 json!({"type": "error", "code": code, "message": message, "param": null, "sequence_number": n_events});
             named(error.to_string())
         }
-        Shape::Chat | Shape::Completion | Shape::Infill | Shape::None => {
-            let error = ErrorObject { message, kind: "server_error".to_owned(), param: None, code: Some(code) };
+        _ => {
+            let error = ErrorObject {
+                message: message.to_owned(),
+                kind: "server_error".to_owned(),
+                param: None,
+                code: Some(code),
+                excess: None,
+            };
             let body = serde_json::to_string(&ErrorBody { error }).expect("strings have a JSON form");
             format!("data: {body}\n\n")
         }
@@ -71,9 +91,11 @@ pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
 fn status(class: Class) -> StatusCode {
     match class {
         Class::Client => StatusCode::BAD_REQUEST,
+        Class::Unauthorized => StatusCode::UNAUTHORIZED,
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
         Class::TooLate => StatusCode::REQUEST_TIMEOUT,
         Class::Overload => StatusCode::TOO_MANY_REQUESTS,
         Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,

@@ -4,6 +4,7 @@
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -30,21 +31,26 @@ struct Peek {
 
 /// Is the query of a dry run.
 #[derive(Deserialize)]
-pub struct Asked {
+struct Asked {
     /// Is the path that the request would have; absent for a chat's or a completion's, whichever the body is.
     path: Option<String>,
 }
 
 /// Answers where a chat or a completion would go now, and why.
-pub async fn route(
-    State(app): State<App>,
-    Query(asked): Query<Asked>,
-    request: Request,
-) -> Result<Json<Value>, RequestError> {
+pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
     let (parts, body) = request.into_parts();
+    let asked = Query::<Asked>::try_from_uri(&parts.uri);
+    let unreadable =
+        |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
+    let Query(asked) = asked.map_err(unreadable)?;
     let body = read_whole(&app, body).await?;
     let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
-    let draft = Draft { shape: shape_of(asked.path.as_deref(), &body), body, cache_salt: salt.map(str::to_owned) };
+    let draft = Draft {
+        shape: shape_of(asked.path.as_deref(), &body),
+        body,
+        cache_salt: salt.map(str::to_owned),
+        is_tenant_s: false,
+    };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = match &prepared.prompt {
@@ -55,6 +61,7 @@ pub async fn route(
         request_id: &fresh_request_id(),
         model_name: prepared.model_name.as_deref(),
         model: &prepared.model,
+        wanted: prepared.wanted,
         prompt: prompt_view(&prepared, &matches),
         affinity: prepared.affinity,
         tried: &[],
@@ -62,9 +69,11 @@ pub async fn route(
     };
     let explanation = app.fleet.books().explain(&view, &ask, &mut rand::rng());
     let workers: Vec<Value> = explanation.workers.iter().map(|weighed| describe(&app, weighed, &matches)).collect();
-    let choice = explanation.choice.as_ref().ok().map(|(worker, reason)| {
-        json!({"worker": app.fleet.view().workers[worker.0 as usize].name, "reason": reason.to_string()})
-    });
+    let choice = explanation
+        .choice
+        .as_ref()
+        .ok()
+        .map(|(worker, reason)| json!({"worker": app.fleet.member(*worker).name(), "reason": reason.to_string()}));
     let prompt = match &prepared.prompt {
         Prompt::Known { n_tokens, keys } => json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null}),
         Prompt::Estimated { n_tokens, cause } => json!({"tokens": n_tokens, "blocks": null, "estimated": cause}),
@@ -84,6 +93,8 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
     match path {
         Some("/v1/messages") => return Shape::Messages,
         Some("/v1/responses") => return Shape::Responses,
+        Some("/v1/embeddings") => return Shape::Embeddings,
+        Some("/v1/rerank") => return Shape::Rerank,
         _ => {}
     }
     let peek: Peek = serde_json::from_slice(body).unwrap_or_default();
@@ -111,7 +122,7 @@ fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
         "state": candidate.found.map(|found| found.state),
         "slot": candidate.found.and_then(|found| found.slot),
         "stale_seconds": stale,
-        "age_seconds": app.fleet.age(worker.idx).map(|age| age.as_secs_f64()),
+        "age_seconds": app.fleet.age(&app.fleet.member(worker.idx)).map(|age| age.as_secs_f64()),
         "cost_ms": {
             "wait": wait_ms,
             "restore": restore_ms,

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
 
 use crate::config::RequestConfig;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
+use crate::fleet::members::Member;
+use crate::keys::{Key, KeyPlace, Keys};
 use crate::lifecycle::turn::Turns;
 use crate::metrics::Metrics;
 use crate::prompt::Preparing;
@@ -41,12 +42,15 @@ pub struct App {
     conversations: Arc<Mutex<Conversations>>,
     places: Arc<Semaphore>,
     draining: Arc<AtomicBool>,
+    /// Is the keys that clients must present; absent where everybody may ask.
+    pub keys: Option<Arc<Keys>>,
 }
 
 /// Is a request's place among those that are being answered; it is free again when this is dropped.
 pub struct Place {
     metrics: Arc<Metrics>,
     _permit: OwnedSemaphorePermit,
+    _of_key: KeyPlace,
 }
 
 impl Drop for Place {
@@ -57,7 +61,7 @@ impl Drop for Place {
 
 impl App {
     /// Returns the state of a router that has answered nothing.
-    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, metrics: Arc<Metrics>) -> Self {
+    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, (keys, metrics): (Option<Arc<Keys>>, Arc<Metrics>)) -> Self {
         let client = |idle_max| {
             reqwest::Client::builder()
                 .no_proxy()
@@ -81,27 +85,29 @@ impl App {
             conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
             draining: Arc::default(),
+            keys,
             requests: Arc::new(requests),
             metrics,
         }
     }
 
     /// Returns what connects to a worker.
-    pub fn client_for(&self, worker: WorkerIdx) -> &reqwest::Client {
-        if self.fleet.stock(worker).is_some() { &self.stock_client } else { &self.client }
+    pub fn client_for(&self, worker: &Member) -> &reqwest::Client {
+        if worker.stock.is_some() { &self.stock_client } else { &self.client }
     }
 
-    /// Returns a place for one more request.
+    /// Returns a place for one more request of a key, where keys are asked for.
     ///
-    /// Errors: `RequestsFull` where every place is taken.
-    pub fn place(&self) -> Result<Place, RequestError> {
+    /// Errors: `OverQuota` where the key may not ask now, `RequestsFull` where every place is taken.
+    pub fn place(&self, key: Option<&Key>) -> Result<Place, RequestError> {
+        let of_key = key.map(Key::enter).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
             requests_max: self.requests.requests_max,
             retry_after: self.fleet.relief(None).retry_after(1),
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         self.metrics.in_flight.inc();
-        Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit })
+        Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
     }
 
     /// Adds to the budget of repetitions what a new request brings.

@@ -20,7 +20,7 @@ use crate::config::QUEUE_POLL;
 use crate::metrics::Metrics;
 
 /// Is the header in which Anthropic's clients send their key.
-const API_KEY: &str = "x-api-key";
+pub const API_KEY: &str = "x-api-key";
 
 /// Is the line of each model, for which nobody waits at most times.
 pub struct Turns {
@@ -88,8 +88,12 @@ impl Turns {
         }
     }
 
-    /// Returns whose a request is: its key's owner, be it a bearer token or Anthropic's, or everybody's.
-    pub(super) fn tenant(&self, headers: &HeaderMap) -> TenantKey {
+    /// Returns whose a request is: its key's tenant, or the owner of what it presents for a key, be it a bearer token or
+    /// Anthropic's, or everybody's.
+    pub(super) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
+        if let Some(tenant) = tenant {
+            return TenantKey(self.hasher.hash_one(tenant));
+        }
         let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(API_KEY));
         TenantKey(self.hasher.hash_one(key.map(|value| value.as_bytes())))
     }

@@ -16,6 +16,7 @@ use url::Url;
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::retry::Failure;
 
+use super::early::Comments;
 use super::{Arrival, Choice, headers};
 use crate::config::{RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::subscriber::endpoint;
@@ -25,6 +26,7 @@ pub(super) struct Upstream<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) limits: &'a RequestConfig,
     pub(super) base: &'a Url,
+    pub(super) comments: &'a Comments,
 }
 
 /// Is the pieces of a body, each awaited no longer than the limit.
@@ -125,7 +127,7 @@ impl Upstream<'_> {
             return Err(AttemptError { failure, refusal });
         }
         if head.body_kind() == BodyKind::Events {
-            let first = pieces.next().await.unwrap_or(Ok(Bytes::new()))?;
+            let first = self.comments.skip(&mut pieces).await?;
             return Ok(Answer::Stream { head, first, rest: pieces });
         }
         match take_in(&mut pieces).await? {

@@ -6,6 +6,7 @@
 use serde::Deserialize;
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::fields::{self, ReadError};
+use warmpath_common::lora::Wanted;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
 
@@ -28,6 +29,13 @@ pub(super) struct Options {
     pub(super) cache_salt: Option<String>,
     pub(super) cache_prompt: Option<bool>,
     pub(super) n: Option<u32>,
+    pub(super) lora: Option<Vec<Wanted>>,
+}
+
+/// Is the one field that is read of a body without a prompt.
+#[derive(Debug, Deserialize)]
+struct Named {
+    model: Option<String>,
 }
 
 /// Is a body's prompt, parsed.
@@ -45,7 +53,11 @@ pub(super) enum Parsed {
 pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
     let body = &draft.body;
     let (options, parsed) = match draft.shape {
-        Shape::None => (fields::read(body).unwrap_or_default(), Parsed::None),
+        Shape::Aside(_) => (fields::read(body).unwrap_or_default(), Parsed::None),
+        Shape::Embeddings | Shape::Rerank => {
+            let Named { model } = fields::read(body)?;
+            (Options { model, ..Options::default() }, Parsed::None)
+        }
         Shape::Chat => parse_chat(body)?,
         Shape::Completion => {
             let prompts = fields::read::<CompletionPrompt>(body)?.into_prompts();

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::broadcast;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::{
     self, Body as FrameBody, Change, Digest, Frame, Load, Rates, Resume, Ring, RingLimits, Run, RunState, Snapshot,
@@ -39,6 +39,10 @@ pub enum Behaviour {
     BreakAtOnce,
     /// In part: the connection breaks behind the second event, or in the middle of the JSON.
     BreakMidway,
+    /// With a comment alone, behind which the connection breaks.
+    BreakBehindComment,
+    /// With a comment, and then as a stream of three events.
+    CommentFirst,
     /// One event, and then nothing; notes when the client leaves.
     Hang,
     /// Not at all: nothing comes; notes when the client leaves.
@@ -231,9 +235,14 @@ pub fn model() -> ModelInfo {
         add_bos: maker.vocabulary().add_bos,
         add_eos: maker.vocabulary().add_eos,
         context_tokens: 8192,
+        n_ctx_train: None,
         n_slots: 4,
         memory: MemoryKind::Full,
         n_vocab: maker.vocabulary().n_vocab,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }
 
@@ -386,6 +395,22 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Byt
             });
             (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(last)))
                 .into_response()
+        }
+        Behaviour::BreakBehindComment => {
+            let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
+            let last = futures::stream::once(async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                broken()
+            });
+            (headers, Body::from_stream(comment.chain(last))).into_response()
+        }
+        Behaviour::CommentFirst => {
+            let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
+            let events = futures::stream::once(async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Ok::<_, std::io::Error>(Bytes::from(pieces.concat()))
+            });
+            (headers, Body::from_stream(comment.chain(events))).into_response()
         }
         Behaviour::Silent => {
             let _guard = Left(shared);

@@ -3,11 +3,13 @@
 //! Not here: llama.cpp, threads, clocks, IO. The shell reads the world, calls this and does what it says.
 //! The idea: every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
 
+pub mod adapter_turns;
 pub mod batch_plan;
 pub mod call_watch;
 pub mod checkpoints;
 pub mod chunk_index;
 pub mod costs;
+pub mod embed_plan;
 pub mod output;
 pub mod prefix_tree;
 pub mod probabilities;

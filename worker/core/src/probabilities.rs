@@ -26,6 +26,15 @@ pub struct TokenProbabilities {
     pub top: Vec<Likely>,
 }
 
+/// Is how likely each token of a prompt was behind those before it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptProbabilities {
+    /// Is the prompt's first token, which has nothing before it.
+    pub first: Token,
+    /// Lists the others.
+    pub rest: Vec<TokenProbabilities>,
+}
+
 /// Returns the probabilities that a model's logits give to `chosen` and to the `n_top` likeliest tokens.
 ///
 /// Shape: `logits[n_vocab]`, by token id; `chosen` is below `n_vocab`. A logit that is not a number counts as minus

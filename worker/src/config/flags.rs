@@ -39,11 +39,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
     pub worker_id: Option<String>,
 
-    /// Sequences that run at the same time (-np).
-    #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS", default_value_t = 4)]
-    pub slots: u16,
+    /// Sequences that run at the same time (-np) [default: 4, and 32 texts of a batch with --embedding].
+    #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS")]
+    pub slots: Option<u16>,
 
-    /// Tokens of context of all slots together; 0 means what the model was trained for, at most 8192, for each slot.
+    /// Tokens of context of all slots together; 0 means what the model was trained for, at most 8192, for each slot. With
+    /// --embedding the longest text, where 0 means at most 2048.
     #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS", default_value_t = 0)]
     pub ctx_size: u32,
 
@@ -148,9 +149,42 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,
 
+    /// Make vectors of texts instead of generating; the model is one made for that.
+    #[arg(long, visible_alias = "embeddings", env = "WARMPATH_EMBEDDING")]
+    pub embedding: bool,
+
+    /// Score documents for queries instead of generating: --embedding with --pooling rank.
+    #[arg(long, visible_alias = "reranking", env = "WARMPATH_RERANK")]
+    pub rerank: bool,
+
+    /// What is made of the states of a text's tokens, with --embedding [default: what the model's file says].
+    #[arg(long, env = "WARMPATH_POOLING", value_name = "TYPE")]
+    pub pooling: Option<Pooling>,
+
+    /// What vectors are divided by: -1 nothing, 0 their largest number (to 32760), p their p-norm; 2 makes their length 1.
+    #[arg(long, env = "WARMPATH_EMBD_NORMALIZE", value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
+    pub embd_normalize: i64,
+
+    /// LoRA adapter to load, a GGUF file; may be repeated. Clients ask for it as MODEL:NAME, the file's name.
+    #[arg(long, env = "WARMPATH_LORA", value_name = "FILE", value_delimiter = ',')]
+    pub lora: Vec<PathBuf>,
+
+    /// LoRA adapter with the scale at which it is applied; may be repeated.
+    #[arg(long, env = "WARMPATH_LORA_SCALED", value_name = "FILE:SCALE", value_delimiter = ',')]
+    pub lora_scaled: Vec<String>,
+
+    /// Apply no adapter where a request does not ask for one; without it the only one is applied.
+    #[arg(long, env = "WARMPATH_LORA_INIT_WITHOUT_APPLY")]
+    pub lora_init_without_apply: bool,
+
     /// Requests that may wait for a slot; one more is refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]
     pub queue_max: usize,
+
+    /// Seconds that a stream may be silent before its client gets a comment that keeps the connection; -1 for never.
+    #[arg(long, env = "WARMPATH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 15)]
+    #[arg(allow_negative_numbers = true)]
+    pub sse_ping_interval: i64,
 
     /// Longest request body.
     #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
@@ -180,6 +214,21 @@ pub enum Switch {
     /// No.
     #[value(alias = "0", alias = "false")]
     Off,
+}
+
+/// Is what is made of the states of a text's tokens, as llama-server names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Pooling {
+    /// A vector for each token.
+    None,
+    /// Their mean.
+    Mean,
+    /// The first one's.
+    Cls,
+    /// The last one's.
+    Last,
+    /// A score.
+    Rank,
 }
 
 /// Is the form of log lines.

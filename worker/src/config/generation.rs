@@ -117,7 +117,7 @@ mod tests {
     fn a_value_out_of_range_is_refused_by_the_name_of_its_flag() {
         for (flags, expected) in [
             (GenerationFlags { temperature: Some(-1.0), ..GenerationFlags::default() }, "temp"),
-            (GenerationFlags { n_predict: Some(0), ..GenerationFlags::default() }, "predict"),
+            (GenerationFlags { n_predict: Some(-2), ..GenerationFlags::default() }, "predict"),
             (GenerationFlags { top_p: Some(1.5), ..GenerationFlags::default() }, "top-p"),
         ] {
             let error = defaults(&flags).unwrap_err();

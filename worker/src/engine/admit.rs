@@ -46,7 +46,10 @@ impl Stepper<'_> {
         self.report.accept(&admission.submission.request_id);
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         let n_usable = slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
-        let n_expected = if self.leaves_nothing(&admission) { 0 } else { admission.submission.expected_tokens };
+        let n_expected = match self.reusable(&admission) {
+            Reuse::Allowed => admission.submission.expected_tokens,
+            Reuse::Forbidden => 0,
+        };
         let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
         let n_uncached = n_prompt - n_usable;
         self.waiting.push_back(Waiting { admission, n_uncached, fetching: Vec::new(), held_until, has_waited: false });
@@ -123,14 +126,19 @@ impl Stepper<'_> {
 
     fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
         let submission = &admission.submission;
-        let reuse = if self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed };
         Wish {
             prompt: &submission.prompt,
             chain: &admission.chain,
             root: &submission.chain_root,
-            reuse,
+            reuse: self.reusable(admission),
             wanted: submission.wanted_slot,
         }
+    }
+
+    /// Returns whether state that is there already is of use: it has no logits for a prompt whose probabilities are wanted.
+    fn reusable(&self, admission: &Admission) -> Reuse {
+        let needs_logits = admission.submission.prompt_probabilities().is_some();
+        if needs_logits || self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed }
     }
 
     fn leaves_nothing(&self, admission: &Admission) -> bool {

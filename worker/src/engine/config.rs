@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use warmpath_common::block_hash::block_hash;
+use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 
 use super::SelfTestReport;
+use super::adapters::AdapterFile;
 use crate::store::StoreError;
 
 /// Is the largest context that a slot gets when the size is not given.
@@ -54,6 +56,8 @@ pub struct EngineConfig {
     pub queue_max: usize,
     /// Is the longest that an idle engine waits for requests on their way when the first of several comes.
     pub gather_max: Duration,
+    /// Is the most logits of prompts' tokens that one step computes, so that the sums over them stall no stream.
+    pub listed_logits_max: usize,
     /// Is the tokens of a block in summaries.
     pub block_size_tokens: u32,
     /// Says whether KV state is kept for later requests at all.
@@ -66,6 +70,8 @@ pub struct EngineConfig {
     pub checkpoint_stride_tokens: u32,
     /// Says when state is given other positions.
     pub shifts: ShiftConfig,
+    /// Lists the LoRA adapters to load.
+    pub adapters: Vec<AdapterFile>,
     /// Says by which costs plans are made.
     pub costs: CostSource,
     /// Hashes blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
@@ -162,6 +168,11 @@ impl Default for StoreConfig {
 /// Source: docs/decisions/0009-slots-and-batches.md.
 const GATHER_MAX_DEFAULT: Duration = Duration::from_millis(5);
 
+/// Is how many logits of prompts' tokens one step computes unless the configuration says otherwise.
+///
+/// Source: own choice: 16 MiB, some tens of milliseconds to add up; 27 tokens of a vocabulary of 152,000.
+const LISTED_LOGITS_MAX_DEFAULT: usize = 4 << 20;
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -180,12 +191,14 @@ impl Default for EngineConfig {
             self_test: SelfTest::default(),
             queue_max: 256,
             gather_max: GATHER_MAX_DEFAULT,
+            listed_logits_max: LISTED_LOGITS_MAX_DEFAULT,
             block_size_tokens: warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT,
             prefix_cache: PrefixCache::Enabled,
             store: StoreConfig::default(),
             prefix_tokens_max: None,
             checkpoint_stride_tokens: 1024,
             shifts: ShiftConfig::default(),
+            adapters: Vec::new(),
             costs: CostSource::Measured,
             block_hasher: block_hash,
         }
@@ -331,6 +344,8 @@ pub struct EngineFacts {
     pub model_bytes: u64,
     /// Says why state cannot be given other positions; absent where it can.
     pub shift_obstacle: Option<ShiftObstacle>,
+    /// Lists the LoRA adapters that are loaded.
+    pub adapters: Vec<AdapterInfo>,
     /// Is what the self-test found at start-up, if there was one.
     pub self_test: Option<SelfTestReport>,
 }
@@ -355,6 +370,14 @@ pub enum StartError {
     /// The file holds a model that cannot answer.
     #[error("the model {} cannot be served: {reason}", path.display())]
     Unsupported {
+        /// Names the file.
+        path: PathBuf,
+        /// Says why.
+        reason: String,
+    },
+    /// An adapter cannot be used.
+    #[error("cannot load the adapter {}: {reason}", path.display())]
+    Adapter {
         /// Names the file.
         path: PathBuf,
         /// Says why.

@@ -6,12 +6,17 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::messages::CachedTokens;
+use super::messages::{CachedTokens, Finished};
 
 /// Is the engine's counters, written by its thread alone.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     pub steps: AtomicU64,
+    pub busy_slot_steps: AtomicU64,
+    pub generated_tokens: AtomicU64,
+    pub prompt_us: AtomicU64,
+    pub generation_us: AtomicU64,
+    pub sequence_tokens_max: AtomicU64,
     pub prefill_tokens: AtomicU64,
     pub decode_tokens: AtomicU64,
     pub prompt_tokens: AtomicU64,
@@ -45,6 +50,16 @@ pub(super) struct Counters {
 pub struct CounterValues {
     /// Counts the batches that llama.cpp has decoded.
     pub steps: u64,
+    /// Adds up, over those batches, the slots that ran a sequence.
+    pub busy_slot_steps: u64,
+    /// Counts the tokens that were chosen.
+    pub generated_tokens: u64,
+    /// Is the time from a slot's start to its first token, of the requests that were answered. Units: microseconds.
+    pub prompt_us: u64,
+    /// Is the time from the first token to the last, of the requests that were answered. Units: microseconds.
+    pub generation_us: u64,
+    /// Is the most tokens, prompt and answer, that a slot ever held.
+    pub sequence_tokens_max: u64,
     /// Counts the prompt tokens computed.
     pub prefill_tokens: u64,
     /// Counts the answer tokens computed.
@@ -101,7 +116,7 @@ pub struct CounterValues {
 
 impl Counters {
     /// Counts a request that got a slot.
-    pub(super) fn admit(&self, n_prompt: u64, cached: CachedTokens) {
+    pub(crate) fn admit(&self, n_prompt: u64, cached: CachedTokens) {
         self.prompt_tokens.fetch_add(n_prompt, Relaxed);
         self.cached_tokens.fetch_add(u64::from(cached.total()), Relaxed);
         self.cached_ram_tokens.fetch_add(u64::from(cached.ram), Relaxed);
@@ -110,21 +125,33 @@ impl Counters {
     }
 
     /// Counts a start whose state was moved into the slot.
-    pub(super) fn restored(&self, took: Duration) {
+    pub(crate) fn restored(&self, took: Duration) {
         self.restores.fetch_add(1, Relaxed);
         self.restore_us.fetch_add(to_us(took), Relaxed);
     }
 
     /// Counts an export into the store.
-    pub(super) fn saved(&self, n_tokens: u32, took: Duration) {
+    pub(crate) fn saved(&self, n_tokens: u32, took: Duration) {
         self.saves.fetch_add(1, Relaxed);
         self.save_us.fetch_add(to_us(took), Relaxed);
         self.saved_tokens.fetch_add(u64::from(n_tokens), Relaxed);
     }
 
-    pub(super) fn values(&self) -> CounterValues {
+    /// Counts an answer that is complete.
+    pub(super) fn answered(&self, finished: &Finished) {
+        self.finished.fetch_add(1, Relaxed);
+        self.prompt_us.fetch_add((finished.prompt_ms * 1e3) as u64, Relaxed);
+        self.generation_us.fetch_add((finished.predicted_ms * 1e3) as u64, Relaxed);
+    }
+
+    pub(crate) fn values(&self) -> CounterValues {
         CounterValues {
             steps: self.steps.load(Relaxed),
+            busy_slot_steps: self.busy_slot_steps.load(Relaxed),
+            generated_tokens: self.generated_tokens.load(Relaxed),
+            prompt_us: self.prompt_us.load(Relaxed),
+            generation_us: self.generation_us.load(Relaxed),
+            sequence_tokens_max: self.sequence_tokens_max.load(Relaxed),
             prefill_tokens: self.prefill_tokens.load(Relaxed),
             decode_tokens: self.decode_tokens.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),

@@ -19,18 +19,20 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
 
 use super::SelfTestReport;
+use super::adapters::Adapters;
 use super::config::{CacheType, EngineConfig, EngineFacts, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, StartError};
 
 /// Is told the loaded share of a model and says whether to go on.
-pub(super) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
+pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
 
 /// Loads the model.
 ///
 /// Errors: `Model` where the file is missing or llama.cpp refuses it, `Unsupported` where it cannot answer prompts.
-pub(super) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaModel, StartError> {
+pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaModel, StartError> {
     let path = &config.model;
     let fail = |reason: String| StartError::Model { path: path.clone(), reason };
     std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
@@ -98,6 +100,8 @@ pub(super) struct Probed {
     pub(super) memory: MemoryKind,
     /// Names the model file.
     pub(super) model_fingerprint: Fingerprint,
+    /// Lists the adapters that are loaded.
+    pub(super) adapters: Vec<AdapterInfo>,
     /// Is what the self-test found, if there was one.
     pub(super) self_test: Option<SelfTestReport>,
 }
@@ -170,7 +174,8 @@ impl<'m> Llama<'m> {
         self.reset_batch();
         decoded.map_err(|error| format!("its first decode failed ({error})"))?;
         if self.last_position(slot) != Some(1) {
-            return Err("it keeps no KV cache or recurrent state, so it cannot continue a text".to_owned());
+            return Err("it keeps no KV cache or recurrent state, so it cannot continue a text; --embedding serves it"
+                .to_owned());
         }
         let rewinds = self.rewind(slot, 1);
         self.context.clear_kv_cache();
@@ -244,6 +249,13 @@ impl<'m> Llama<'m> {
         self.batch.clear();
     }
 
+    /// Lets batches be computed with `adapter` from here on.
+    ///
+    /// Errors: says what failed.
+    pub(super) fn apply(&mut self, adapters: &mut Adapters, adapter: Option<Applied>) -> Result<(), String> {
+        adapters.apply(&mut self.context, adapter)
+    }
+
     /// Computes the batch; it stays in place until [`Self::reset_batch`].
     pub(super) fn decode(&mut self) -> Result<(), DecodeError> {
         self.context.decode(&mut self.batch)
@@ -272,9 +284,10 @@ impl<'m> Llama<'m> {
             kv_unified: config.kv_unified_settled(),
             block_size_tokens: config.block_size_tokens,
             ubatch_tokens: self.context.n_ubatch(),
-            description: description(model, &config.model),
+            description: describe(model, &config.model),
             n_params: model.n_params(),
             model_bytes: model.size(),
+            adapters: probed.adapters,
             shift_obstacle: shift_obstacle(model, (probed.memory, config.cache_type_k)),
             self_test: probed.self_test,
         }
@@ -308,7 +321,8 @@ fn window_tokens(model: &LlamaModel) -> u32 {
     window.ok().and_then(|window| window.parse().ok()).unwrap_or(0)
 }
 
-fn description(model: &LlamaModel, path: &Path) -> String {
+/// Returns the model in words: architecture, size label and name as far as the file says.
+pub(crate) fn describe(model: &LlamaModel, path: &Path) -> String {
     let meta = |key| model.meta_val_str(key).ok().filter(|value: &String| !value.is_empty());
     let file = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = meta("general.name").unwrap_or_else(file);

@@ -4,12 +4,14 @@
 
 use std::ops::AddAssign;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
@@ -24,6 +26,8 @@ pub struct Submission {
     pub prompt: Vec<Token>,
     /// Is the root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
+    /// Is the adapter that it runs with, which the root covers; sequences with different ones never share a batch.
+    pub adapter: Option<Applied>,
     /// Says how to choose and when to end.
     pub generation: Generation,
     /// Says whether KV state may be reused for this request and left behind by it.
@@ -40,6 +44,13 @@ pub struct Submission {
     pub priority: i32,
     /// Takes the events; once its receiver is dropped the engine frees the slot within one step.
     pub events: mpsc::UnboundedSender<Event>,
+}
+
+impl Submission {
+    /// Returns how many likeliest tokens are listed beside each of the prompt's, if that is wanted.
+    pub(super) fn prompt_probabilities(&self) -> Option<usize> {
+        self.generation.probabilities.filter(|wish| wish.of_prompt).map(|wish| wish.n_top)
+    }
 }
 
 /// Says what of a request's state may be given other positions; llama-server's fields.
@@ -81,6 +92,9 @@ pub struct ProbabilityWish {
     pub n_top: usize,
     /// Says whose probabilities are meant.
     pub source: ProbabilitySource,
+    /// Says whether those of the prompt's tokens are wanted too, which are always the model's. The whole prompt is then
+    /// computed: state that is there already has no logits.
+    pub of_prompt: bool,
 }
 
 /// Says whose probabilities are meant.
@@ -93,7 +107,7 @@ pub enum ProbabilitySource {
 }
 
 /// Is the sampler chain's parameters, named and defaulted as llama-server's.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Sampling {
     /// Is the random seed; absent means a fresh one.
     pub seed: Option<u32>,
@@ -179,11 +193,14 @@ impl Default for Sampling {
     }
 }
 
-/// Is what the engine says about one submission, in this order: `Started`, any `Text`, then `Finished` or `Failed`.
+/// Is what the engine says about one submission, in this order: `Started`, at most one `Prompt`, any `Text`, then `Finished`
+/// or `Failed`.
 #[derive(Debug)]
 pub enum Event {
     /// A slot runs the prompt.
     Started(Started),
+    /// The prompt is computed, and it was asked how likely its tokens are.
+    Prompt(PromptProbabilities),
     /// More of the answer: whole UTF-8 characters, never part of a stop text.
     Text {
         /// Is the text; may be empty where a token completed no character.
@@ -292,7 +309,7 @@ pub struct EngineUpdate {
 }
 
 /// Says where the prompt tokens came from that were not computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
 pub struct CachedTokens {
     /// Counts those that some slot held.
     pub resident: u32,
@@ -342,4 +359,6 @@ pub struct SlotView {
     pub cached_tokens: u32,
     /// Is the tokens generated so far.
     pub decoded_tokens: u32,
+    /// Is how many more may be generated; absent where only the context limits them, and when idle.
+    pub remaining_tokens: Option<u32>,
 }

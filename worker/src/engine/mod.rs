@@ -4,6 +4,7 @@
 //! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
 //! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
 
+mod adapters;
 mod admit;
 mod cache;
 mod call_grammar;
@@ -26,6 +27,7 @@ mod shifts;
 mod step;
 mod thread;
 
+pub use adapters::AdapterFile;
 pub use call_grammar::{Begin, CallGrammar};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache,
@@ -33,13 +35,16 @@ pub use config::{
 };
 pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
+pub(crate) use counters::Counters;
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState};
+pub(crate) use llama::{Progress, describe as describe_model, load as load_model};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
     ProbabilityWish, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 
+pub(crate) use report::Report;
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 
 use tokio::sync::mpsc;

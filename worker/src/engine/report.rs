@@ -16,7 +16,7 @@ use super::messages::EngineUpdate;
 const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Sends updates, those without changes not too often.
-pub(super) struct Report {
+pub(crate) struct Report {
     updates: UnboundedSender<EngineUpdate>,
     accepted: Vec<Change>,
     sent: Option<(Instant, Load)>,
@@ -25,34 +25,34 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
+    pub(crate) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
         Self { updates, accepted: Vec::new(), sent: None, is_stale: true }
     }
 
     /// Notes that a submission counts in the load from here on.
-    pub(super) fn accept(&mut self, request: &RequestId) {
+    pub(crate) fn accept(&mut self, request: &RequestId) {
         self.accepted.push(Change::Accepted(request.clone()));
         self.is_stale = true;
     }
 
     /// Notes that a step was taken.
-    pub(super) fn touch(&mut self) {
+    pub(crate) fn touch(&mut self) {
         self.is_stale = true;
     }
 
     /// Returns how long what has happened may wait until it is told; `None` where nothing has.
-    pub(super) fn due_in(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let since = |sent: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent));
         self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent, _)| since(*sent)))
     }
 
     /// Returns whether something must be told at once.
-    pub(super) fn is_urgent(&self) -> bool {
+    pub(crate) fn is_urgent(&self) -> bool {
         !self.accepted.is_empty()
     }
 
     /// Tells the changes and the load.
-    pub(super) fn send(&mut self, mut changes: Vec<Change>, load: Load, now: Instant) {
+    pub(crate) fn send(&mut self, mut changes: Vec<Change>, load: Load, now: Instant) {
         changes.append(&mut self.accepted);
         self.is_stale = false;
         let is_news = !changes.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);

@@ -8,10 +8,9 @@ use std::time::Instant;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::output::Output;
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{self, PromptProbabilities, TokenProbabilities};
 
 use super::handle::{Admission, Place};
-use super::llama::Logits;
 use super::messages::{Event, FinishReason, Finished, Started, Submission};
 use super::sampler::TokenSampler;
 
@@ -26,6 +25,8 @@ pub(super) struct Sequence {
     /// Orders the sequences by when they got their slot.
     pub(super) order: u64,
     output: Output,
+    /// Is how likely the prompt's tokens are, as far as they are computed; absent where nobody asked or it is told.
+    listed: Option<PromptProbabilities>,
     /// Holds how likely tokens were whose text is not out yet, with where their text starts.
     held: VecDeque<(usize, TokenProbabilities)>,
     /// Is the token that was chosen last, whose KV state is not there yet.
@@ -40,6 +41,15 @@ struct Times {
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
+}
+
+/// Says what a token's logits are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To choose the next token.
+    Choose,
+    /// To say how likely the prompt's next token is.
+    List,
 }
 
 /// Is a token as the vocabulary sees it.
@@ -60,6 +70,8 @@ impl Sequence {
         let times = Times { started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
         let checkpoints = Vec::new();
+        let wants_list = submission.prompt_probabilities().is_some();
+        let listed = wants_list.then(|| PromptProbabilities { first: submission.prompt[0], rest: Vec::new() });
         Self {
             submission,
             sampler,
@@ -68,6 +80,7 @@ impl Sequence {
             truncated: false,
             order,
             output,
+            listed,
             held: VecDeque::new(),
             chosen: None,
             checkpoints,
@@ -123,11 +136,36 @@ impl Sequence {
         }
     }
 
-    /// Returns whether the last of the next tokens decides the one behind it.
-    pub(super) fn logits(&self, n_held_after: u32) -> Logits {
-        let is_behind_prompt = self.chosen.is_some() || n_held_after >= self.n_prompt();
-        let decides = is_behind_prompt && self.submission.generation.max_tokens != Some(0);
-        if decides { Logits::Wanted } else { Logits::Unwanted }
+    /// Returns what the logits of the token at `position` are for, where `n_held_after` tokens have their state behind this
+    /// step.
+    pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<Purpose> {
+        let is_behind_prompt = self.chosen.is_some() || position + 1 >= self.n_prompt();
+        let decides = is_behind_prompt && position + 1 == n_held_after;
+        if self.listed.is_some() && !is_behind_prompt {
+            Some(Purpose::List)
+        } else {
+            (decides && self.submission.generation.max_tokens != Some(0)).then_some(Purpose::Choose)
+        }
+    }
+
+    /// Returns whether logits of the prompt's tokens are wanted and not all there.
+    pub(super) fn lists_prompt(&self) -> bool {
+        self.listed.as_ref().is_some_and(|listed| listed.rest.len() + 1 < self.submission.prompt.len())
+    }
+
+    /// Takes the logits of the prompt's next token, which say how likely the one behind it is.
+    pub(super) fn list(&mut self, logits: &[f32]) {
+        let Some(n_top) = self.submission.prompt_probabilities() else { return };
+        let Some(listed) = &mut self.listed else { return };
+        let Some(token) = self.submission.prompt.get(listed.rest.len() + 1) else { return };
+        listed.rest.push(probabilities::of_logits(logits, *token, n_top));
+    }
+
+    /// Tells the client how likely the prompt's tokens are, once, where that is wanted.
+    pub(super) fn tell_prompt(&mut self) {
+        if let Some(listed) = self.listed.take() {
+            let _ = self.submission.events.send(Event::Prompt(listed));
+        }
     }
 
     /// Returns whether the sequence is over although nothing was chosen: the prompt was all that was wanted.
@@ -139,6 +177,7 @@ impl Sequence {
     ///
     /// Units: `room_tokens` is how many more tokens the context can hold.
     pub(super) fn take(&mut self, mut chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
+        self.tell_prompt();
         let now = Instant::now();
         self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
@@ -159,19 +198,18 @@ impl Sequence {
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
     }
 
-    /// Says to the client how the answer ended.
-    pub(super) fn finish(&self, reason: FinishReason) {
+    /// Returns how the answer ended and what it took.
+    pub(super) fn finished(&self, reason: FinishReason) -> Finished {
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
         let prompt_end = self.times.first_token.unwrap_or_else(Instant::now);
-        let finished = Finished {
+        Finished {
             reason,
             stopping_word: self.output.stop_text().map(str::to_owned),
             truncated: self.truncated,
             completion_tokens: self.n_generated,
             prompt_ms: ms(self.times.started, prompt_end),
             predicted_ms: ms(prompt_end, self.times.last_token.unwrap_or(prompt_end)),
-        };
-        let _ = self.submission.events.send(Event::Finished(finished));
+        }
     }
 
     fn end(&self, chosen: &Chosen, room_tokens: u32) -> Option<FinishReason> {

@@ -14,12 +14,15 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use tracing::{error, warn};
 use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::lora::Applied;
 use warmpath_common::summary::Load;
+use warmpath_worker_core::adapter_turns;
 use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
 use warmpath_worker_core::checkpoints::CheckpointRule;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 
+use super::adapters::Adapters;
 use super::admit::Waiting;
 use super::cache::Cache;
 use super::config::{PrefixCache, ShiftConfig};
@@ -28,7 +31,7 @@ use super::inspect::PinNames;
 use super::llama::{Llama, Logits};
 use super::messages::{EngineError, Event, FinishReason, SlotView};
 use super::report::Report;
-use super::sequence::{Chosen, Sequence};
+use super::sequence::{Chosen, Purpose, Sequence};
 
 /// Is everything that the engine thread owns.
 pub(super) struct Stepper<'m> {
@@ -50,6 +53,8 @@ pub(super) struct Stepper<'m> {
     pub(super) n_started: u64,
     /// Is the longest that an idle engine waits for requests on their way.
     pub(super) gather_max: Duration,
+    /// Is the most logits of prompts' tokens that one step computes.
+    pub(super) listed_logits_max: usize,
     pub(super) cache: Cache,
     pub(super) checkpoints: CheckpointRule,
     /// Lists the idle slots whose state may not all be stored.
@@ -63,12 +68,15 @@ pub(super) struct Stepper<'m> {
     /// Is what each idle slot's cells have cost those who ran since. Units: milliseconds.
     pub(super) idle_ms: Vec<f64>,
     pub(super) pins: PinNames,
+    pub(super) adapters: Adapters,
+    /// Is the adapter, or none, whose sequences the last batch was of; absent before the first.
+    pub(super) last_adapter: Option<Option<Applied>>,
 }
 
 /// Is a batch that was put together: the shares, and where the logits of which slot will be.
 struct Batch {
     shares: Vec<Share>,
-    outputs: Vec<(SlotId, i32)>,
+    outputs: Vec<(SlotId, Purpose, i32)>,
     n_prefill: u32,
     n_decode: u32,
 }
@@ -168,8 +176,7 @@ impl Stepper<'_> {
     }
 
     fn fill_batch(&mut self) -> Batch {
-        let pending: Vec<Pending> = self.running().map(|(slot, sequence)| self.pending(slot, sequence)).collect();
-        let shares = batch_plan::plan(&pending, self.room);
+        let shares = self.plan_batch();
         let mut batch = Batch { shares, outputs: Vec::new(), n_prefill: 0, n_decode: 0 };
         self.llama.reset_batch();
         for share in &batch.shares {
@@ -181,27 +188,61 @@ impl Stepper<'_> {
             }
             let n_after = n_held + share.n_tokens;
             for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
-                let logits = if position + 1 == n_after { sequence.logits(n_after) } else { Logits::Unwanted };
+                let purpose = sequence.purpose(position, n_after);
+                let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
                 let idx = self.llama.push(share.slot, (position, *token), logits);
-                if logits == Logits::Wanted {
-                    batch.outputs.push((share.slot, idx));
-                }
+                batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
             }
         }
         batch
     }
 
-    fn pending(&self, slot: SlotId, sequence: &Sequence) -> Pending {
-        Pending { slot, work: sequence.work(self.n_held(slot)), order: sequence.order }
+    /// Returns the shares of the next batch, all of sequences with one adapter, the next in turn.
+    fn plan_batch(&mut self) -> Vec<Share> {
+        let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
+        let present = self.running().map(|(_, sequence)| adapter_of(sequence));
+        let Some(adapter) = adapter_turns::next(present, self.last_adapter) else { return Vec::new() };
+        self.last_adapter = Some(adapter);
+        let list_max = self.list_max();
+        let is_next = |(slot, sequence): (SlotId, &Sequence)| {
+            (adapter_of(sequence) == adapter).then(|| self.pending((slot, sequence), list_max))
+        };
+        let pending: Vec<Pending> = self.running().filter_map(is_next).collect();
+        // A stream waits for its turn no longer than for a micro-batch of each other adapter, whatever those compute.
+        let others_decode = self.running().any(|(slot, sequence)| {
+            adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
+        });
+        let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
+        batch_plan::plan(&pending, Room { batch_tokens, ..self.room })
+    }
+
+    /// Returns the most tokens of one prompt in a batch whose logits are all wanted.
+    fn list_max(&self) -> u32 {
+        let n_listing = self.running().filter(|(_, sequence)| sequence.lists_prompt()).count();
+        let logits_per_token = self.model.n_vocab().unsigned_abs() as usize * n_listing.max(1);
+        u32::try_from(self.listed_logits_max / logits_per_token.max(1)).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Returns what a sequence has to compute.
+    fn pending(&self, (slot, sequence): (SlotId, &Sequence), list_max: u32) -> Pending {
+        let work = match sequence.work(self.n_held(slot)) {
+            Work::Prefill { n_tokens } if sequence.lists_prompt() => Work::Prefill { n_tokens: n_tokens.min(list_max) },
+            work => work,
+        };
+        Pending { slot, work, order: sequence.order }
     }
 
     fn compute(&mut self, batch: &Batch) {
         let began = Instant::now();
+        let adapter = self.last_adapter.flatten();
+        if let Err(reason) = self.llama.apply(&mut self.adapters, adapter) {
+            return self.fail_batch(batch, &format!("the adapter cannot be applied: {reason}"));
+        }
         let decoded = self.llama.decode();
         match decoded {
             Ok(()) => {}
             Err(DecodeError::NoKvCacheSlot) => return self.make_room(batch),
-            Err(error) => return self.fail_batch(batch, &error),
+            Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
         self.count_batch(batch);
         for share in &batch.shares {
@@ -211,8 +252,11 @@ impl Stepper<'_> {
             }
         }
         self.keep_checkpoints();
-        for (slot, idx) in &batch.outputs {
-            self.choose(*slot, *idx);
+        for (slot, purpose, idx) in &batch.outputs {
+            match purpose {
+                Purpose::Choose => self.choose(*slot, *idx),
+                Purpose::List => self.list(*slot, *idx),
+            }
         }
         for share in &batch.shares {
             let n_held = self.n_held(share.slot);
@@ -234,6 +278,7 @@ impl Stepper<'_> {
             Err(error) => return self.fail(slot, &error),
         };
         sequence.sampler.note(self.model, chosen.token);
+        self.view.counters.generated_tokens.fetch_add(1, Relaxed);
         let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
         chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));
         if let Some(reason) = sequence.take(chosen, room_tokens) {
@@ -241,11 +286,24 @@ impl Stepper<'_> {
         }
     }
 
+    fn list(&mut self, slot: SlotId, idx: i32) {
+        if let Some(sequence) = &mut self.running[usize::from(slot.0)] {
+            sequence.list(self.llama.logits(idx));
+        }
+    }
+
     fn finish(&mut self, slot: SlotId, reason: FinishReason) {
-        let sequence = self.release(slot);
+        let mut sequence = self.release(slot);
+        sequence.tell_prompt();
         self.averages.answer(sequence.n_generated);
-        self.view.counters.finished.fetch_add(1, Relaxed);
-        sequence.finish(reason);
+        let finished = sequence.finished(reason);
+        self.view.counters.answered(&finished);
+        let events = sequence.submission.events.clone();
+        // Who has the whole answer and looks sees the slot idle, and its place in the queue is free.
+        drop(sequence);
+        self.count();
+        self.view.slots.store(Arc::new(self.slot_views()));
+        let _ = events.send(Event::Finished(finished));
     }
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {
@@ -283,11 +341,11 @@ impl Stepper<'_> {
         }
     }
 
-    fn fail_batch(&mut self, batch: &Batch, cause: &DecodeError) {
-        error!(error = %cause, n_sequences = batch.shares.len(), "llama.cpp failed to decode a batch");
+    fn fail_batch(&mut self, batch: &Batch, cause: &str) {
+        error!(error = cause, n_sequences = batch.shares.len(), "llama.cpp failed to decode a batch");
         self.view.counters.decode_failures.fetch_add(1, Relaxed);
         for share in &batch.shares {
-            self.abort(share.slot, &cause.to_string());
+            self.abort(share.slot, cause);
         }
     }
 
@@ -340,6 +398,10 @@ impl Stepper<'_> {
             prompt_tokens: sequence.as_ref().map_or(0, |sequence| sequence.submission.prompt.len() as u32),
             cached_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_cached),
             decoded_tokens: sequence.as_ref().map_or(0, |sequence| sequence.n_generated),
+            remaining_tokens: sequence.as_ref().and_then(|sequence| {
+                let n_max = sequence.submission.generation.max_tokens?;
+                Some(n_max.saturating_sub(sequence.n_generated))
+            }),
         };
         (0..).map(SlotId).zip(&self.running).map(view).collect()
     }
@@ -349,11 +411,14 @@ impl Stepper<'_> {
         counters.busy_slots.store(self.running().count() as u64, Relaxed);
         counters.queued.store(self.waiting.len() as u64, Relaxed);
         counters.held_tokens.store(self.table.held_tokens(), Relaxed);
+        let longest = self.table.iter().map(|(_, slot)| slot.tokens().len()).max().unwrap_or(0);
+        counters.sequence_tokens_max.fetch_max(longest as u64, Relaxed);
     }
 
     fn count_batch(&self, batch: &Batch) {
         let counters = &self.view.counters;
         counters.steps.fetch_add(1, Relaxed);
+        counters.busy_slot_steps.fetch_add(self.running().count() as u64, Relaxed);
         counters.prefill_tokens.fetch_add(u64::from(batch.n_prefill), Relaxed);
         counters.decode_tokens.fetch_add(u64::from(batch.n_decode), Relaxed);
         if batch.n_decode > 0 {

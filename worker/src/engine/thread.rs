@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
+use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
 use warmpath_worker_core::batch_plan::Room;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
+use super::adapters::Adapters;
 use super::config::{EngineConfig, EngineFacts, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
 use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
@@ -95,14 +97,20 @@ pub(super) fn start(
 }
 
 fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSender<Result<Ready, StartError>>) {
-    let model = match llama::load(config, progress) {
-        Ok(model) => Arc::new(model),
+    let loaded = llama::load(config, progress).and_then(|mut model| {
+        let adapters = Adapters::load(&mut model, &config.adapters)?;
+        Ok((Arc::new(model), adapters))
+    });
+    let (model, adapters) = match loaded {
+        Ok(loaded) => loaded,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let (stepper, facts) = match prepare(&model, config, &inside) {
+    let (mut stepper, facts) = match prepare((&model, adapters), config, &inside) {
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
+    // Whoever is told that the engine is ready may look at its slots.
+    stepper.tell();
     if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
         let commands = &inside.commands;
         Loop { stepper, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
@@ -110,7 +118,7 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
 }
 
 fn prepare<'m>(
-    model: &'m LlamaModel,
+    (model, (adapters, infos)): (&'m LlamaModel, (Adapters, Vec<AdapterInfo>)),
     config: &EngineConfig,
     inside: &Inside,
 ) -> Result<(Stepper<'m>, EngineFacts), StartError> {
@@ -120,7 +128,8 @@ fn prepare<'m>(
     let mut llama = Llama::open(model, config)?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = llama.probe_memory(model).map_err(unsupported)?;
-    let facts = llama.facts(model, config, Probed { memory, model_fingerprint, self_test: self_test.clone() });
+    let facts =
+        llama.facts(model, config, Probed { memory, model_fingerprint, adapters: infos, self_test: self_test.clone() });
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
     let cache = setup::cache(model, &mut llama, (config, &facts))?;
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
@@ -148,6 +157,7 @@ fn prepare<'m>(
         averages: Averages::default(),
         n_started: 0,
         gather_max: config.gather_max,
+        listed_logits_max: config.listed_logits_max,
         cache,
         checkpoints,
         unsaved: BTreeSet::new(),
@@ -156,6 +166,8 @@ fn prepare<'m>(
         idle_cell_ms: setup::idle_cell_ms(&facts),
         idle_ms: vec![0.0; n_slots],
         pins: PinNames::default(),
+        adapters,
+        last_adapter: None,
     };
     Ok((stepper, facts))
 }
@@ -174,7 +186,6 @@ struct Loop<'a, 'm> {
 
 impl Loop<'_, '_> {
     fn run(&mut self) {
-        self.stepper.tell();
         while self.take_commands() {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;

@@ -92,7 +92,7 @@ fn refuses_a_value_out_of_range_by_name() {
     check_refused(r#"{"top_p": 1.01}"#, "top_p", "must be 0 to 1");
     check_refused(r#"{"repeat_penalty": 0}"#, "repeat_penalty", "must be 0.01 to 100");
     check_refused(r#"{"mirostat": 3}"#, "mirostat", "must be 0 to 2");
-    check_refused(r#"{"max_tokens": 0}"#, "max_tokens", "at least 1");
+    check_refused(r#"{"max_tokens": -2}"#, "max_tokens", "at least 0");
     check_refused(r#"{"max_completion_tokens": -2}"#, "max_completion_tokens", "it is -2");
     check_refused(r#"{"logit_bias": {"100": 1}}"#, "logit_bias", "token 100; the vocabulary has 100");
     check_refused(r#"{"grammar": "root ::= \u0000"}"#, "grammar", "NUL");

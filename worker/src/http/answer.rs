@@ -2,7 +2,6 @@
 //!
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,12 +10,12 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use warmpath_common::headers;
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
-use super::logprobs::{self, Logprobs};
+use super::logprobs::{self, Logprobs, Told};
 use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
@@ -117,9 +116,9 @@ impl Head {
         }
     }
 
-    fn logprobs(&self, probabilities: &[TokenProbabilities], n_chars: &mut usize) -> Logprobs {
+    fn logprobs(&self, told: Told<'_>, n_chars: &mut usize) -> Logprobs {
         let pieces = |token| self.serving.prompts.piece(token);
-        logprobs::describe(self.shape, probabilities, &pieces, n_chars)
+        logprobs::describe(self.shape, told, &pieces, n_chars)
     }
 }
 
@@ -127,6 +126,7 @@ impl Head {
 #[derive(Default)]
 struct WholeChoice {
     message: Message,
+    prompt: Option<PromptProbabilities>,
     probabilities: Vec<TokenProbabilities>,
     finish_reason: Option<&'static str>,
 }
@@ -142,6 +142,7 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
                 wholes[choice].message.extend(delta);
                 wholes[choice].probabilities.extend(probabilities);
             }
+            MessageStep::Prompt { choice, probabilities } => wholes[choice].prompt = Some(probabilities),
             MessageStep::Finished { choice, ending } => wholes[choice].finish_reason = Some(finish_reason(ending)),
         }
     }
@@ -151,8 +152,8 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
             Shape::Chat => Content::Message((&whole.message).into()),
             Shape::Completion => Content::Text(&whole.message.content),
         };
-        let logprobs =
-            answer.form().generation.probabilities.is_some().then(|| head.logprobs(&whole.probabilities, &mut 0));
+        let told = Told { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
+        let logprobs = answer.form().generation.probabilities.is_some().then(|| head.logprobs(told, &mut 0));
         Choice { index, content, logprobs, finish_reason: whole.finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
@@ -164,18 +165,17 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
 }
 
 fn stream(head: Head, messages: Messages) -> Response {
-    let mut first = Vec::new();
     let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
-    let events = Events { usage, n_chars: vec![0; messages.answer().n_choices()], head, messages };
-    events.write_start(&mut first);
-    let first = futures::stream::iter((!first.is_empty()).then(|| Ok::<_, Infallible>(Bytes::from(first))));
-    let rest = futures::stream::unfold(Some(events), |events| async {
+    let silence_max = messages.answer().form().silence_max;
+    let n_chars = vec![0; messages.answer().n_choices()];
+    let events = Events { usage, n_chars, head, messages, is_begun: false };
+    let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
         let mut bytes = Vec::new();
         let goes_on = events.write_next(&mut bytes).await;
         Some((Ok(Bytes::from(bytes)), goes_on.then_some(events)))
     });
-    sse::response(futures::StreamExt::chain(first, rest))
+    sse::response(sse::kept_alive(events, silence_max))
 }
 
 /// Writes an answer as server-sent events.
@@ -186,19 +186,26 @@ struct Events {
     usage: bool,
     /// Is how long each choice's text is as far as its tokens' probabilities were sent. Units: characters.
     n_chars: Vec<usize>,
+    /// Says whether an event is written: until then the request can still be answered elsewhere.
+    is_begun: bool,
 }
 
 impl Events {
     /// Writes what stands before the first text: each choice's role in a chat, in a completion its prompt where that is
-    /// wanted.
-    fn write_start(&self, out: &mut Vec<u8>) {
+    /// wanted, unless it waits for its log probabilities.
+    fn write_start(&mut self, out: &mut Vec<u8>) {
+        if std::mem::replace(&mut self.is_begun, true) {
+            return;
+        }
         if self.head.shape == Shape::Chat {
             for index in 0..self.messages.answer().n_choices() {
-                let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
+                let delta = Delta { role: Some("assistant"), content: Some(None), ..Delta::default() };
                 self.write_choice(out, self.choice(index, Content::Delta(delta)));
             }
         }
-        for (index, echo) in self.messages.answer().form().prompt_texts.iter().enumerate() {
+        let form = self.messages.answer().form();
+        let is_told_later = form.generation.probabilities.is_some_and(|wish| wish.of_prompt);
+        for (index, echo) in form.prompt_texts.iter().enumerate().filter(|_| !is_told_later) {
             self.write_choice(out, self.choice(index, Content::Text(echo)));
         }
     }
@@ -209,17 +216,24 @@ impl Events {
             match self.messages.next().await {
                 Ok(Some(MessageStep::Delta { delta, .. })) if delta.is_empty() => {}
                 Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
+                    self.write_start(out);
                     let content = match self.head.shape {
                         Shape::Chat => Content::Delta((&delta).into()),
                         Shape::Completion => Content::Text(&delta.content),
                     };
                     let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
-                    let logprobs =
-                        has_probabilities.then(|| self.head.logprobs(&probabilities, &mut self.n_chars[choice]));
+                    let told = Told { prompt: None, answer: &probabilities };
+                    let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.n_chars[choice]));
                     self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
                     return true;
                 }
+                Ok(Some(MessageStep::Prompt { choice, probabilities })) => {
+                    self.write_start(out);
+                    self.write_prompt(out, choice, &probabilities);
+                    return true;
+                }
                 Ok(Some(MessageStep::Finished { choice, ending })) => {
+                    self.write_start(out);
                     self.write_end_of_choice(out, choice, ending);
                     return true;
                 }
@@ -234,6 +248,13 @@ impl Events {
                 }
             }
         }
+    }
+
+    fn write_prompt(&mut self, out: &mut Vec<u8>, index: usize, probabilities: &PromptProbabilities) {
+        let told = Told { prompt: Some(probabilities), answer: &[] };
+        let logprobs = Some(self.head.logprobs(told, &mut self.n_chars[index]));
+        let text = self.messages.answer().form().prompt_texts.get(index).map_or("", String::as_str);
+        self.write_choice(out, Choice { logprobs, ..self.choice(index, Content::Text(text)) });
     }
 
     fn choice<'a>(&self, index: usize, content: Content<'a>) -> Choice<'a> {

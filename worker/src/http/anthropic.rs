@@ -3,7 +3,7 @@
 //! Not here: the request as a chat (`warmpath_common::dialects::anthropic`), the objects' fields (`wire`).
 //! The idea: one message, its blocks the answer's parts; in a stream each block is opened, grows and is closed.
 
-mod wire;
+pub(super) mod wire;
 
 use axum::Json;
 use axum::extract::State;

@@ -36,4 +36,11 @@ impl Body {
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, RequestError> {
         Ok(fields::read(&self.0)?)
     }
+
+    /// Returns the items of a body that is an array.
+    ///
+    /// Errors: `Unreadable`.
+    pub fn parse_list<T: DeserializeOwned>(&self) -> Result<Vec<T>, RequestError> {
+        Ok(fields::read_list(&self.0)?)
+    }
 }

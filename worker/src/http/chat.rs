@@ -1,9 +1,11 @@
 //! `/v1/chat/completions`: the prompt of a conversation; all else is the common lifecycle.
 
+use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 use warmpath_common::openai::ChatPrompt;
 
 use super::answer::{self, Endpoint};
@@ -21,20 +23,64 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     answer::create(&app, Endpoint { shape: Shape::Chat, read_prompts }, context, body).await
 }
 
+/// Answers with the number of tokens of the prompt that a conversation has.
+pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let count = move |serving: &Serving| {
+        let chat = read_chat(&body)?;
+        serving.check_model(chat.model.as_deref())?;
+        Ok(serving.prompts.chat(&chat)?.tokens.len())
+    };
+    let input_tokens = app.serving()?.prepare(count).await?;
+    Ok(Json(json!({"input_tokens": input_tokens})))
+}
+
 /// Returns the prompt of the conversation that a body holds.
 ///
 /// Errors: `Json`, `Field`, `Unsupported`, `Prompt`.
 pub fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
-    if body.parse::<Echo>()?.echo == Some(true) {
+    let beyond: VllmFields = body.parse()?;
+    if beyond.echo == Some(true) {
         return Err(RequestError::Unsupported { param: "echo", only: Some("only false") });
     }
+    if beyond.add_generation_prompt == Some(true) && beyond.continue_final_message == Some(true) {
+        let reason = "`continue_final_message` cannot be combined with `add_generation_prompt`";
+        return Err(RequestError::field("continue_final_message", reason));
+    }
+    body.parse::<Limits>()?.check()?;
     let tools: ToolFields = body.parse()?;
     Ok(vec![chat::read(serving, &read_chat(body)?, &tools)?])
 }
 
+/// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it.
 #[derive(Deserialize)]
-struct Echo {
+struct Limits {
+    max_completion_tokens: Option<i64>,
+    max_tokens: Option<i64>,
+    n_predict: Option<i64>,
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), RequestError> {
+        let named = [
+            ("max_completion_tokens", self.max_completion_tokens),
+            ("max_tokens", self.max_tokens),
+            ("n_predict", self.n_predict),
+        ];
+        match named.into_iter().find_map(|(param, n)| Some((param, n?))) {
+            Some((param, 0)) => {
+                Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Is what vLLM's chats have besides.
+#[derive(Deserialize)]
+struct VllmFields {
     echo: Option<bool>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
 }
 
 #[derive(Deserialize)]

@@ -4,7 +4,6 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::CompletionPrompt;
 use warmpath_prompt::NoFim;
@@ -24,27 +23,8 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 #[derive(Deserialize)]
-struct Echo {
+struct EchoField {
     echo: Option<bool>,
-    logprobs: Option<Value>,
-    n_probs: Option<Value>,
-}
-
-impl Echo {
-    /// Returns whether the text begins with the prompt.
-    ///
-    /// Errors: `Field` where that is to be with log probabilities.
-    fn check(&self) -> Result<bool, RequestError> {
-        let is_wanted = |wish: &Value| *wish != Value::Bool(false);
-        let has_probabilities = self.logprobs.as_ref().is_some_and(is_wanted)
-            || self.n_probs.as_ref().is_some_and(|n_probs| n_probs.as_f64() != Some(0.0));
-        let is_echo = self.echo == Some(true);
-        if is_echo && has_probabilities {
-            let reason = "`echo` cannot be combined with `logprobs`: those of the prompt's tokens are not computed";
-            return Err(RequestError::field("echo", reason));
-        }
-        Ok(is_echo)
-    }
 }
 
 #[derive(Deserialize)]
@@ -53,10 +33,10 @@ struct Presence {
 }
 
 fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
-    let is_echo = body.parse::<Echo>()?.check()?;
+    let is_echoed = body.parse::<EchoField>()?.echo == Some(true);
     let read = |tokens: Vec<Token>| {
-        let text = is_echo.then(|| serving.prompts.detokenize(&tokens));
-        ReadPrompt { tokens, last_message_token: None, answer: None, text }
+        let text = is_echoed.then(|| serving.prompts.detokenize(&tokens));
+        ReadPrompt { tokens, last_message_token: None, is_echoed, answer: None, text }
     };
     Ok(read_tokens(serving, body)?.into_iter().map(read).collect())
 }

@@ -5,7 +5,7 @@
 //! with the names that the client wrote.
 
 use std::convert::Infallible;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -23,11 +23,7 @@ use crate::error::RequestError;
 use crate::lifecycle::message::{Ending, MessageDelta, MessageStep, Messages};
 use crate::lifecycle::{Delivery, Totals};
 use crate::serving::Serving;
-
-/// Is how long a stream may be silent before its client is told that it goes on.
-///
-/// Source: own choice: a quarter of the minute after which common proxies end a silent connection.
-const SILENCE_MAX: Duration = Duration::from_secs(15);
+use crate::tools::ToolFields;
 
 /// Writes an answer as a dialect has it.
 pub trait Writer: Send + Sized + 'static {
@@ -139,8 +135,10 @@ pub async fn count_tokens(
     let count = move |serving: &Serving| {
         let Converted { body, spelling } = convert(&body.0)?;
         let count = || {
-            let chat = chat::read_chat(&Body(body.into()))?;
+            let body = Body(body.into());
+            let chat = chat::read_chat(&body)?;
             serving.check_model(chat.model.as_deref())?;
+            body.parse::<ToolFields>()?.resolve()?;
             Ok(serving.prompts.chat(&chat)?.tokens.len())
         };
         count().map_err(|error: RequestError| error.respelled(&spelling))
@@ -172,6 +170,7 @@ impl<W: Writer> Writing<W> {
                     }
                 }
                 MessageStep::Finished { ending, .. } => self.ending = Some(ending),
+                MessageStep::Prompt { .. } => {}
             }
         }
         let body = self.writer.whole(&message(&self.parts, &self.messages, self.ending));
@@ -194,14 +193,16 @@ impl<W: Writer> Writing<W> {
     /// Writes the next events; returns whether others follow.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         while out.is_empty() {
-            match tokio::time::timeout(SILENCE_MAX, self.messages.next()).await {
-                Err(_) => self.writer.keep_alive(out),
+            let silence_max = self.messages.answer().form().silence_max;
+            match sse::unless_silent(silence_max, self.messages.next()).await {
+                Err(sse::Silent) => self.writer.keep_alive(out),
                 Ok(Ok(Some(MessageStep::Delta { delta, .. }))) => {
                     for piece in pieces(&delta) {
                         self.write_piece(out, piece);
                     }
                 }
                 Ok(Ok(Some(MessageStep::Finished { ending, .. }))) => self.ending = Some(ending),
+                Ok(Ok(Some(MessageStep::Prompt { .. }))) => {}
                 Ok(Ok(None)) => {
                     self.write_end(out);
                     return false;

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::ids::RequestId;
-use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
 
 use crate::error::{Class, RequestError};
 
@@ -29,7 +29,14 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
         Class::Internal => "server_error",
     };
     let code = error.code().map(str::to_owned);
-    ErrorBody { error: ErrorObject { message: error.to_string(), kind: kind.to_owned(), param: error.param(), code } }
+    let excess = match error {
+        RequestError::PromptTooLong { n_tokens, context_tokens } => {
+            Some(Excess { n_prompt_tokens: *n_tokens, n_ctx: *context_tokens })
+        }
+        _ => None,
+    };
+    let (message, kind) = (error.to_string(), kind.to_owned());
+    ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
 }
 
 /// Marks a response as an error of ours, with what it says, for those who say it otherwise.

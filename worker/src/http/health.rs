@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -27,14 +27,24 @@ pub async fn readyz(State(app): State<App>) -> Response {
 
 /// Answers `/health` as llama-server does: 200 when ready, otherwise 503 with an error object.
 pub async fn health(State(app): State<App>) -> Result<Response, RequestError> {
-    app.admitting()?;
+    app.open()?;
     Ok(Json(json!({"status": "ok"})).into_response())
 }
 
-/// Answers `/metrics` in Prometheus' text format.
+/// Names the header that tells scrapers of llama-server when the process began.
+const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-time-unix");
+
+/// Answers `/metrics` in Prometheus' text format, the engine's counters under llama-server's names too.
 pub async fn metrics(State(app): State<App>) -> Response {
-    if let Ok(serving) = app.serving() {
-        app.metrics.copy_engine(&serving.engine.counters(), &serving.engine.cache_totals());
+    let mut as_llama_server = String::new();
+    if let Ok(served) = app.served() {
+        let (counters, cache) = served.counted();
+        app.metrics.copy_engine(&counters, &cache);
+        as_llama_server = app.metrics.encode_as_llama_server(&counters);
     }
-    ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], app.metrics.encode()).into_response()
+    let described = [
+        (header::CONTENT_TYPE, prometheus::TEXT_FORMAT.to_owned()),
+        (PROCESS_START_TIME, app.metrics.started_at_s.to_string()),
+    ];
+    (described, app.metrics.encode() + &as_llama_server).into_response()
 }

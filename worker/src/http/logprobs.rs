@@ -2,10 +2,11 @@
 //!
 //! Not here: which numbers they are (`warmpath_worker_core::probabilities`).
 
+use schemars::JsonSchema;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::probabilities::{Likely, TokenProbabilities};
+use warmpath_worker_core::probabilities::{Likely, PromptProbabilities, TokenProbabilities};
 
 use super::wire::Shape;
 use crate::engine::ProbabilitySource;
@@ -17,7 +18,7 @@ const LOGPROB_MIN: f32 = -9999.0;
 pub type Pieces<'a> = &'a dyn Fn(Token) -> Vec<u8>;
 
 /// Is the log probabilities of a choice or of a part of it.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Logprobs {
     /// In a chat.
@@ -27,28 +28,42 @@ pub enum Logprobs {
         /// Is always null: a refusal is text like any other.
         refusal: (),
     },
-    /// In a completion: the same tokens in each list.
-    Completion {
-        /// Lists the tokens' texts.
-        tokens: Vec<String>,
-        /// Lists their log probabilities.
-        token_logprobs: Vec<f32>,
-        /// Lists the likeliest tokens at each place, the chosen one among them.
-        top_logprobs: Vec<ByText>,
-        /// Lists where each token starts in the choice's text. Units: characters.
-        text_offset: Vec<usize>,
-    },
+    /// In a completion.
+    Completion(ByToken),
+}
+
+/// Is the log probabilities of a completion: the same tokens in each list.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, JsonSchema)]
+pub struct ByToken {
+    /// Lists the tokens' texts.
+    tokens: Vec<String>,
+    /// Lists their log probabilities; null for a prompt's first token.
+    token_logprobs: Vec<Option<f32>>,
+    /// Lists the likeliest tokens at each place, the chosen one among them.
+    #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, f32>>>")]
+    top_logprobs: Vec<Option<ByText>>,
+    /// Lists where each token starts in the choice's text. Units: characters.
+    text_offset: Vec<usize>,
+}
+
+/// Is what is told of a choice or of a part of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Told<'a> {
+    /// Is the prompt that stands before the answer's text, in completions alone.
+    pub prompt: Option<&'a PromptProbabilities>,
+    /// Lists the answer's tokens.
+    pub answer: &'a [TokenProbabilities],
 }
 
 /// Is one token of a chat.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
 pub struct ChatToken {
     #[serde(flatten)]
     chosen: ChatLikely,
     top_logprobs: Vec<ChatLikely>,
 }
 
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
 struct ChatLikely {
     id: Token,
     token: String,
@@ -73,45 +88,40 @@ impl Serialize for ByText {
 /// Returns the log probabilities of tokens in the shape of their endpoint.
 ///
 /// Units: `n_chars` is where their text starts in the choice's, and is moved to where it ends.
-pub fn describe(
-    shape: Shape,
-    probabilities: &[TokenProbabilities],
-    pieces: Pieces<'_>,
-    n_chars: &mut usize,
-) -> Logprobs {
+pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, n_chars: &mut usize) -> Logprobs {
     if shape == Shape::Chat {
-        let content = probabilities.iter().map(|token| ChatToken {
+        let content = told.answer.iter().map(|token| ChatToken {
             chosen: likely(token.chosen, pieces),
             top_logprobs: token.top.iter().map(|top| likely(*top, pieces)).collect(),
         });
         return Logprobs::Chat { content: content.collect(), refusal: () };
     }
-    let mut text_offset = Vec::new();
-    let tokens = probabilities.iter().map(|token| text(token.chosen.token, pieces)).inspect(|text| {
-        text_offset.push(*n_chars);
-        *n_chars += text.chars().count();
+    let mut list = ByToken::default();
+    let of_prompt = told.prompt.iter().flat_map(|prompt| {
+        std::iter::once((prompt.first, None)).chain(prompt.rest.iter().map(|token| (token.chosen.token, Some(token))))
     });
-    let tokens = tokens.collect();
-    Logprobs::Completion {
-        tokens,
-        token_logprobs: probabilities.iter().map(|token| logprob(token.chosen)).collect(),
-        top_logprobs: probabilities.iter().map(|token| by_text(token, pieces)).collect(),
-        text_offset,
+    let of_answer = told.answer.iter().map(|token| (token.chosen.token, Some(token)));
+    for (token, known) in of_prompt.chain(of_answer) {
+        let bytes = pieces(token);
+        list.text_offset.push(*n_chars);
+        // A character that several tokens spell starts with the first of them.
+        *n_chars += bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count();
+        list.tokens.push(String::from_utf8_lossy(&bytes).into_owned());
+        list.token_logprobs.push(known.map(|known| logprob(known.chosen)));
+        list.top_logprobs.push(known.map(|known| by_text(known, pieces)));
     }
+    Logprobs::Completion(list)
 }
 
 /// Returns the list that llama-server gives: `top_logprobs` of the model's own probabilities, or `top_probs` of those that
 /// the tokens were drawn with.
 pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: ProbabilitySource) -> Value {
-    let one = |likely: Likely| {
-        let bytes = pieces(likely.token);
-        let token = String::from_utf8_lossy(&bytes).into_owned();
+    let one = |one: Likely| {
+        let shown = likely(one, pieces);
         match source {
-            ProbabilitySource::Model => {
-                json!({"id": likely.token, "token": token, "bytes": bytes, "logprob": logprob(likely)})
-            }
+            ProbabilitySource::Model => json!(shown),
             ProbabilitySource::Sampler => {
-                json!({"id": likely.token, "token": token, "bytes": bytes, "prob": likely.logprob.exp()})
+                json!({"id": shown.id, "token": shown.token, "bytes": shown.bytes, "prob": one.logprob.exp()})
             }
         }
     };
@@ -168,9 +178,13 @@ mod tests {
         vec![token((1, -0.5), &[(1, -0.5), (0, -1.0), (3, -2.0)]), token((2, f32::NEG_INFINITY), &[(0, -0.25)])]
     }
 
+    fn answer(answer: &[TokenProbabilities]) -> Told<'_> {
+        Told { prompt: None, answer }
+    }
+
     #[test]
     fn a_chat_lists_each_token_with_its_bytes() {
-        let got = describe(Shape::Chat, &tokens(), &piece, &mut 0);
+        let got = describe(Shape::Chat, answer(&tokens()), &piece, &mut 0);
         let a = |logprob| json!({"id": 0, "token": "a", "logprob": logprob, "bytes": [97]});
         let e = json!({"id": 1, "token": "é", "logprob": -0.5, "bytes": [195, 169]});
         let mut first = e.clone();
@@ -183,7 +197,7 @@ mod tests {
     #[test]
     fn a_completion_lists_tokens_by_text_with_the_chosen_one_among_them_and_goes_on_counting_characters() {
         let mut n_chars = 4;
-        let got = serde_json::to_value(describe(Shape::Completion, &tokens(), &piece, &mut n_chars)).unwrap();
+        let got = serde_json::to_value(describe(Shape::Completion, answer(&tokens()), &piece, &mut n_chars)).unwrap();
         assert_eq!(n_chars, 6);
         let expected = json!({
             "tokens": ["é", "\u{fffd}"],
@@ -192,5 +206,17 @@ mod tests {
             "text_offset": [4, 5],
         });
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn a_prompts_first_token_has_none_and_a_character_of_two_tokens_counts_once() {
+        let rest = |token| TokenProbabilities { chosen: Likely { token, logprob: -1.0 }, top: Vec::new() };
+        let prompt = PromptProbabilities { first: 0, rest: vec![rest(2), rest(4)] };
+        let told = Told { prompt: Some(&prompt), answer: &tokens()[..1] };
+        let bytes = |token| if token == 4 { b"\xa9".to_vec() } else { piece(token) };
+        let got = serde_json::to_value(describe(Shape::Completion, told, &bytes, &mut 0)).unwrap();
+        assert_eq!(got["token_logprobs"], json!([null, -1.0, -1.0, -0.5]));
+        assert_eq!(got["top_logprobs"][0], Value::Null);
+        assert_eq!(got["text_offset"], json!([0, 1, 2, 2]));
     }
 }

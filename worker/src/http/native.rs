@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
@@ -45,14 +46,16 @@ fn read_infill(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, Reques
 
 fn with_text(serving: &Serving, tokens: Vec<Token>) -> ReadPrompt {
     let text = serving.prompts.detokenize(&tokens);
-    ReadPrompt { tokens, last_message_token: None, answer: None, text: Some(text) }
+    ReadPrompt { tokens, last_message_token: None, is_echoed: false, answer: None, text: Some(text) }
 }
 
 /// Is what a request says about its answer's objects.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Wish {
+pub(super) struct Wish {
+    /// Says whether an answer that is not streamed lists its tokens.
     return_tokens: Option<bool>,
+    /// Lists paths such as `generation_settings/n_predict`: the object has these fields only.
     response_fields: Option<Vec<String>>,
 }
 
@@ -113,6 +116,7 @@ impl Writing {
                     self.choices[choice].take(&text, token, probabilities);
                 }
                 Step::Finished { choice, reason } => ends[choice] = Some(reason),
+                Step::Prompt { .. } => {}
             }
         }
         let mut objects: Vec<Value> = Vec::new();
@@ -128,12 +132,14 @@ impl Writing {
     }
 
     fn stream(self) -> Response {
-        sse::response(futures::stream::unfold(Some(self), |writing| async {
+        let silence_max = self.answer.form().silence_max;
+        let events = futures::stream::unfold(Some(self), |writing| async {
             let mut writing = writing?;
             let mut bytes = Vec::new();
             let goes_on = writing.write_next(&mut bytes).await;
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
-        }))
+        });
+        sse::response(sse::kept_alive(events, silence_max))
     }
 
     /// Writes the event of the next step that has one; returns whether another follows.
@@ -147,6 +153,7 @@ impl Writing {
                         return true;
                     }
                 }
+                Ok(Some(Step::Prompt { .. })) => {}
                 Ok(Some(Step::Finished { choice, reason })) => {
                     let ended = std::mem::take(&mut self.choices[choice]);
                     let unsent = Choice { content: String::new(), tokens: Vec::new(), ..ended };
@@ -186,7 +193,8 @@ impl Writing {
         let form = self.answer.form();
         let totals = self.answer.totals_of(index);
         let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
-        let mut settings = props::generation_params(&form.generation);
+        let mut settings =
+            props::generation_params(&self.serving.prompts.vocabulary().end_of_generation, &form.generation);
         settings["stream"] = json!(form.delivery != Delivery::Whole);
         let mut object = json!({
             "index": index,

@@ -5,22 +5,23 @@
 //! that prefix, and it survives `/cache/clear`.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::ids::Token;
+use warmpath_common::lora::{self, Wanted};
 
 use super::body::Body;
 use super::context::RequestContext;
+use super::name::Name;
 use super::state::App;
 use crate::engine::{NamedPin, NewPin, Page};
 use crate::error::RequestError;
 use crate::serving::Serving;
 
 /// Is the longest name of a pin.
-const NAME_BYTES_MAX: usize = 64;
+pub(super) const NAME_BYTES_MAX: usize = 64;
 
 /// Is how many bytes of a hash name a pin that has no name.
 const DERIVED_NAME_BYTES: usize = 8;
@@ -30,6 +31,7 @@ struct PinRequest {
     name: Option<String>,
     cache_salt: Option<String>,
     model: Option<String>,
+    lora: Option<Vec<Wanted>>,
     messages: Option<IgnoredAny>,
     prompt: Option<IgnoredAny>,
 }
@@ -51,7 +53,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
 }
 
 /// Ends a pin.
-pub async fn remove(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, RequestError> {
+pub async fn remove(State(app): State<App>, Name(id): Name) -> Result<Json<Value>, RequestError> {
     match app.admitting()?.engine.unpin(id.clone()).await? {
         true => Ok(Json(json!({"id": id, "unpinned": true}))),
         false => Err(RequestError::PinUnknown { id }),
@@ -81,8 +83,8 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
     crate::lifecycle::check_prompt(serving, &tokens)?;
     let salt = request.cache_salt.as_deref().or(context.cache_salt.as_deref()).unwrap_or_default();
-    let fingerprint = &serving.model.fingerprint.0;
-    let root = ChainRoot { model_fingerprint: fingerprint, lora: &[], cache_salt: salt.as_bytes() }.hash();
+    let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
+    let root = serving.chain_root(adapter, salt);
     let name = match request.name {
         Some(name) => check_name(name)?,
         None => {

@@ -3,43 +3,56 @@
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
+use warmpath_common::ids::Token;
 
 use super::state::App;
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
+use crate::served::Served;
+use crate::serving::Serving;
+
+/// Is what llama-server shows where adaptive-p does not sample. Source: `common_params_sampling` in llama.cpp's `common.h`.
+const ADAPTIVE_TARGET_OFF: f32 = -1.0;
+/// Is what llama-server shows beside it. Source: the same.
+const ADAPTIVE_DECAY_DEFAULT: f32 = 0.9;
 
 /// Answers with the model's and the worker's properties.
 pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
-    let serving = app.serving()?;
-    let facts = serving.engine.facts();
-    let vocabulary = serving.prompts.vocabulary();
+    let served = app.served()?;
+    let base = served.base();
+    let vocabulary = base.prompts.vocabulary();
     let piece = |token: Option<u32>| {
-        token.map_or_else(String::new, |token| String::from_utf8_lossy(&serving.prompts.piece(token)).into_owned())
+        token.map_or_else(String::new, |token| String::from_utf8_lossy(&base.prompts.piece(token)).into_owned())
     };
-    Ok(Json(json!({
-        "default_generation_settings": {
-            "n_ctx": facts.context_tokens,
-            "params": default_params(&serving.defaults),
-        },
-        "total_slots": facts.n_slots,
-        "model_alias": serving.model.names.first(),
-        "model_path": serving.model_path,
+    let mut props = json!({
+        "default_generation_settings": {"n_ctx": base.model.context_tokens},
+        "total_slots": base.model.n_slots,
+        "model_alias": base.model.names.first(),
+        "model_path": base.model_path,
         "modalities": {"vision": false, "audio": false},
-        "chat_template": serving.prompts.chat_template().unwrap_or_default(),
+        "chat_template": base.prompts.chat_template().unwrap_or_default(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),
         "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
-        "model_info": serving.model,
-        "flash_attn": facts.flash_attn,
-        "kv_unified": facts.kv_unified,
-        "self_test": facts.self_test,
-    })))
+        "model_info": base.model,
+    });
+    if let Served::Generator(serving) = &served {
+        let facts = serving.engine.facts();
+        props["default_generation_settings"]["params"] = default_params(serving);
+        props["flash_attn"] = json!(facts.flash_attn);
+        props["kv_unified"] = json!(facts.kv_unified);
+        props["self_test"] = json!(facts.self_test);
+    }
+    Ok(Json(props))
 }
 
-/// Returns the fields of a generation as llama-server names them.
-pub fn generation_params(generation: &Generation) -> Value {
+/// Returns the fields of a generation as llama-server names them; `ends` are the tokens that end one.
+pub fn generation_params(ends: &[Token], generation: &Generation) -> Value {
     let Generation { max_tokens, stop, ignore_eos, probabilities, sampling, .. } = generation;
     let mut params = sampling_params(sampling);
+    let ends = ends.iter().map(|token| (*token, f32::NEG_INFINITY));
+    let biases = sampling.logit_bias.iter().copied().chain(ends.filter(|_| *ignore_eos));
+    params["logit_bias"] = biases.map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
     params["max_tokens"] = json!(max_tokens.map_or(-1, i64::from));
     params["n_predict"] = params["max_tokens"].clone();
     params["stop"] = json!(stop);
@@ -50,8 +63,8 @@ pub fn generation_params(generation: &Generation) -> Value {
     params
 }
 
-fn default_params(defaults: &Generation) -> Value {
-    let mut params = generation_params(defaults);
+fn default_params(serving: &Serving) -> Value {
+    let mut params = generation_params(&serving.prompts.vocabulary().end_of_generation, &serving.defaults);
     params["n_keep"] = json!(0);
     params["n_discard"] = json!(0);
     params
@@ -60,5 +73,8 @@ fn default_params(defaults: &Generation) -> Value {
 fn sampling_params(sampling: &Sampling) -> Value {
     let mut params = serde_json::to_value(sampling).unwrap_or_default();
     params["seed"] = json!(sampling.seed.unwrap_or(u32::MAX));
+    // Of the samplers that llama-server has besides, a request may only ask for what they are when they are off.
+    params["adaptive_target"] = json!(ADAPTIVE_TARGET_OFF);
+    params["adaptive_decay"] = json!(ADAPTIVE_DECAY_DEFAULT);
     params
 }

@@ -3,13 +3,13 @@
 //! Not here: the request as a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 //! The idea: an answer's parts are the response's items; each is added, grows and is done, and every event has its number.
 
-mod wire;
+pub(super) mod wire;
 
 use std::cell::Cell;
 use std::convert::Infallible;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, responses};
@@ -18,7 +18,9 @@ use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, Rep
 use super::body::Body;
 use super::context::RequestContext;
 use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
+use super::name::Name;
 use super::parts::{Kind, Part};
+use super::sse;
 use super::sse::write_named_event;
 use super::state::App;
 use crate::engine::FinishReason;
@@ -36,7 +38,7 @@ pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Val
 }
 
 /// Answers whatever is asked of a response that was made before.
-pub async fn stored(Path(id): Path<String>) -> Result<Infallible, RequestError> {
+pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
     Err(RequestError::NotStored { id })
 }
 
@@ -161,7 +163,7 @@ impl Writer for ResponseWriter {
     }
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b": the answer goes on\n\n");
+        out.extend_from_slice(sse::COMMENT);
     }
 
     fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>) {

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::Uri;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::ids::SlotId;
 
 use super::body::Body;
+use super::name::Name;
 use super::state::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;
@@ -23,7 +24,7 @@ use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 
 /// Is the longest name of a slot's file.
-const FILENAME_BYTES_MAX: usize = 128;
+pub(super) const FILENAME_BYTES_MAX: usize = 128;
 
 #[derive(Deserialize)]
 struct Wanted {
@@ -43,12 +44,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestErr
 }
 
 /// Saves, restores or erases what one slot holds, once it is idle.
-pub async fn act(
-    State(app): State<App>,
-    Path(slot): Path<String>,
-    uri: Uri,
-    body: Body,
-) -> Result<Json<Value>, RequestError> {
+pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
     let slot = read_slot(&serving, &slot)?;
     let wanted = Query::<Wanted>::try_from_uri(&uri);
@@ -156,6 +152,7 @@ fn describe(slot: &SlotView, n_ctx: u32) -> Value {
         "n_exact_tokens": slot.exact_tokens,
         "next_token": [{
             "has_next_token": slot.request_id.is_some(),
+            "n_remain": slot.remaining_tokens.map_or(-1, i64::from),
             "n_decoded": slot.decoded_tokens,
         }],
     })

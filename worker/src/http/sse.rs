@@ -3,12 +3,13 @@
 //! Not here: what the events say.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use serde::Serialize;
 
 /// Writes one event; JSON has no line breaks of its own, so one `data:` line holds it.
@@ -26,6 +27,35 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, content: &impl Serialize
     write_event(out, content);
 }
 
+/// Is an event that no client sees: it says that the connection lives.
+pub const COMMENT: &[u8] = b": the answer goes on\n\n";
+
+/// Says that nothing came for as long as a stream may be silent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Silent;
+
+/// Returns what comes, if it comes before the stream has been silent for too long.
+///
+/// Errors: [`Silent`]; what was awaited is then dropped, so it must lose nothing by that.
+pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<Output = T>) -> Result<T, Silent> {
+    match silence_max {
+        None => Ok(next.await),
+        Some(silence_max) => tokio::time::timeout(silence_max, next).await.map_err(|_| Silent),
+    }
+}
+
+/// Returns these events, with comments wherever they are silent for too long.
+pub fn kept_alive<E>(events: E, silence_max: Option<Duration>) -> impl Stream<Item = E::Item> + Send + 'static
+where
+    E: Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
+{
+    futures::stream::unfold(Box::pin(events), move |mut events| async move {
+        let next = unless_silent(silence_max, events.next()).await;
+        let piece = next.unwrap_or(Some(Ok(Bytes::from_static(COMMENT))))?;
+        Some((piece, events))
+    })
+}
+
 /// Returns the response whose body is these events.
 pub fn response(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
     let described = [
@@ -35,4 +65,37 @@ pub fn response(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + '
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (described, Body::from_stream(events)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+    use tokio::time::Instant;
+    use tokio_stream::wrappers::UnboundedReceiverStream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_gets_comments_and_loses_nothing() {
+        let (events, received) = mpsc::unbounded_channel();
+        let event = |text: &'static str| Ok(Bytes::from_static(text.as_bytes()));
+        let silence = Duration::from_secs(15);
+        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), Some(silence)));
+        let began = Instant::now();
+        for n in 1..=3 {
+            assert_eq!(stream.next().await, Some(Ok(Bytes::from_static(COMMENT))));
+            assert_eq!(began.elapsed(), silence * n);
+        }
+        events.send(event("data: 1\n\n")).expect("the stream is there");
+        assert_eq!((stream.next().await, began.elapsed()), (Some(event("data: 1\n\n")), silence * 3));
+        drop(events);
+        assert_eq!(stream.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_limit_a_stream_may_be_silent_for_ever() {
+        let (_events, received) = mpsc::unbounded_channel();
+        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), None));
+        assert!(tokio::time::timeout(Duration::from_secs(1_000_000), stream.next()).await.is_err());
+    }
 }

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
+use crate::served::Served;
 use crate::serving::{Phase, Serving};
 
 /// Is the handlers' state; cheap to clone.
@@ -27,24 +28,38 @@ pub struct App {
 }
 
 impl App {
-    /// Returns what a loaded worker answers from, to look at it.
+    /// Returns a loaded worker, whatever it computes, to look at it.
     ///
     /// Errors: `Loading`.
-    pub fn serving(&self) -> Result<Arc<Serving>, RequestError> {
+    pub fn served(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
             Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
-            Phase::Ready(serving) | Phase::Draining(serving) => Ok(Arc::clone(serving)),
+            Phase::Ready(served) | Phase::Draining(served) => Ok(served.clone()),
         }
     }
 
-    /// Returns what a loaded worker answers from, to begin something new with it.
+    /// Returns a loaded worker, whatever it computes, to begin something new with it.
     ///
     /// Errors: `Loading`; `Engine(Draining)` once the worker has been asked to stop.
-    pub fn admitting(&self) -> Result<Arc<Serving>, RequestError> {
+    pub fn open(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
             Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
-            Phase::Ready(serving) => Ok(Arc::clone(serving)),
+            Phase::Ready(served) => Ok(served.clone()),
         }
+    }
+
+    /// Returns what a worker that generates answers from, to look at it.
+    ///
+    /// Errors: `Loading`; `NotEnabled` where the worker embeds.
+    pub fn serving(&self) -> Result<Arc<Serving>, RequestError> {
+        self.served()?.generator()
+    }
+
+    /// Returns what a worker that generates answers from, to begin something new with it.
+    ///
+    /// Errors: as [`Self::serving`]; `Engine(Draining)` once the worker has been asked to stop.
+    pub fn admitting(&self) -> Result<Arc<Serving>, RequestError> {
+        self.open()?.generator()
     }
 }

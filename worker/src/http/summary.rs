@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
@@ -15,36 +15,39 @@ use crate::error::RequestError;
 
 /// Answers with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
-    app.serving()?.publisher.snapshot().await.map(Json)
+    app.served()?.base().publisher.snapshot().await.map(Json)
 }
 
 /// Is what a subscriber says of itself.
 #[derive(Debug, Deserialize)]
-pub struct Subscriber {
+struct Subscriber {
     /// Is the last stamp that it has; it goes on from there if it can.
     after: Option<String>,
 }
 
 /// Answers with the whole view, or what the subscriber has missed of it, and every change behind it as frames, until the
 /// subscriber leaves or lags.
-pub async fn stream(State(app): State<App>, Query(subscriber): Query<Subscriber>) -> Result<Response, RequestError> {
+pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, RequestError> {
+    let subscriber = Query::<Subscriber>::try_from_uri(&uri);
+    let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     // What is no stamp of this worker's is answered as any other: by a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
-    let subscription = app.serving()?.publisher.subscribe(after).await?;
+    let subscription = app.served()?.base().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
 }
 
 /// Answers with the model's metadata as a GGUF file without tensors, or 304 to a router that has it.
 pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Response, RequestError> {
-    let serving = app.serving()?;
-    let file = &serving.vocabulary;
+    let served = app.served()?;
+    let base = served.base();
+    let file = base.vocabulary;
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known =
         known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
     let described = [
         (header::ETAG.as_str(), file.etag.clone()),
-        (MODEL_FINGERPRINT, serving.model.fingerprint.to_string()),
+        (MODEL_FINGERPRINT, base.model.fingerprint.to_string()),
         (header::CONTENT_TYPE.as_str(), "application/octet-stream".to_owned()),
     ];
     if known {

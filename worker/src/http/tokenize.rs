@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
@@ -12,16 +13,16 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 
-#[derive(Debug, Deserialize)]
-struct TokenizeRequest {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct TokenizeRequest {
     content: String,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
-struct DetokenizeRequest {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct DetokenizeRequest {
     tokens: Vec<Token>,
 }
 
@@ -39,7 +40,7 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>,
             tokens.iter().map(|token| json!({"id": token, "piece": piece(prompts, *token)})).collect();
         Ok(json!({"tokens": pieces}))
     };
-    app.serving()?.prepare(move |serving| work(&serving.prompts)).await.map(Json)
+    app.served()?.prepare(move |base| work(base.prompts)).await.map(Json)
 }
 
 /// Returns a token's text, or its bytes where they are not text by themselves.
@@ -52,15 +53,15 @@ fn piece(prompts: &PromptMaker, token: Token) -> Value {
 
 /// Answers with the text of tokens.
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
-    let serving = app.serving()?;
-    let content = serving.prepare(move |serving| {
+    let served = app.served()?;
+    let content = served.prepare(move |base| {
         let request: DetokenizeRequest = body.parse()?;
-        let n_vocab = serving.model.n_vocab;
+        let n_vocab = base.model.n_vocab;
         if let Some(token) = request.tokens.iter().find(|token| **token >= n_vocab) {
             let reason = format!("`tokens` holds token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("tokens", reason));
         }
-        Ok(serving.prompts.detokenize(&request.tokens))
+        Ok(base.prompts.detokenize(&request.tokens))
     });
     Ok(Json(json!({"content": content.await?})))
 }

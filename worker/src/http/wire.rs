@@ -2,6 +2,7 @@
 //!
 //! Not here: when which of them is sent (`http::answer`).
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::logprobs::Logprobs;
@@ -45,7 +46,8 @@ impl Shape {
 }
 
 /// Is a whole answer or one chunk of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OpenAiAnswer")]
 pub struct Object<'a> {
     /// Names the answer; the same in all of its chunks.
     pub id: &'a str,
@@ -71,7 +73,8 @@ pub struct Object<'a> {
 }
 
 /// Is one choice or a part of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OpenAiChoice")]
 pub struct Choice<'a> {
     /// Is the choice's index.
     pub index: usize,
@@ -81,11 +84,12 @@ pub struct Choice<'a> {
     /// Is null where they were not asked for, and in a part of a choice that has no token.
     pub logprobs: Option<Logprobs>,
     /// Is why the choice ended; null while it goes on.
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
 /// Is a choice's text in each of its places.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Content<'a> {
     /// In a whole chat completion.
@@ -97,7 +101,8 @@ pub enum Content<'a> {
 }
 
 /// Is the assistant's message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatMessage")]
 pub struct Message<'a> {
     /// Is `assistant`.
     pub role: &'static str,
@@ -112,7 +117,7 @@ pub struct Message<'a> {
 }
 
 /// Is a tool call or a part of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ToolCall<'a> {
     /// Is the call's place in the message, in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,7 +133,7 @@ pub struct ToolCall<'a> {
 }
 
 /// Is a called function or a part of the call.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Function<'a> {
     /// Names the function; in the call's first chunk only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,7 +164,8 @@ impl<'a> From<&'a message::Message> for Message<'a> {
 }
 
 /// Is a part of the assistant's message.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "ChatDelta")]
 pub struct Delta<'a> {
     /// Is `assistant`, in the first chunk only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,9 +173,9 @@ pub struct Delta<'a> {
     /// Is more of what the model thought first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// Is more text.
+    /// Is more text; null beside the role, as llama-server has it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub content: Option<&'a str>,
+    pub content: Option<Option<&'a str>>,
     /// Lists what is new in tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
@@ -187,14 +193,15 @@ impl<'a> From<&'a message::MessageDelta> for Delta<'a> {
         Self {
             role: None,
             reasoning_content: some(&delta.reasoning_content),
-            content: some(&delta.content),
+            content: some(&delta.content).map(Some),
             tool_calls: delta.tool_calls.iter().map(call).collect(),
         }
     }
 }
 
 /// Counts the tokens of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OpenAiUsage")]
 pub struct Usage {
     /// Is the tokens of the prompts.
     pub prompt_tokens: u32,
@@ -202,30 +209,29 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Is the sum of both.
     pub total_tokens: u32,
-    /// Is absent where nothing was reused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// Says how many of the prompts' tokens were reused.
+    pub prompt_tokens_details: PromptTokensDetails,
     /// Is absent where the model's thoughts cannot be told from its answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 /// Says more of the choices' tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionTokensDetails {
     /// Is how many were thoughts.
     pub reasoning_tokens: u32,
 }
 
 /// Says more of the prompts' tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
     /// Is how many were reused.
     pub cached_tokens: u32,
 }
 
 /// Is llama-server's `timings`, and where the reused tokens came from.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Timings {
     cache_n: u32,
     prefix_cache_tokens: CachedTokens,
@@ -250,7 +256,7 @@ impl From<Totals> for Usage {
             completion_tokens_details: totals
                 .reasoning_tokens
                 .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
-            prompt_tokens_details: (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens }),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
         }
     }
 }
@@ -258,7 +264,9 @@ impl From<Totals> for Usage {
 impl From<Totals> for Timings {
     fn from(totals: Totals) -> Self {
         let ratio = |above: f64, below: f64| if below > 0.0 { above / below } else { 0.0 };
-        let (prompt_n, predicted_n) = (f64::from(totals.computed_tokens), f64::from(totals.completion_tokens));
+        let prompt_n = f64::from(totals.computed_tokens);
+        // The first token of each choice comes out of its prompt, so its time is not in `predicted_ms`.
+        let predicted_n = f64::from(totals.completion_tokens.saturating_sub(totals.n_begun));
         Self {
             cache_n: totals.reused.total(),
             prefix_cache_tokens: totals.reused,

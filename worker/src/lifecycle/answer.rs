@@ -3,13 +3,13 @@
 //! Not here: the shape in which a client gets it (`http::answer`).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use warmpath_common::ids::{RequestId, Token};
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::{Arrival, Submitted};
@@ -33,6 +33,8 @@ pub enum Delivery {
 pub struct Form {
     /// Says whether it is streamed.
     pub delivery: Delivery,
+    /// Is how long a stream may be silent before its client is told that it goes on; absent for ever.
+    pub silence_max: Option<Duration>,
     /// Is how tokens are chosen and when it ends.
     pub generation: Generation,
     /// Lists the text of each choice's prompt; empty where the answer does not repeat it.
@@ -54,6 +56,13 @@ pub struct Answer {
 /// Is one step of an answer.
 #[derive(Debug, PartialEq)]
 pub enum Step {
+    /// A choice's prompt is computed, and it was asked how likely its tokens are.
+    Prompt {
+        /// Is the choice's index.
+        choice: usize,
+        /// Is how likely they are.
+        probabilities: PromptProbabilities,
+    },
     /// A choice goes on; the text may be empty.
     Text {
         /// Is the choice's index.
@@ -85,6 +94,8 @@ pub struct Totals {
     pub completion_tokens: u32,
     /// Is how many of those were thoughts; absent where nobody looked.
     pub reasoning_tokens: Option<u32>,
+    /// Is how many choices have a token.
+    pub n_begun: u32,
     /// Is the prompt tokens that were computed for all choices.
     pub computed_tokens: u32,
     /// Is the prompt tokens that were reused by all choices, by where they came from.
@@ -131,6 +142,7 @@ impl Choice {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached().total(),
             completion_tokens: finished.completion_tokens,
+            n_begun: finished.completion_tokens.min(1),
             computed_tokens: self.prompt_tokens - self.cached().total(),
             reused: self.cached(),
             truncated: finished.truncated,
@@ -239,6 +251,7 @@ impl Answer {
             let Some((choice, event)) = self.events.next().await else { return Err(EngineError::Stopped.into()) };
             match event {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
+                Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),
                 Event::Text { text, token, probabilities } => {
                     self.clock.token();
                     return Ok(Some(Step::Text { choice, text, token, probabilities }));
@@ -289,6 +302,7 @@ impl Answer {
                 totals.cached_tokens += of_choice.cached_tokens;
             }
             totals.completion_tokens += of_choice.completion_tokens;
+            totals.n_begun += of_choice.n_begun;
             totals.computed_tokens += of_choice.computed_tokens;
             totals.reused += of_choice.reused;
             totals.truncated |= of_choice.truncated;

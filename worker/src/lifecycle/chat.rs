@@ -67,7 +67,7 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         let spelled = spelled(serving, &format.format().preserved_tokens);
         Arc::new(ChatAnswer { format, thoughts, calls, spelled })
     });
-    Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, answer })
+    Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer })
 }
 
 fn call_grammar(serving: &Serving, answer: &AnswerFormat, grammar: AnswerGrammar<'_>) -> CallGrammar {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::answer::{Answer, Delivery, Step, Totals};
 use super::chat::ChatAnswer;
@@ -92,6 +92,13 @@ impl Message {
 /// Is one step of an answer made of messages.
 #[derive(Debug, PartialEq)]
 pub enum MessageStep {
+    /// A choice's prompt is computed, and it was asked how likely its tokens are.
+    Prompt {
+        /// Is the choice's index.
+        choice: usize,
+        /// Is how likely they are.
+        probabilities: PromptProbabilities,
+    },
     /// A choice's message goes on.
     Delta {
         /// Is the choice's index.
@@ -168,6 +175,9 @@ impl Messages {
         loop {
             let (choice, delta) = match self.answer.next().await? {
                 None => return Ok(None),
+                Some(Step::Prompt { choice, probabilities }) => {
+                    return Ok(Some(MessageStep::Prompt { choice, probabilities }));
+                }
                 Some(Step::Text { choice, text, probabilities, .. }) => {
                     self.untold[choice].extend(probabilities);
                     let delta = match self.readings.get_mut(choice) {

@@ -1,7 +1,7 @@
 //! Answers of a scripted engine, for tests of what is made of them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use warmpath_common::ids::RequestId;
@@ -24,7 +24,12 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiv
         read_prompts: |_, _| Ok(Vec::new()),
     };
     let clock = Clock::start(&arrival, &Arc::new(Metrics::new()));
-    let form =
-        Form { delivery: Delivery::Stream, generation: Generation::default(), prompt_texts: Vec::new(), answer: None };
+    let form = Form {
+        delivery: Delivery::Stream,
+        silence_max: Some(Duration::from_secs(15)),
+        generation: Generation::default(),
+        prompt_texts: Vec::new(),
+        answer: None,
+    };
     Answer::begin(form, vec![(Choice::new(prompt_tokens, 0), events)], clock).await.expect("the script begins")
 }

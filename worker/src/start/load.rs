@@ -12,16 +12,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo, Pooling};
+use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::{Identity, RunError};
-use crate::config::Config;
+use crate::config::{Config, EmbeddingConfig};
+use crate::embedder::vector::Norm;
+use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{Engine, EngineHandle, EngineUpdate};
 use crate::metrics::Metrics;
+use crate::served::{Embedding, Served};
 use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
+
+/// Names a tool that no template contains.
+const TOOL_PROBE: &str = "warmpath_probe";
 
 /// Is what is to be loaded and where its progress is shown.
 pub struct Job {
@@ -35,9 +42,15 @@ pub struct Job {
     pub metrics: Arc<Metrics>,
 }
 
+/// Is what computes.
+enum Computes {
+    Engine(EngineHandle),
+    Embedder(EmbedHandle),
+}
+
 /// Is what blocking work has loaded.
 struct Parts {
-    engine: EngineHandle,
+    computes: Computes,
     prompts: PromptMaker,
     vocabulary: Vec<u8>,
     updates: mpsc::UnboundedReceiver<EngineUpdate>,
@@ -55,7 +68,7 @@ impl Drop for StopOnDrop {
 /// Returns everything that a worker serves from; dropping the future stops the loading.
 ///
 /// Errors: `Model`, `Prompt`, `Engine`, `Panicked`.
-pub async fn load(job: Job) -> Result<Arc<Serving>, RunError> {
+pub async fn load(job: Job) -> Result<Served, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
     let Job { config, identity, phase, metrics } = job;
@@ -71,17 +84,37 @@ pub async fn load(job: Job) -> Result<Arc<Serving>, RunError> {
     let stamp = Stamp { worker_uid: identity.uid, boot_epoch: identity.boot_epoch, seq: 0 };
     let (publisher, _) = Publisher::start((stamp, model.clone()), parts.updates, metrics);
     let etag = format!("\"{}-{}\"", model.fingerprint, &model.chat_template_fingerprint.to_string()[..16]);
-    Ok(Arc::new(Serving {
-        preparing: Preparing::new(usize::from(model.n_slots) + config.engine.queue_max),
-        engine: parts.engine,
-        prompts: parts.prompts,
-        defaults: config.generation,
-        vocabulary: VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag },
-        model,
-        model_path: config.engine.model,
-        loaded_at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        publisher,
-    }))
+    let vocabulary = VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag };
+    let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);
+    let loaded_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let adapter_files = config.engine.adapters.into_iter().map(|adapter| adapter.path).collect();
+    let (prompts, model_path) = (parts.prompts, config.engine.model);
+    Ok(match parts.computes {
+        Computes::Engine(engine) => Served::Generator(Arc::new(Serving {
+            engine,
+            prompts,
+            defaults: config.generation,
+            silence_max: config.http.silence_max,
+            vocabulary,
+            model,
+            model_path,
+            adapter_files,
+            loaded_at_s,
+            publisher,
+            preparing,
+        })),
+        Computes::Embedder(embedder) => Served::Embedder(Arc::new(Embedding {
+            embedder,
+            prompts,
+            norm: config.embedding.map_or(Norm::P(2), |embedding| embedding.norm),
+            vocabulary,
+            model,
+            model_path,
+            loaded_at_s,
+            publisher,
+            preparing,
+        })),
+    })
 }
 
 fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
@@ -95,27 +128,86 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
-    let engine = Engine::start(config.engine.clone(), report, sender).map_err(RunError::Engine)?;
-    Ok(Parts { engine, prompts, vocabulary, updates })
+    let computes = match config.embedding {
+        None => Engine::start(config.engine.clone(), report, sender).map(Computes::Engine),
+        Some(EmbeddingConfig { pooling, .. }) => {
+            let embed = EmbedConfig { engine: config.engine.clone(), pooling };
+            embedder::start(embed, report, sender).map(Computes::Embedder)
+        }
+    };
+    Ok(Parts { computes: computes.map_err(RunError::Engine)?, prompts, vocabulary, updates })
 }
 
 fn declare(config: &Config, parts: &Parts) -> ModelInfo {
-    let facts = parts.engine.facts();
     let vocabulary = parts.prompts.vocabulary();
-    ModelInfo {
+    let trained = |n_ctx_train: u32| (n_ctx_train > 0).then_some(n_ctx_train);
+    let common = ModelInfo {
         names: config.identity.model_names.clone(),
-        fingerprint: facts.model_fingerprint,
-        kv_fingerprint: facts.kv_fingerprint,
+        fingerprint: Fingerprint([0; 32]),
+        kv_fingerprint: Fingerprint([0; 32]),
         chat_template_fingerprint: parts.prompts.chat_template_fingerprint(),
         hash_version: HASH_VERSION,
-        block_size_tokens: facts.block_size_tokens,
+        block_size_tokens: config.engine.block_size_tokens,
         add_bos: vocabulary.add_bos,
         add_eos: vocabulary.add_eos,
-        context_tokens: facts.context_tokens,
-        n_slots: facts.n_slots,
-        memory: facts.memory,
-        n_vocab: facts.n_vocab,
+        context_tokens: 0,
+        n_ctx_train: None,
+        n_slots: config.engine.n_slots,
+        memory: MemoryKind::Full,
+        n_vocab: vocabulary.n_vocab,
+        capabilities: Vec::new(),
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
+    };
+    match &parts.computes {
+        Computes::Engine(engine) => {
+            let facts = engine.facts();
+            ModelInfo {
+                fingerprint: facts.model_fingerprint,
+                kv_fingerprint: facts.kv_fingerprint,
+                block_size_tokens: facts.block_size_tokens,
+                context_tokens: facts.context_tokens,
+                n_ctx_train: trained(facts.n_ctx_train),
+                n_slots: facts.n_slots,
+                memory: facts.memory,
+                n_vocab: facts.n_vocab,
+                capabilities: capabilities(&parts.prompts),
+                adapters: facts.adapters.clone(),
+                adapter_in_force: config.adapter_in_force,
+                ..common
+            }
+        }
+        // No state is kept, so none has a layout.
+        Computes::Embedder(embedder) => {
+            let facts = embedder.facts();
+            let is_rank = facts.embedding.pooling == Pooling::Rank;
+            ModelInfo {
+                fingerprint: facts.model_fingerprint,
+                context_tokens: facts.text_tokens_max,
+                n_ctx_train: trained(facts.n_ctx_train),
+                n_vocab: facts.n_vocab,
+                capabilities: vec![if is_rank { Capability::Rerank } else { Capability::Embedding }],
+                embedding: Some(facts.embedding),
+                ..common
+            }
+        }
     }
+}
+
+/// Returns what a model that generates can be asked for, by what its chat template renders.
+fn capabilities(prompts: &PromptMaker) -> Vec<Capability> {
+    let chat = |tools: Option<Vec<serde_json::Value>>| {
+        let message = serde_json::json!({"messages": [{"role": "user", "content": "question"}], "tools": tools});
+        serde_json::from_value(message).ok().and_then(|chat: ChatPrompt| prompts.render(&chat).ok())
+    };
+    let tool = serde_json::json!({"type": "function", "function": {
+        "name": TOOL_PROBE, "description": "a probe", "parameters": {"type": "object", "properties": {}},
+    }});
+    let mut capabilities = vec![Capability::Completion];
+    capabilities.extend(chat(None).map(|_| Capability::Chat));
+    capabilities.extend(chat(Some(vec![tool])).filter(|text| text.contains(TOOL_PROBE)).map(|_| Capability::Tools));
+    capabilities
 }
 
 /// Shows how much of the model is loaded: to HTTP, and to people as a bar or as log lines.

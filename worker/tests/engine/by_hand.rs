@@ -51,6 +51,11 @@ impl ByHand {
         self.logits = self.context.get_logits_ith(tokens.len() as i32 - 1).to_vec();
     }
 
+    /// Returns the logits of the last token.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
     /// Drops tokens behind the first `n_kept` and moves the rest up.
     pub fn shift(&mut self, n_kept: u32, n_dropped: u32) {
         let from = n_kept + n_dropped;

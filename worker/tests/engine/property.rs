@@ -6,9 +6,10 @@ use rand::{Rng, RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use warmpath_bench::model::{Oracle, Preset};
 use warmpath_common::ids::Token;
+use warmpath_common::lora::Applied;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
-use super::support::{Answer, Ask, N_TEXT_TOKENS, ask, config, model, start, stop, tokens, until};
+use super::support::{Answer, Ask, N_TEXT_TOKENS, adapter, applied, ask, config, model, start, stop, tokens, until};
 
 /// Is how many groups of up to five requests one run sends.
 const N_WAVES: usize = 36;
@@ -20,6 +21,7 @@ const REUSED_MIN: usize = 4;
 /// Is one conversation: what was said so far, prompt and answers.
 struct Conversation {
     salt: u8,
+    adapter: Option<Applied>,
     tokens: Vec<Token>,
 }
 
@@ -27,6 +29,7 @@ struct Conversation {
 struct Traffic {
     rng: ChaCha8Rng,
     answer_tokens: Range<u32>,
+    n_adapters: u16,
     systems: Vec<Vec<Token>>,
     conversations: Vec<Conversation>,
     stop_texts: Vec<String>,
@@ -41,10 +44,11 @@ struct Request {
 }
 
 impl Traffic {
-    fn new(seed: u64, answer_tokens: Range<u32>) -> Self {
+    fn new(seed: u64, answer_tokens: Range<u32>, n_adapters: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let systems = [40, 90, 3].map(|n| random_tokens(&mut rng, n)).to_vec();
-        Self { rng, answer_tokens, systems, conversations: Vec::new(), stop_texts: Vec::new() }
+        let n_adapters = u16::try_from(n_adapters).unwrap();
+        Self { rng, answer_tokens, n_adapters, systems, conversations: Vec::new(), stop_texts: Vec::new() }
     }
 
     fn wave(&mut self) -> Vec<Request> {
@@ -70,6 +74,7 @@ impl Traffic {
         let mut ask = ask(tokens, self.rng.random_range(self.answer_tokens.clone()));
         ask.last_message_token = Some(tokens.len() as u32 * 2 / 3);
         ask.salt = self.conversations[conversation].salt;
+        ask.adapter = self.conversations[conversation].adapter;
         self.vary(&mut ask);
         let leaves_after = self.rng.random_bool(0.15).then(|| self.rng.random_range(0..6));
         Request { ask, conversation, leaves_after }
@@ -78,7 +83,12 @@ impl Traffic {
     fn open(&mut self) -> usize {
         let system = self.rng.random_range(0..self.systems.len());
         let tokens = self.systems[system].clone();
-        self.conversations.push(Conversation { salt: self.rng.random_range(0..2), tokens });
+        let salt = self.rng.random_range(0..2);
+        let adapter = match self.n_adapters {
+            0 => None,
+            n => self.rng.random_range(0..=n).checked_sub(1).and_then(applied),
+        };
+        self.conversations.push(Conversation { salt, adapter, tokens });
         self.conversations.len() - 1
     }
 
@@ -210,7 +220,7 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     let (mut warm, mut updates) = start(warm_config.clone());
     let (cold, _cold_updates) = start(cold);
     let oracle = (preset == Preset::Tiny).then(|| Oracle::new(preset, seed).unwrap());
-    let mut traffic = Traffic::new(seed, life.answer_tokens.clone());
+    let mut traffic = Traffic::new(seed, life.answer_tokens.clone(), warm_config.adapters.len());
     let mut used = Used::default();
     for n_wave in 1..=life.n_waves {
         let wave = traffic.wave();
@@ -261,7 +271,7 @@ async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
 /// Returns whether the answer is the model's own choice at every token.
 fn is_plain(ask: &Ask) -> bool {
     let sampling = &ask.generation.sampling;
-    !ask.generation.ignore_eos && sampling.temperature == 0.0 && sampling.repeat_penalty == 1.0
+    ask.adapter.is_none() && !ask.generation.ignore_eos && sampling.temperature == 0.0 && sampling.repeat_penalty == 1.0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -280,6 +290,25 @@ async fn answers_stay_the_same_in_a_shared_buffer_with_flash_attention_and_small
         config.ubatch_tokens = 16;
     };
     check(Preset::Tiny, 4, change).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_where_sequences_run_with_different_adapters() {
+    let with_adapters = |config: &mut EngineConfig| {
+        config.adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+    };
+    // The adapters are made for the model of seed 1.
+    check(Preset::Tiny, 1, with_adapters).await;
+    let life = Life { n_waves: 2 * N_WAVES, ..Life::short(Preset::Tiny, 1) };
+    let used = compare(life, |config| {
+        with_adapters(config);
+        config.n_slots = 4;
+        config.context_tokens_total = 4 * 1024;
+        config.kv_unified = Switch::On;
+        config.batch_tokens = 64;
+        config.ubatch_tokens = 32;
+    });
+    assert!(used.await.n_reused > 2 * REUSED_MIN);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

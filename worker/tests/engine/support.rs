@@ -1,19 +1,22 @@
 //! Starts engines on made models, submits and gathers answers.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::timeout;
 use warmpath_bench::model::Preset;
+use warmpath_bench::model::adapter::write_adapter;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
+use warmpath_common::lora::{Applied, Scale};
 use warmpath_worker::engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling, ShiftWish,
-    Started, Submission,
+    AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling,
+    ShiftWish, Started, Submission,
 };
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 /// Is how long anything in these tests may take before it counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -42,7 +45,30 @@ pub async fn stop(engine: EngineHandle) {
 
 /// Returns the root of the chain of one tenant.
 pub fn root(salt: u8) -> BlockHash {
-    ChainRoot { model_fingerprint: &[7; 32], lora: &[], cache_salt: &[salt] }.hash()
+    root_with(salt, None)
+}
+
+/// Returns the root of the chain of one tenant with one adapter.
+fn root_with(salt: u8, adapter: Option<Applied>) -> BlockHash {
+    let lora = adapter.map(|applied| format!("{} {}", applied.adapter, applied.scale)).unwrap_or_default();
+    ChainRoot { model_fingerprint: &[7; 32], lora: lora.as_bytes(), cache_salt: &[salt] }.hash()
+}
+
+/// Returns the adapter of this place, applied as it was meant.
+pub fn applied(adapter: u16) -> Option<Applied> {
+    Some(Applied { adapter, scale: Scale::ONE })
+}
+
+/// Returns an adapter for the model of `preset` and seed 1, to be loaded.
+pub fn adapter(preset: Preset, adapter_seed: u64) -> AdapterFile {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = format!("adapter-{}-{adapter_seed}", preset.name());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.gguf", std::process::id()));
+    if !path.exists() {
+        write_adapter(preset, 1, adapter_seed, &path).unwrap();
+    }
+    AdapterFile { name, path, scale: Scale::ONE }
 }
 
 /// Is a request in the making; greedy, to a fixed length, going on past ends of generation, unless changed.
@@ -51,6 +77,7 @@ pub struct Ask {
     pub id: String,
     pub prompt: Vec<Token>,
     pub salt: u8,
+    pub adapter: Option<Applied>,
     pub generation: Generation,
     pub cache_prompt: bool,
     pub shifts: ShiftWish,
@@ -64,6 +91,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
         id: "test".to_owned(),
         prompt: prompt.to_vec(),
         salt: 0,
+        adapter: None,
         generation: Generation {
             max_tokens: Some(max_tokens),
             stop: Vec::new(),
@@ -95,7 +123,8 @@ impl Ask {
         engine.submit(Submission {
             request_id: RequestId::new(&self.id).unwrap(),
             prompt: self.prompt.clone(),
-            chain_root: root(self.salt),
+            chain_root: root_with(self.salt, self.adapter),
+            adapter: self.adapter,
             generation: self.generation.clone(),
             cache_prompt: self.cache_prompt,
             shifts: self.shifts,
@@ -126,6 +155,7 @@ pub struct Answer {
     pub started: Option<Started>,
     pub text: String,
     pub tokens: Vec<Token>,
+    pub prompt: Option<PromptProbabilities>,
     pub probabilities: Vec<TokenProbabilities>,
     pub finished: Option<Finished>,
     pub failed: Option<EngineError>,
@@ -137,6 +167,7 @@ impl Answering {
         let event = timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
         match event {
             Some(Event::Started(started)) => self.answer.started = Some(started),
+            Some(Event::Prompt(probabilities)) => self.answer.prompt = Some(probabilities),
             Some(Event::Text { text, token, probabilities }) => {
                 self.answer.text.push_str(&text);
                 self.answer.tokens.push(token);

@@ -77,7 +77,12 @@ async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
         ),
         (COMPLETIONS, r#"{"prompt": "a", "logprobs": 21}"#, refused("logprobs", "must be 0 to 20")),
         (COMPLETIONS, r#"{"prompt": "a", "logprobs": "all"}"#, refused("logprobs", "true, false or a number")),
-        (COMPLETIONS, r#"{"prompt": "a", "echo": true, "logprobs": 0}"#, refused("echo", "cannot be combined")),
+        (
+            CHAT,
+            r#"{"messages": [], "add_generation_prompt": true, "continue_final_message": true}"#,
+            refused("continue_final_message", "cannot be combined"),
+        ),
+        (COMPLETIONS, r#"{"prompt": "a", "sse_ping_interval": -2}"#, refused("sse_ping_interval", "-1 to 86400")),
         (
             CHAT,
             r#"{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1}"#,
@@ -106,12 +111,12 @@ async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let full: Vec<u32> = vec![5; usize::try_from(context).expect("a small number")];
     let response = worker.post(COMPLETIONS, &json!({"prompt": full})).send().await.expect("a response");
     let expected =
-        Expected { status: 400, param: None, code: Some("context_length_exceeded"), says: "256 tokens, but" };
+        Expected { status: 400, param: None, code: Some("context_length_exceeded"), says: "the prompt of 256 tokens" };
     assert_eq!(context, 256);
     check_response(response, &expected, "as long as the context").await;
 
     let long = worker.post(CHAT, &json!({"messages": user(&"word ".repeat(500))})).send().await.expect("a response");
-    let expected = Expected { says: "context is 256 tokens", ..expected };
+    let expected = Expected { says: "context size, which is 256 tokens", ..expected };
     check_response(long, &expected, "a long chat").await;
 
     let answer = worker.ask(COMPLETIONS, json!({"prompt": &full[1..], "max_tokens": 50, "ignore_eos": true})).await;

@@ -135,15 +135,15 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
     let invalid = "invalid_request_error";
     for (body, expected) in [
         ("{".to_owned(), (400, invalid, "not valid JSON")),
-        ("[]".to_owned(), (400, invalid, "expected a map")),
+        ("[]".to_owned(), (400, invalid, "must be a JSON object")),
         (json!({"messages": user("a")}).to_string(), (400, invalid, "`max_tokens` is missing")),
         (with("max_tokens", json!(0)), (400, invalid, "`max_tokens` must be at least 1")),
         (with("max_tokens", json!("many")), (400, invalid, "`max_tokens`: invalid type")),
-        (with("stop_sequences", json!(5)), (400, invalid, "`stop_sequences`: ")),
+        (with("stop_sequences", json!(5)), (400, invalid, "`stop_sequences` must be an array")),
         (with("stop_sequences", json!(vec!["x"; 33])), (400, invalid, "`stop_sequences` has 33 texts")),
         (with("temperature", json!(-1)), (400, invalid, "`temperature` must be")),
         (with("messages", json!([])), (400, invalid, "`messages` is empty")),
-        (with("messages", user(&"word ".repeat(400))), (400, invalid, "context is 256 tokens")),
+        (with("messages", user(&"word ".repeat(400))), (400, invalid, "context size, which is 256 tokens")),
         (
             with("messages", json!([{"role": "user", "content": [{"type": "image"}]}])),
             (400, invalid, "`messages[0].content[0].type`"),

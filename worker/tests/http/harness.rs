@@ -15,6 +15,8 @@ use warmpath_worker::config::flags::Flags;
 use warmpath_worker::config::resolve;
 use warmpath_worker::start::{RunError, bind};
 
+use crate::contract;
+
 /// Is how long a test waits for what must come.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,7 +85,9 @@ impl TestWorker {
     pub async fn get_json(&self, path: &str) -> Value {
         let response = self.get(path).await;
         assert!(response.status().is_success(), "{path}: {}", response.status());
-        response.json().await.expect("the response is JSON")
+        let object = response.json().await.expect("the response is JSON");
+        contract::check("get", path, 200, &object);
+        object
     }
 
     pub fn request(&self, path: &str) -> RequestBuilder {
@@ -97,13 +101,17 @@ impl TestWorker {
     /// Sends a request without a body and returns its status and the object that comes back.
     pub async fn delete(&self, path: &str) -> (u16, Value) {
         let response = self.client.delete(format!("{}{path}", self.base)).send().await.expect("the worker responds");
-        (response.status().as_u16(), response.json().await.expect("the response is JSON"))
+        let (status, object) = (response.status().as_u16(), response.json().await.expect("the response is JSON"));
+        contract::check("delete", path, status, &object);
+        (status, object)
     }
 
     /// Returns the status and the object that comes back.
     pub async fn try_ask(&self, path: &str, body: &Value) -> (u16, Value) {
         let response = self.post(path, body).send().await.expect("the worker responds");
-        (response.status().as_u16(), response.json().await.expect("the response is JSON"))
+        let (status, object) = (response.status().as_u16(), response.json().await.expect("the response is JSON"));
+        contract::check("post", path, status, &object);
+        (status, object)
     }
 
     /// Posts bytes as they are.
@@ -117,6 +125,7 @@ impl TestWorker {
         let status = response.status();
         let object: Value = response.json().await.expect("the response is JSON");
         assert_eq!(status, StatusCode::OK, "{object}");
+        contract::check("post", path, 200, &object);
         object
     }
 
@@ -126,6 +135,7 @@ impl TestWorker {
         assert_eq!(response.status(), StatusCode::OK);
         let mut events = events(&response.text().await.expect("the stream ends well"));
         assert_eq!(events.pop(), Some(Value::String("[DONE]".to_owned())));
+        events.iter().for_each(|event| contract::check_event(path, event));
         events
     }
 

@@ -103,3 +103,33 @@ async fn metrics_count_requests_and_tokens() {
     assert_eq!(worker.metric("tpot_seconds_count").await, 2.0);
     assert_eq!(worker.metric("request_seconds_count").await, 2.0);
 }
+
+#[tokio::test]
+async fn metrics_have_llama_servers_names_too() {
+    let worker = TestWorker::start("--slots 1").await;
+    let body = json!({"prompt": "the quick brown fox", "n_predict": 4, "ignore_eos": true});
+    let (mut n_computed, mut n_cached, mut n_predicted) = (0.0, 0.0, 0.0);
+    for _ in 0..2 {
+        let timings = worker.ask("/completion", body.clone()).await["timings"].clone();
+        let count = |name: &str| timings[name].as_f64().expect("a number");
+        n_computed += count("prompt_n");
+        n_cached += count("cache_n");
+        n_predicted += count("predicted_n");
+    }
+    assert!(n_cached > 0.0);
+    // The engine shows its counters after the step whose end the client has heard of.
+    worker.until("the slot is idle", async |worker| worker.metric("slots_busy").await == 0.0).await;
+    let response = worker.get("/metrics").await;
+    let started: u64 = response.headers()["process-start-time-unix"].to_str().expect("text").parse().expect("a number");
+    assert!(started > 1_700_000_000, "{started}");
+    let text = response.text().await.expect("text");
+    for (name, kind, value) in [
+        ("prompt_tokens_total", "counter", n_computed),
+        ("prompt_tokens_cached_total", "counter", n_cached),
+        ("tokens_predicted_total", "counter", n_predicted),
+        ("requests_processing", "gauge", 0.0),
+        ("n_busy_slots_per_decode", "gauge", 1.0),
+    ] {
+        assert!(text.contains(&format!("# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n")), "{name}: {text}");
+    }
+}

@@ -2,17 +2,23 @@
 //!
 //! Not here: whether the tokens are right (the engine's own tests), several workers (`warmpath-tests`).
 
+mod adapters;
 mod answers;
 mod bad_input;
 mod cache;
+mod contract;
 mod dialect_tools;
 mod dialects;
+mod document;
+mod embeddings;
+mod fuzz;
 mod harness;
 mod life;
 mod looks;
 mod native;
 mod pins;
 mod probabilities;
+mod rerank;
 mod schemas;
 mod shifts;
 mod slot_files;

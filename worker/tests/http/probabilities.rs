@@ -133,3 +133,40 @@ async fn a_completion_begins_with_its_prompt_if_that_is_wanted() {
     let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(json!(text), whole["choices"][0]["text"]);
 }
+
+#[tokio::test]
+async fn a_completion_that_begins_with_its_prompt_says_how_likely_that_is() {
+    let worker = TestWorker::start("--slots 2").await;
+    let mut body = json!({
+        "prompt": "One two three", "echo": true, "logprobs": 2, "max_tokens": 3, "temperature": 0, "ignore_eos": true,
+    });
+    let whole = worker.ask(COMPLETIONS, body.clone()).await;
+    let choice = &whole["choices"][0];
+    let list = |logprobs: &Value, name: &str| logprobs[name].as_array().expect("a list").clone();
+    let (n_prompt, logprobs) = (whole["usage"]["prompt_tokens"].as_u64().expect("a number"), &choice["logprobs"]);
+    let numbers = list(logprobs, "token_logprobs");
+    assert_eq!(numbers.len() as u64, n_prompt + 3);
+    assert!(
+        numbers[0].is_null() && logprobs["top_logprobs"][0].is_null(),
+        "nothing stands before the first: {logprobs}"
+    );
+    assert!(numbers[1..].iter().all(|number| number.as_f64().is_some_and(|number| number <= 0.0)), "{numbers:?}");
+    let text: String = list(logprobs, "tokens").iter().filter_map(Value::as_str).collect();
+    assert_eq!(json!(text), choice["text"]);
+    assert!(text.starts_with("One two three"));
+
+    body["stream"] = json!(true);
+    let events = worker.stream(COMPLETIONS, body.clone()).await;
+    let parts: Vec<&Value> = events.iter().map(|event| &event["choices"][0]).collect();
+    assert_eq!(parts[0]["text"], "One two three", "{events:?}");
+    let shown = parts.iter().map(|part| &part["logprobs"]).filter(|logprobs| !logprobs.is_null());
+    let offsets: Vec<Value> = shown.flat_map(|logprobs| list(logprobs, "text_offset")).collect();
+    assert_eq!(offsets, list(logprobs, "text_offset"));
+
+    (body["stream"], body["max_tokens"]) = (json!(false), json!(0));
+    let prompt_only = worker.ask(COMPLETIONS, body).await;
+    let choice = &prompt_only["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("One two three"), &json!("length")));
+    assert_eq!(list(&choice["logprobs"], "token_logprobs").len() as u64, n_prompt);
+    assert_eq!(prompt_only["usage"]["completion_tokens"], 0);
+}

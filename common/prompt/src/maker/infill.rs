@@ -66,7 +66,7 @@ impl PromptMaker {
         let mut suffix = self.vocabulary.tokenize_plain(&request.input_suffix);
         suffix.truncate(SUFFIX_TOKENS_MAX.saturating_sub(2 + known.len()));
 
-        let answer_tokens = usize::try_from(request.n_predict.unwrap_or(0)).unwrap_or(0);
+        let answer_tokens = request.answer_tokens();
         let taken = SIDES_TOKENS_MAX.saturating_add(answer_tokens.saturating_mul(2));
         let extra = self.extra(request, fim);
         let n_extra = extra.len().min((context_tokens as usize).saturating_sub(taken));

@@ -152,3 +152,99 @@ fn a_thousand_messages_need_little_of_the_fuel() {
     }
     assert!(n_rendered > 50 && most.0 < TEMPLATE_FUEL_MAX / 10, "{most:?}");
 }
+
+/// Lists what templates are made of.
+const WORDS: &[&str] = &[
+    "{{ ",
+    " }}",
+    "{% ",
+    " %}",
+    "{%- ",
+    " -%}",
+    "{# ",
+    " #}",
+    "for m in messages",
+    "endfor",
+    "if ",
+    "elif ",
+    "else",
+    "endif",
+    "set x = ",
+    "set ns = namespace(a=1)",
+    "ns.a",
+    "macro f(x)",
+    "endmacro",
+    "f(f)",
+    "messages",
+    "m.role",
+    "m['content']",
+    "[::-1]",
+    "[1:]",
+    "[-1]",
+    "range(100000000)",
+    "range(9)",
+    "'x' * 100000000",
+    "x ~ x",
+    "| tojson",
+    "| trim",
+    "| length",
+    "| join('')",
+    "| map('upper') | list",
+    "| selectattr('a')",
+    ".split('x')",
+    ".strip()",
+    ".items()",
+    "is defined",
+    "is none",
+    "not ",
+    " and ",
+    "loop.index0",
+    "raise_exception('no')",
+    "strftime_now('%Y')",
+    "'%'",
+    "\"",
+    "'",
+    "\\",
+    "\n",
+    "é\u{10ffff}",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    "generation",
+    "endgeneration",
+    "1 // 0",
+    "1 % 0",
+    "-9223372036854775808",
+    "2 ** 100000",
+    "call f()",
+    "break",
+    "continue",
+    "include 'x'",
+];
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: cases(), ..Default::default() })]
+
+    #[test]
+    fn no_template_panics_runs_for_ever_or_writes_without_end(
+        words in proptest::collection::vec(proptest::sample::select(WORDS), 0..40),
+        is_whole in proptest::bool::ANY,
+    ) {
+        // Half of them begin as one that works and takes what follows into its loop.
+        let (start, end) = if is_whole { ("{% for m in messages %}{{ m.role }}", "{% endfor %}") } else { ("", "") };
+        let source = format!("{start}{}{end}", words.concat());
+        let variables = json!({"messages": [{"role": "user", "content": " hi "}, {}], "x": "a"});
+        if let Ok(template) = compile(&source) {
+            let n_bytes = template.render_json(&variables).map_or(0, |text| text.len());
+            proptest::prop_assert!(n_bytes <= RENDERED_BYTES_MAX);
+        }
+    }
+}
+
+/// Returns how many templates are tried; `make fuzz` says more.
+fn cases() -> u32 {
+    std::env::var("WARMPATH_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(500)
+}

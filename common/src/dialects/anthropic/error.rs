@@ -2,6 +2,7 @@
 //!
 //! Not here: why a request fails. Source: Anthropic's API reference, "Errors".
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ids::RequestId;
@@ -16,7 +17,8 @@ pub const REQUEST_ID: &str = "request-id";
 pub const OVERLOADED: u16 = 529;
 
 /// Is the body of an error response, and the data of an `error` event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicError")]
 pub struct ErrorBody<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -25,7 +27,8 @@ pub struct ErrorBody<'a> {
     request_id: Option<&'a str>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorObject")]
 struct ErrorObject<'a> {
     #[serde(rename = "type")]
     kind: &'static str,

@@ -94,6 +94,17 @@ warmpath/pool: {{ .name | quote }}
 {{- toYaml (dict "pools" $pools) -}}
 {{- end -}}
 
+{{/* The Secret with the routers' certificate; fails where there is none. */}}
+{{- define "warmpath.tlsSecret" -}}
+{{- with .Values.router.tls -}}
+{{- if .certManager.enabled -}}
+{{- printf "%s-tls" (include "warmpath.fullname" $) -}}
+{{- else -}}
+{{- required "router.tls: set existingSecret, or certManager.enabled" .existingSecret -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The port that workers serve on. */}}
 {{- define "warmpath.workerPort" -}}8081{{- end -}}
 
@@ -105,10 +116,10 @@ warmpath/pool: {{ .name | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* What pods of routers and workers have alike. Takes (dict "root" $ "part" VALUES "selector" YAML). */}}
+{{/* What pods of routers and workers have alike. Takes (dict "root" $ "part" VALUES "selector" YAML "apiToken" BOOL). */}}
 {{- define "warmpath.podSpec" -}}
 serviceAccountName: {{ include "warmpath.serviceAccountName" .root }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ .apiToken | default false }}
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:

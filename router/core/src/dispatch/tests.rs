@@ -45,6 +45,7 @@ impl World {
         let request_id = id(request_id);
         let model = model();
         let ask = Ask {
+            wanted: None,
             request_id: &request_id,
             model_name: Some("m"),
             model: &model,

@@ -4,7 +4,7 @@
 //! stock server that serves a name which a Warmpath worker serves too takes that worker's word for what the model is; else
 //! a vocabulary that the operator gives counts; and where there is none, the text itself.
 
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Capability, ModelInfo};
 
 use super::text;
 
@@ -64,6 +64,10 @@ pub fn place<'a>(
         names: declared.names.clone(),
         n_slots: declared.n_slots,
         context_tokens: declared.context_tokens,
+        capabilities: Capability::ALL.to_vec(),
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
         ..model.clone()
     };
     let fellow = served.into_iter().find(shares_name);

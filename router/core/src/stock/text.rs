@@ -6,7 +6,7 @@
 
 use warmpath_common::block_hash::{ChainRoot, HASH_VERSION};
 use warmpath_common::ids::Token;
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 
 use super::Declared;
@@ -45,9 +45,15 @@ pub fn model(declared: &Declared) -> ModelInfo {
         add_bos: false,
         add_eos: false,
         context_tokens: declared.context_tokens,
+        n_ctx_train: None,
         n_slots: declared.n_slots,
         memory: MemoryKind::Full,
         n_vocab: u32::MAX,
+        // It does not say what it can do, and answers itself for what it cannot.
+        capabilities: Capability::ALL.to_vec(),
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Not here: when which of them is sent. Source: Anthropic's API reference, "Create a Message" and "Streaming Messages".
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -10,8 +11,9 @@ use super::super::parts::{Kind, Part};
 use crate::engine::FinishReason;
 
 /// Is an event of a stream.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "MessageEvent")]
 pub enum Event<'a> {
     /// Comes first.
     MessageStart {
@@ -66,7 +68,7 @@ impl Event<'_> {
 }
 
 /// Is a message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Message<'a> {
     /// Names it.
     pub id: &'a str,
@@ -87,17 +89,22 @@ pub struct Message<'a> {
 }
 
 /// Says how a message ended; both are null while it has not.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "MessageEnd")]
 pub struct End<'a> {
     /// Is why.
+    #[schemars(extend("enum" = [
+        "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use", null
+    ]))]
     pub stop_reason: Option<&'static str>,
     /// Is the stop text that ended it.
     pub stop_sequence: Option<&'a str>,
 }
 
 /// Is a block of a message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "MessageBlock")]
 pub enum Block<'a> {
     /// Is what the model thought before it spoke.
     Thinking {
@@ -146,8 +153,9 @@ impl<'a> Block<'a> {
 }
 
 /// Is what a block has grown by.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
+#[schemars(rename = "MessageBlockDelta")]
 pub enum Delta<'a> {
     /// Is more of what the model thinks.
     #[serde(rename = "thinking_delta")]
@@ -187,7 +195,8 @@ impl<'a> Delta<'a> {
 }
 
 /// Counts a message's tokens; the prompt's are the sum of the first three.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "MessageUsage")]
 pub struct Usage {
     /// Is the prompt tokens that were computed.
     pub input_tokens: u32,

@@ -2,6 +2,7 @@
 //!
 //! Not here: when which of them is sent. Source: OpenAI's API reference, "The response object" and "Streaming events".
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -9,7 +10,8 @@ use super::super::parts::{Kind, Part};
 use crate::lifecycle::Totals;
 
 /// Is a response.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Response")]
 pub struct ResponseObject<'a> {
     /// Names it.
     pub id: &'a str,
@@ -20,6 +22,7 @@ pub struct ResponseObject<'a> {
     /// Is when it was complete.
     pub completed_at: Option<u64>,
     /// Is how far it is.
+    #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed"]))]
     pub status: &'static str,
     /// Says why it failed.
     pub error: Option<Failure<'a>>,
@@ -70,7 +73,8 @@ impl Stage {
 }
 
 /// Says why a response failed.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseFailure")]
 pub struct Failure<'a> {
     /// Names the failure.
     pub code: &'static str,
@@ -79,14 +83,15 @@ pub struct Failure<'a> {
 }
 
 /// Says why a response is not complete.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseIncomplete")]
 pub struct Incomplete {
     /// Is why.
     pub reason: &'static str,
 }
 
 /// Is what a response repeats of its request.
-#[derive(Debug, Default, Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Repeated {
     instructions: Option<Value>,
@@ -122,8 +127,9 @@ impl Repeated {
 }
 
 /// Is one item of a response.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ResponseItem")]
 pub enum Item<'a> {
     /// Is what the model says.
     Message {
@@ -181,8 +187,9 @@ impl<'a> Item<'a> {
 }
 
 /// Is what an item holds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ResponseContent")]
 pub enum Content<'a> {
     /// Is what the model says.
     OutputText {
@@ -212,7 +219,7 @@ impl<'a> Content<'a> {
 }
 
 /// Is the place of a text within a response.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 pub struct Place<'a> {
     /// Names the item.
     pub item_id: &'a str,
@@ -223,8 +230,9 @@ pub struct Place<'a> {
 }
 
 /// Is an event of a stream, without its number.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
+#[schemars(rename = "ResponseEvent")]
 pub enum Event<'a> {
     /// Comes first.
     #[serde(rename = "response.created")]
@@ -399,7 +407,8 @@ impl<'a> Event<'a> {
 }
 
 /// Is an event with its number.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NumberedResponseEvent")]
 pub struct Numbered<'a> {
     /// Is the event.
     #[serde(flatten)]
@@ -409,7 +418,8 @@ pub struct Numbered<'a> {
 }
 
 /// Counts a response's tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseUsage")]
 pub struct Usage {
     input_tokens: u32,
     input_tokens_details: InputDetails,
@@ -418,13 +428,13 @@ pub struct Usage {
     total_tokens: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 struct InputDetails {
     cached_tokens: u32,
     cache_write_tokens: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 struct OutputDetails {
     reasoning_tokens: u32,
 }

@@ -2,7 +2,7 @@
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{SlotId, WorkerUid};
-use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
 use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
 
 use super::*;
@@ -19,9 +19,14 @@ fn model() -> ModelInfo {
         add_bos: true,
         add_eos: false,
         context_tokens: 512,
+        n_ctx_train: None,
         n_slots: 2,
         memory: MemoryKind::Full,
         n_vocab: 300,
+        capabilities: vec![Capability::Completion, Capability::Chat],
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
     }
 }
 

@@ -1,0 +1,58 @@
+//! LoRA adapters for made models: small files that change what a model computes as much as another seed would.
+//!
+//! Not here: the models (`weights`). The idea: an adapter turns bits of some tokens' codes around. Then every state behind such a token is
+//! another one, in every layer, but still made of whole bits; so KV state that was computed with another adapter shows in the answer,
+//! and noise does not.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use rand_chacha::rand_core::Rng as _;
+use warmpath_gguf::{TensorType, Value, Writer};
+
+use crate::model::hash_net::{HashNet, rng};
+use crate::model::preset::{LayerKind, Preset};
+use crate::model::tokenizer::Tokenizer;
+use crate::model::weights::code_sign;
+
+/// Is the number of bits that an adapter turns around, each for half of all tokens.
+const RANK: usize = 4;
+
+/// Writes the adapter that `adapter_seed` names for the model of `preset` and `seed` with our own tokenizer.
+///
+/// Errors: where the preset's model is not digital, or `out` cannot be written.
+pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -> anyhow::Result<()> {
+    let spec = preset.spec();
+    let is_digital = spec.layers.iter().all(|layer| matches!(layer.kind, LayerKind::Full | LayerKind::Sliding));
+    ensure!(is_digital, "adapters are made for digital models of attention layers, not for {}", preset.name());
+    let n_tokens = Tokenizer::own(seed)?.n_tokens;
+    let net = HashNet::new(&spec, seed);
+    let mut writer = Writer::new();
+    writer.set("general.type", Value::Text("adapter"))?;
+    writer.set("general.architecture", Value::Text(spec.architecture))?;
+    writer.set("general.name", Value::Text(&format!("adapter {adapter_seed} of warmpath {}", preset.name())))?;
+    writer.set("adapter.type", Value::Text("lora"))?;
+    writer.set("adapter.lora.alpha", Value::F32(RANK as f32))?;
+    writer.declare("token_embd.weight.lora_a", TensorType::F32, &[RANK, n_tokens])?;
+    writer.declare("token_embd.weight.lora_b", TensorType::F32, &[RANK, spec.width])?;
+    let mut random = rng(adapter_seed, 7);
+    let mut turned = vec![0.0; RANK * n_tokens];
+    for (token, row) in (0_u32..).zip(turned.chunks_exact_mut(RANK)) {
+        for (bit, cell) in row.iter_mut().enumerate() {
+            // What is added to a sign to turn it around is twice its opposite.
+            *cell = if random.next_u32() % 2 == 0 { -2.0 * code_sign(&net, token, bit) } else { 0.0 };
+        }
+    }
+    let mut channels = vec![0.0; RANK * spec.width];
+    for bit in 0..RANK {
+        channels[crate::model::weights::state_channel(bit) * RANK + bit] = 1.0;
+    }
+    if let Some(folder) = out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let mut sink = writer.begin(out)?;
+    sink.write(&turned)?;
+    sink.write(&channels)?;
+    sink.finish()?;
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! The prompt by which a model scores a document for a query.
+//!
+//! Not here: the score. The idea: what stands around the two texts is the model's own, a template or the tokens that its vocabulary
+//! puts around a pair; no text of the client becomes a control token.
+
+use warmpath_common::ids::Token;
+
+use super::PromptMaker;
+use crate::partition::Piece;
+use crate::vocabulary::{AddSpecial, ParseSpecial};
+
+/// Is the name of the template for a pair, and how it names the two texts. Source: llama-server (`format_prompt_rerank`).
+const TEMPLATE: &str = "rerank";
+const QUERY: &str = "{query}";
+const DOCUMENT: &str = "{document}";
+
+/// Is a pair's prompt with gaps for the two texts, made once for a model.
+#[derive(Debug)]
+pub(super) struct PairPrompt(Vec<Part>);
+
+#[derive(Debug)]
+enum Part {
+    Tokens(Vec<Token>),
+    Own(String),
+    Query,
+    Document,
+}
+
+impl PromptMaker {
+    /// Returns the prompt by which the model scores `document` for `query`.
+    ///
+    /// Source: llama-server: the template `rerank`, or `[BOS] query [EOS] [SEP] document [EOS]` as far as the vocabulary has these.
+    pub fn pair(&self, query: &str, document: &str) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        // What stands between two special tokens is tokenized as one text, whoever wrote it.
+        let mut text = String::new();
+        let flush = |text: &mut String, tokens: &mut Vec<Token>| {
+            tokens.extend(self.vocabulary.tokenize(text, AddSpecial::No, ParseSpecial::No));
+            text.clear();
+        };
+        for part in &self.pair_prompt().0 {
+            match part {
+                Part::Own(own) => text.push_str(own),
+                Part::Query => text.push_str(query),
+                Part::Document => text.push_str(document),
+                Part::Tokens(own) => {
+                    flush(&mut text, &mut tokens);
+                    tokens.extend(own);
+                }
+            }
+        }
+        flush(&mut text, &mut tokens);
+        tokens
+    }
+
+    fn pair_prompt(&self) -> &PairPrompt {
+        self.pair.get_or_init(|| match self.vocabulary.chat_template(Some(TEMPLATE)) {
+            Some(template) => PairPrompt(self.parts_of(&template)),
+            None => PairPrompt(self.marked()),
+        })
+    }
+
+    /// Cuts a template at its gaps and special tokens.
+    fn parts_of(&self, template: &str) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut rest = template;
+        while !rest.is_empty() {
+            let gaps = [(QUERY, Part::Query), (DOCUMENT, Part::Document)].into_iter();
+            let next =
+                gaps.filter_map(|(name, gap)| rest.find(name).map(|at| (at, name, gap))).min_by_key(|(at, ..)| *at);
+            let (at, len, gap) = next.map_or((rest.len(), 0, None), |(at, name, gap)| (at, name.len(), Some(gap)));
+            let own = &rest[..at];
+            parts.extend(self.partitioner.partition(own.as_bytes()).into_iter().map(|piece| match piece {
+                Piece::Special { token, .. } => Part::Tokens(vec![token]),
+                Piece::Text(range) => Part::Own(String::from_utf8_lossy(&own.as_bytes()[range]).into_owned()),
+            }));
+            parts.extend(gap);
+            rest = &rest[at + len..];
+        }
+        parts
+    }
+
+    /// Returns a pair as the vocabulary marks it.
+    fn marked(&self) -> Vec<Part> {
+        let info = self.vocabulary();
+        let present = |add: bool, token: Option<Token>| Part::Tokens(token.filter(|_| add).into_iter().collect());
+        let end = || present(info.add_eos, info.eos.or(info.sep));
+        vec![
+            present(info.add_bos, info.bos),
+            Part::Query,
+            end(),
+            present(info.add_sep, info.sep),
+            Part::Document,
+            end(),
+        ]
+    }
+}

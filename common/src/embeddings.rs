@@ -1,0 +1,136 @@
+//! The texts of an embedding request in every shape in which OpenAI and llama-server take them.
+//!
+//! Not here: tokenizing (`warmpath-prompt`), the prompts of completions (`prompts`), whose shapes are shared.
+
+use serde_json::Value;
+
+use crate::prompts::{PromptField, RawPrompt, UnusablePrompt};
+
+/// Says why an `input` cannot be embedded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableInput {
+    /// It has none of the shapes.
+    #[error("`{param}` must be a string, an array of strings, an array of token ids or an array of such arrays")]
+    Shape {
+        /// Is the field's path.
+        param: String,
+    },
+    /// It has parts that are no text.
+    #[error("`{param}` has parts that are no text; media are not supported")]
+    Media {
+        /// Is the field's path.
+        param: String,
+    },
+    /// It has no texts.
+    #[error("`{param}` must not be empty")]
+    Empty {
+        /// Is the field's path.
+        param: String,
+    },
+}
+
+impl UnusableInput {
+    /// Returns the field that is wrong.
+    pub fn param(&self) -> &str {
+        let (Self::Shape { param } | Self::Media { param } | Self::Empty { param }) = self;
+        param
+    }
+}
+
+/// Is the texts of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// Lists the texts, at least one.
+    pub texts: Vec<RawPrompt>,
+    /// Says whether they were given as a list, so that each has a place to be named by.
+    pub is_list: bool,
+}
+
+impl Inputs {
+    /// Returns the texts that the field `param` spells.
+    ///
+    /// Errors: every [`UnusableInput`].
+    pub fn read(mut field: Value, param: &str) -> Result<Self, UnusableInput> {
+        let named = |idx: Option<usize>| idx.map_or_else(|| param.to_owned(), |idx| format!("{param}[{idx}]"));
+        if field.as_array().is_some_and(Vec::is_empty) {
+            return Err(UnusableInput::Empty { param: named(None) });
+        }
+        match &mut field {
+            Value::Array(items) => {
+                for (idx, item) in items.iter_mut().enumerate() {
+                    join_parts(item).map_err(|NoText| UnusableInput::Media { param: named(Some(idx)) })?;
+                }
+            }
+            other => join_parts(other).map_err(|NoText| UnusableInput::Media { param: named(None) })?,
+        }
+        let is_list =
+            field.as_array().is_some_and(|items| items.iter().any(|item| !item.is_number())) && !is_mixed(&field);
+        let shape = |_| UnusableInput::Shape { param: named(None) };
+        let field: PromptField = serde_json::from_value(field).map_err(shape)?;
+        let texts = field.into_prompts().map_err(|unusable| match unusable {
+            UnusablePrompt::Media | UnusablePrompt::SuffixOfTokens => UnusableInput::Media { param: named(None) },
+        })?;
+        Ok(Self { texts, is_list })
+    }
+}
+
+/// Says that content has a part that is no text.
+struct NoText;
+
+/// Turns OpenAI's content parts into the text that they are together.
+fn join_parts(item: &mut Value) -> Result<(), NoText> {
+    let Some(content) = item.as_object_mut().and_then(|object| object.remove("content")) else { return Ok(()) };
+    let parts = content.as_array().ok_or(NoText)?;
+    let text = |part: &Value| (part["type"] == "text").then(|| part["text"].as_str().map(str::to_owned)).flatten();
+    let text: Option<String> = parts.iter().map(text).collect();
+    *item = Value::String(text.ok_or(NoText)?);
+    Ok(())
+}
+
+/// Returns whether a list is one text of tokens and texts.
+fn is_mixed(field: &Value) -> bool {
+    field.as_array().is_some_and(|items| items.iter().any(Value::is_number))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn text(text: &str) -> RawPrompt {
+        RawPrompt::Text(text.to_owned())
+    }
+
+    fn check(field: Value, expected: &[RawPrompt], is_list: bool) {
+        let inputs = Inputs::read(field.clone(), "input").unwrap_or_else(|error| panic!("{field}: {error}"));
+        assert_eq!((inputs.texts.as_slice(), inputs.is_list), (expected, is_list), "{field}");
+    }
+
+    #[test]
+    fn every_shape_of_texts_is_understood() {
+        let tokens = || RawPrompt::Tokens(vec![1, 2]);
+        check(json!("a"), &[text("a")], false);
+        check(json!(["a", "b"]), &[text("a"), text("b")], true);
+        check(json!([1, 2]), &[tokens()], false);
+        check(json!([[1, 2], [1, 2]]), &[tokens(), tokens()], true);
+        check(json!(["a", [1, 2]]), &[text("a"), tokens()], true);
+        check(json!({"prompt_string": "a"}), &[text("a")], false);
+        let parts = json!({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]});
+        check(parts.clone(), &[text("a b")], false);
+        check(json!(["c", parts, {"prompt_string": "d"}]), &[text("c"), text("a b"), text("d")], true);
+    }
+
+    #[test]
+    fn what_cannot_be_embedded_is_named() {
+        let refused = |field: Value| Inputs::read(field, "input").expect_err("it cannot be embedded");
+        let param = |field: Value| refused(field).param().to_owned();
+        assert_eq!(refused(json!([])).to_string(), "`input` must not be empty");
+        let image = json!({"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]});
+        assert_eq!(param(image.clone()), "input");
+        assert_eq!(param(json!(["a", image])), "input[1]");
+        for wrong in [json!(1), json!(null), json!({"content": "a"}), json!([null]), json!([-1]), json!([1.5])] {
+            assert_eq!(param(wrong.clone()), "input", "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! LoRA adapters: which one a request runs with, and what that adds to the root of its block chain.
+//!
+//! Not here: loading and applying them (the worker's engine). The idea: router and worker resolve a request by one function from what the
+//! worker declares, so that both hash its prompt alike; state computed with another adapter, or with another scale, has another root.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Fingerprint, ModelInfo};
+
+/// Is the largest scale, and its negative the smallest.
+///
+/// Source: own choice: adapters are used around 1; what is far beyond turns a model's answers into noise.
+pub const SCALE_ABS_MAX: f32 = 100.0;
+
+/// Stands between a model's name and its adapter's.
+pub const SEPARATOR: char = ':';
+
+/// Is how strongly an adapter is applied; never NaN.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "f32", into = "f32")]
+pub struct Scale(f32);
+
+/// Says that a number is no scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a scale must be within -{SCALE_ABS_MAX} and {SCALE_ABS_MAX}")]
+pub struct NoScale;
+
+impl TryFrom<f32> for Scale {
+    type Error = NoScale;
+
+    fn try_from(scale: f32) -> Result<Self, NoScale> {
+        // Minus zero is zero: they apply alike, and must hash alike.
+        if scale.abs() <= SCALE_ABS_MAX { Ok(Self(scale + 0.0)) } else { Err(NoScale) }
+    }
+}
+
+impl From<Scale> for f32 {
+    fn from(scale: Scale) -> Self {
+        scale.0
+    }
+}
+
+impl Scale {
+    /// Is the scale that a training meant.
+    pub const ONE: Self = Self(1.0);
+    /// Is the scale that applies nothing.
+    pub const ZERO: Self = Self(0.0);
+
+    fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+}
+
+impl PartialEq for Scale {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Scale {}
+
+impl PartialOrd for Scale {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scale {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl std::fmt::Display for Scale {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Declares one loaded adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterInfo {
+    /// Is its name behind the model's.
+    pub name: String,
+    /// Names its file.
+    pub fingerprint: Fingerprint,
+    /// Is the scale with which it is applied where it is asked for by name.
+    pub scale: Scale,
+}
+
+/// Is an adapter that is applied, by its place among those that are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Applied {
+    /// Is its place.
+    pub adapter: u16,
+    /// Is how strongly; never 0.
+    pub scale: Scale,
+}
+
+/// Is one entry of a request's `lora`, llama-server's field.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+pub struct Wanted {
+    /// Is the adapter's place.
+    pub id: i64,
+    /// Is how strongly it is to be applied.
+    pub scale: f32,
+}
+
+/// Says why a request's adapters cannot be applied.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdapterError {
+    /// There is no such adapter.
+    #[error("`lora` names the adapter {id}; {}", loaded(*n_adapters))]
+    Unknown {
+        /// Is what was asked for.
+        id: i64,
+        /// Is how many there are.
+        n_adapters: usize,
+    },
+    /// A scale is no number that can be used.
+    #[error("`lora` has the scale {scale}; {NoScale}")]
+    Scale {
+        /// Is the scale.
+        scale: String,
+    },
+    /// Several are to be applied.
+    #[error("`lora` applies several adapters; this worker applies one at a time")]
+    Several,
+    /// The model's name says it already.
+    #[error("`lora` cannot be combined with an adapter in `model`")]
+    Twice,
+}
+
+fn loaded(n_adapters: usize) -> String {
+    match n_adapters {
+        0 => "none is loaded".to_owned(),
+        n => format!("{n} are loaded, from 0"),
+    }
+}
+
+/// Returns the adapter with which a request runs: the one that its `model` names, or that of its `lora`, or the one in force.
+///
+/// Errors: every [`AdapterError`].
+pub fn resolve(
+    model: &ModelInfo,
+    name: Option<&str>,
+    wanted: Option<&[Wanted]>,
+) -> Result<Option<Applied>, AdapterError> {
+    let named = name.and_then(|name| model.adapter_named(name));
+    match (named, wanted) {
+        (Some(_), Some(_)) => Err(AdapterError::Twice),
+        (Some(adapter), None) => Ok(applied(adapter, model.adapters[usize::from(adapter)].scale)),
+        (None, Some(wanted)) => chosen(model.adapters.len(), wanted),
+        (None, None) => Ok(model.adapter_in_force),
+    }
+}
+
+/// Returns the adapter that is left when scales are set as a list says: adapters that it does not name are not applied.
+///
+/// Errors: `Unknown`, `Scale`, `Several`.
+pub fn chosen(n_adapters: usize, wanted: &[Wanted]) -> Result<Option<Applied>, AdapterError> {
+    let mut scales = vec![Scale::ZERO; n_adapters];
+    for Wanted { id, scale } in wanted {
+        let unknown = AdapterError::Unknown { id: *id, n_adapters };
+        let place = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id)).ok_or(unknown)?;
+        *place = Scale::try_from(*scale).map_err(|NoScale| AdapterError::Scale { scale: scale.to_string() })?;
+    }
+    let mut left = (0..).zip(scales).filter_map(|(adapter, scale)| applied(adapter, scale));
+    let first = left.next();
+    if left.next().is_some() { Err(AdapterError::Several) } else { Ok(first) }
+}
+
+fn applied(adapter: u16, scale: Scale) -> Option<Applied> {
+    (!scale.is_zero()).then_some(Applied { adapter, scale })
+}
+
+impl ModelInfo {
+    /// Returns the place of the adapter that `name` names behind one of the model's names.
+    pub fn adapter_named(&self, name: &str) -> Option<u16> {
+        if self.names.iter().any(|own| own == name) {
+            return None;
+        }
+        let is_own = |adapter: &AdapterInfo| {
+            let base = name.strip_suffix(adapter.name.as_str()).and_then(|rest| rest.strip_suffix(SEPARATOR));
+            base.is_some_and(|base| self.names.iter().any(|own| own == base))
+        };
+        self.adapters.iter().position(is_own).and_then(|idx| u16::try_from(idx).ok())
+    }
+
+    /// Returns whether a client may ask for the model, or for an adapter of it, by this name.
+    pub fn answers_to(&self, name: &str) -> bool {
+        self.names.iter().any(|own| own == name) || self.adapter_named(name).is_some()
+    }
+
+    /// Lists every name by which clients may ask: the model's own, then each with each adapter.
+    pub fn all_names(&self) -> impl Iterator<Item = String> + '_ {
+        let with_adapter = |adapter: &AdapterInfo, name: &String| format!("{name}{SEPARATOR}{}", adapter.name);
+        let of_adapters = self
+            .adapters
+            .iter()
+            .flat_map(move |adapter| self.names.iter().map(move |name| with_adapter(adapter, name)));
+        self.names.iter().cloned().chain(of_adapters)
+    }
+
+    /// Returns what an applied adapter adds to the root of a chain: its file's name and its scale; nothing for none.
+    ///
+    /// A place that does not exist names no file, so it is as if nothing were applied; [`resolve`] never returns one.
+    pub fn lora_root(&self, applied: Option<Applied>) -> Vec<u8> {
+        let Some(Applied { adapter, scale }) = applied else { return Vec::new() };
+        let Some(adapter) = self.adapters.get(usize::from(adapter)) else { return Vec::new() };
+        [&adapter.fingerprint.0[..], &f32::from(scale).to_le_bytes()].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_hash::ChainRoot;
+
+    fn model() -> ModelInfo {
+        let adapter = |name: &str, byte, scale| AdapterInfo {
+            name: name.to_owned(),
+            fingerprint: Fingerprint([byte; 32]),
+            scale: Scale::try_from(scale).expect("a scale"),
+        };
+        ModelInfo {
+            names: vec!["base".to_owned(), "org/base:7b".to_owned()],
+            adapters: vec![adapter("poet", 1, 1.0), adapter("clerk", 2, 0.5), adapter("mute", 3, 0.0)],
+            ..crate::model::testing::model()
+        }
+    }
+
+    fn apply(adapter: u16, scale: f32) -> Option<Applied> {
+        Some(Applied { adapter, scale: Scale(scale) })
+    }
+
+    #[test]
+    fn a_name_means_the_model_or_one_of_its_adapters() {
+        let model = model();
+        let check = |name: &str, expected: Option<u16>, answers: bool| {
+            assert_eq!((model.adapter_named(name), model.answers_to(name)), (expected, answers), "{name}");
+        };
+        check("base", None, true);
+        check("org/base:7b", None, true);
+        check("base:poet", Some(0), true);
+        check("org/base:7b:clerk", Some(1), true);
+        for name in ["base:", ":poet", "poet", "base:other", "other:poet", "basepoet", "base:7b:poet"] {
+            check(name, None, false);
+        }
+        let names: Vec<String> = model.all_names().collect();
+        assert_eq!(names.len(), 2 + 3 * 2);
+        assert!(names.iter().all(|name| model.answers_to(name)), "{names:?}");
+    }
+
+    #[test]
+    fn a_request_runs_with_what_it_says_or_with_what_is_in_force() {
+        let mut model = model();
+        let wanted = |id, scale| Wanted { id, scale };
+        let resolve = |model: &ModelInfo, name, wanted: Option<&[Wanted]>| resolve(model, name, wanted);
+        assert_eq!(resolve(&model, Some("base"), None), Ok(None));
+        model.adapter_in_force = apply(0, 1.0);
+        assert_eq!(resolve(&model, None, None), Ok(apply(0, 1.0)));
+        assert_eq!(resolve(&model, Some("base"), None), Ok(apply(0, 1.0)));
+        assert_eq!(resolve(&model, Some("base:clerk"), None), Ok(apply(1, 0.5)));
+        assert_eq!(resolve(&model, Some("base:mute"), None), Ok(None));
+        assert_eq!(resolve(&model, None, Some(&[])), Ok(None));
+        assert_eq!(resolve(&model, None, Some(&[wanted(1, 2.0), wanted(0, 0.0)])), Ok(apply(1, 2.0)));
+        assert_eq!(resolve(&model, None, Some(&[wanted(0, -0.0)])), Ok(None));
+        let refused = |wanted: &[Wanted]| resolve(&model, None, Some(wanted)).expect_err("it cannot be applied");
+        assert_eq!(refused(&[wanted(3, 1.0)]), AdapterError::Unknown { id: 3, n_adapters: 3 });
+        assert_eq!(refused(&[wanted(-1, 1.0)]), AdapterError::Unknown { id: -1, n_adapters: 3 });
+        assert!(matches!(refused(&[wanted(0, f32::NAN)]), AdapterError::Scale { .. }));
+        assert!(matches!(refused(&[wanted(0, 101.0)]), AdapterError::Scale { .. }));
+        assert_eq!(refused(&[wanted(0, 1.0), wanted(1, 1.0)]), AdapterError::Several);
+        assert_eq!(resolve(&model, Some("base:poet"), Some(&[])), Err(AdapterError::Twice));
+    }
+
+    #[test]
+    fn every_adapter_and_scale_has_a_root_of_its_own() {
+        let model = model();
+        let root = |applied| {
+            let lora = model.lora_root(applied);
+            ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &lora, cache_salt: &[] }.hash()
+        };
+        let roots = [None, apply(0, 1.0), apply(0, 0.5), apply(1, 1.0), apply(1, 0.5), apply(0, -1.0)].map(root);
+        for (idx, one) in roots.iter().enumerate() {
+            assert!(!roots[..idx].contains(one), "{idx}");
+        }
+        assert_eq!(model.lora_root(None), Vec::<u8>::new());
+    }
+}

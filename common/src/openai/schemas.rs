@@ -1,0 +1,43 @@
+//! JSON schemas of fields whose types are open in Rust, for the API's document.
+//!
+//! Not here: what a template makes of these fields (`warmpath-prompt`). The worker's test
+//! `the_document_and_the_readers_agree_field_by_field` compares them with what is really taken.
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// Returns the schema of a conversation.
+pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
+    let part = json_schema!({
+        "type": "object",
+        "description": "A part of a content; only text is taken.",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    });
+    json_schema!({
+        "description": "Lists the conversation, each message as the template will see it.",
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {
+                "role": {"type": "string", "pattern": "^[A-Za-z0-9_. -]{1,64}$"},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]},
+                "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+            },
+            "required": ["role"],
+        },
+    })
+}
+
+/// Returns the schema of a template's variables.
+pub(super) fn template_variables(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is passed to the chat template as variables of its own.",
+        "type": ["object", "null"],
+        "properties": {
+            "enable_thinking": {"type": ["boolean", "null"]},
+            "messages": false,
+            "tools": false,
+        },
+    })
+}

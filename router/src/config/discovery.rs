@@ -1,0 +1,276 @@
+//! Where workers are looked for: the forms in which flags and files name them.
+//!
+//! Not here: looking (`discovery` of the crate).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use url::Url;
+
+use super::flags::Flags;
+use super::{ConfigError, WORKERS_MAX, seconds};
+
+/// Says where workers are looked for.
+#[derive(Debug, Clone)]
+pub struct DiscoveryConfig {
+    /// Lists the workers that are given by their URLs.
+    pub workers: Vec<WorkerAddress>,
+    /// Is the file that lists workers.
+    pub file: Option<PathBuf>,
+    /// Lists the names whose addresses are workers.
+    pub dns: Vec<DnsName>,
+    /// Is the pause between two looks at them.
+    pub dns_pause: Duration,
+    /// Lists the Kubernetes services whose endpoints are workers.
+    pub kubernetes: Vec<KubernetesService>,
+    /// Is the file that says where the API server is; absent where that is to be found.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Says where a worker is and what it speaks.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WorkerAddress {
+    /// Is its URL, without a path.
+    pub url: Url,
+    /// Says what it speaks.
+    pub api: WorkerApi,
+}
+
+impl WorkerAddress {
+    /// Returns the worker at an address.
+    pub fn at(address: SocketAddr, api: WorkerApi) -> Self {
+        let url = Url::parse(&format!("http://{address}")).expect("an address is a host and a port");
+        Self { url, api }
+    }
+}
+
+/// Says what a worker speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WorkerApi {
+    /// OpenAI's API and the summary protocol.
+    Warmpath,
+    /// OpenAI's API alone.
+    OpenAi,
+}
+
+/// Is a name whose addresses are workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DnsName {
+    /// Is the name.
+    pub host: String,
+    /// Is the port that all of them listen on.
+    pub port: u16,
+    /// Says what they speak.
+    pub api: WorkerApi,
+}
+
+/// Is a Kubernetes service whose endpoints are workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesService {
+    /// Is its namespace.
+    pub namespace: String,
+    /// Is its name.
+    pub name: String,
+    /// Is the port that the workers listen on.
+    pub port: KubernetesPort,
+}
+
+/// Is an endpoint's port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KubernetesPort {
+    /// Is its number.
+    Number(u16),
+    /// Is its name, whose number the endpoints say.
+    Name(String),
+}
+
+/// Says why a worker's URL cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WorkerUrlError {
+    /// It cannot be read.
+    #[error("it is no URL")]
+    NoUrl,
+    /// It asks for another protocol.
+    #[error("the scheme must be http or openai+http")]
+    Scheme,
+    /// It names no host.
+    #[error("the host is missing")]
+    NoHost,
+    /// It has a path, a query, a user or a fragment.
+    #[error("only scheme, host and port can be given")]
+    TooMuch,
+}
+
+/// Is what stands before what names a stock server.
+const STOCK_PREFIX: &str = "openai+";
+
+fn api_of(text: &str) -> (&str, WorkerApi) {
+    text.strip_prefix(STOCK_PREFIX).map_or((text, WorkerApi::Warmpath), |rest| (rest, WorkerApi::OpenAi))
+}
+
+/// Returns the worker that a URL means: `http://HOST:PORT`, or `openai+http://HOST:PORT` for a stock server.
+///
+/// Errors: every [`WorkerUrlError`].
+pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
+    let (url, api) = api_of(text);
+    let url = Url::parse(url).map_err(|error| match error {
+        url::ParseError::EmptyHost => WorkerUrlError::NoHost,
+        _ => WorkerUrlError::NoUrl,
+    })?;
+    if url.scheme() != "http" {
+        return Err(WorkerUrlError::Scheme);
+    }
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    if has_user || url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+        return Err(WorkerUrlError::TooMuch);
+    }
+    Ok(WorkerAddress { url, api })
+}
+
+/// Returns where flags say that workers are.
+///
+/// Errors: the [`ConfigError`]s of these flags.
+pub(super) fn resolve(flags: &Flags) -> Result<DiscoveryConfig, ConfigError> {
+    let config = DiscoveryConfig {
+        workers: workers(&flags.workers)?,
+        file: flags.workers_file.clone(),
+        dns: flags.worker_dns.iter().map(|text| dns_name(text)).collect::<Result<_, _>>()?,
+        dns_pause: seconds("--dns-interval", flags.dns_interval)?.max(Duration::from_millis(100)),
+        kubernetes: flags.kubernetes_services.iter().map(|text| service(text)).collect::<Result<_, _>>()?,
+        kubeconfig: flags.kubeconfig.clone(),
+    };
+    let is_empty = config.workers.is_empty() && config.dns.is_empty() && config.kubernetes.is_empty();
+    if is_empty && config.file.is_none() {
+        return Err(ConfigError::NoWorkers);
+    }
+    Ok(config)
+}
+
+fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
+    if given.len() > WORKERS_MAX {
+        return Err(ConfigError::TooManyWorkers { n: given.len() });
+    }
+    let mut workers: Vec<WorkerAddress> = Vec::with_capacity(given.len());
+    for text in given {
+        // What may be a password stands before the host.
+        let shown = || text.rsplit('@').next().unwrap_or_default().to_owned();
+        let worker = worker_address(text).map_err(|source| ConfigError::WorkerUrl { url: shown(), source })?;
+        if workers.iter().any(|other| other.url == worker.url) {
+            return Err(ConfigError::WorkerTwice { url: text.clone() });
+        }
+        workers.push(worker);
+    }
+    Ok(workers)
+}
+
+fn dns_name(text: &str) -> Result<DnsName, ConfigError> {
+    let refuse = || ConfigError::Dns { text: text.to_owned() };
+    let (rest, api) = api_of(text);
+    let (host, port) = rest.rsplit_once(':').ok_or_else(refuse)?;
+    let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(refuse)?;
+    if host.is_empty() || host.contains(['/', ':', '@']) {
+        return Err(refuse());
+    }
+    Ok(DnsName { host: host.to_owned(), port, api })
+}
+
+fn service(text: &str) -> Result<KubernetesService, ConfigError> {
+    let parts = || {
+        let (namespace, rest) = text.split_once('/')?;
+        let (name, port) = rest.split_once(':')?;
+        let is_name = |part: &str| {
+            let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            !part.is_empty() && part.bytes().all(is_letter)
+        };
+        let port = match port.parse() {
+            Ok(0) => return None,
+            Ok(number) => KubernetesPort::Number(number),
+            Err(_) if is_name(port) && !port.bytes().all(|byte| byte.is_ascii_digit()) => {
+                KubernetesPort::Name(port.to_owned())
+            }
+            Err(_) => return None,
+        };
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        (is_name(&namespace) && is_name(&name)).then_some(KubernetesService { namespace, name, port })
+    };
+    parts().ok_or_else(|| ConfigError::Kubernetes { text: text.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn resolve_line(line: &str) -> Result<DiscoveryConfig, ConfigError> {
+        let arguments = ["warmpath-router"].into_iter().chain(line.split_whitespace());
+        resolve(&Flags::try_parse_from(arguments).expect("clap takes the line"))
+    }
+
+    #[test]
+    fn workers_are_listed_by_flags_or_commas() {
+        let config = resolve_line("--worker http://a:1,http://b:2 --worker http://c:3").expect("a good line");
+        let hosts: Vec<_> = config.workers.iter().map(|worker| worker.url.host_str().unwrap_or_default()).collect();
+        assert_eq!(hosts, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn stock_servers_are_told_by_what_stands_before_them() {
+        let config =
+            resolve_line("--worker openai+http://a:1,http://b:2 --worker-dns openai+c:3,d:4").expect("a good line");
+        let workers: Vec<_> = config.workers.iter().map(|worker| (worker.url.as_str(), worker.api)).collect();
+        assert_eq!(workers, [("http://a:1/", WorkerApi::OpenAi), ("http://b:2/", WorkerApi::Warmpath)]);
+        let names: Vec<_> = config.dns.iter().map(|name| (name.host.as_str(), name.port, name.api)).collect();
+        assert_eq!(names, [("c", 3, WorkerApi::OpenAi), ("d", 4, WorkerApi::Warmpath)]);
+    }
+
+    #[test]
+    fn services_have_a_port_by_number_or_by_name() {
+        let config = resolve_line("--kubernetes-service llm/chat:8081,llm/code:http").expect("a good line");
+        let service = |name: &str, port| KubernetesService { namespace: "llm".into(), name: name.into(), port };
+        let expected =
+            [service("chat", KubernetesPort::Number(8081)), service("code", KubernetesPort::Name("http".into()))];
+        assert_eq!(config.kubernetes, expected);
+    }
+
+    #[test]
+    fn a_router_without_a_way_to_find_workers_does_not_start() {
+        assert_eq!(resolve_line("").expect_err("nothing is given"), ConfigError::NoWorkers);
+        assert!(resolve_line("--workers-file /etc/workers").is_ok());
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (line, expected) in [
+            ("--worker https://a:1", "--worker https://a:1: the scheme must be http or openai+http"),
+            ("--worker openai+https://a:1", "--worker openai+https://a:1: the scheme must be http or openai+http"),
+            ("--worker a:1:2", "--worker a:1:2: the scheme must be http or openai+http"),
+            ("--worker a", "--worker a: it is no URL"),
+            ("--worker openai+http://", "--worker openai+http://: the host is missing"),
+            ("--worker openai+http://a:1/v1", "--worker openai+http://a:1/v1: only scheme, host and port can be given"),
+            ("--worker http://a:1/v1", "--worker http://a:1/v1: only scheme, host and port can be given"),
+            ("--worker http://me:secret@a:1", "--worker a:1: only scheme, host and port can be given"),
+            ("--worker http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
+            ("--worker openai+http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
+            ("--worker-dns a", "--worker-dns a: it must be HOST:PORT or openai+HOST:PORT"),
+            ("--worker-dns a:0", "--worker-dns a:0: it must be HOST:PORT or openai+HOST:PORT"),
+            ("--worker-dns http://a:1", "--worker-dns http://a:1: it must be HOST:PORT or openai+HOST:PORT"),
+            ("--kubernetes-service chat:8081", "--kubernetes-service chat:8081: it must be NAMESPACE/NAME:PORT"),
+            ("--kubernetes-service llm/chat", "--kubernetes-service llm/chat: it must be NAMESPACE/NAME:PORT"),
+            (
+                "--kubernetes-service llm/chat:99999",
+                "--kubernetes-service llm/chat:99999: it must be NAMESPACE/NAME:PORT",
+            ),
+            ("--kubernetes-service llm/a,b:1", "--kubernetes-service llm/a: it must be NAMESPACE/NAME:PORT"),
+        ] {
+            assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn too_many_workers_are_refused() {
+        let given = vec!["http://a:1".to_owned(); WORKERS_MAX + 1];
+        assert_eq!(workers(&given), Err(ConfigError::TooManyWorkers { n: WORKERS_MAX + 1 }));
+    }
+}

@@ -1,0 +1,144 @@
+//! Workers among the endpoints of a Kubernetes service, by watching its EndpointSlices.
+//!
+//! Not here: the protocol of watching (`kube`). The idea: an endpoint that is terminating gets nothing more at once. Whether
+//! an endpoint is ready is not asked: the worker says so itself on its summary stream, sooner and without a probe's flaps,
+//! and an index that was thrown away for a missed probe would have to be fetched anew.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::{WatchStreamExt, reflector};
+use kube::{Api, Client};
+use warmpath_router_core::membership::Found;
+
+use super::Source;
+use crate::config::{KubernetesPort, KubernetesService, WorkerAddress, WorkerApi};
+use crate::fleet::subscriber::chain;
+use crate::metrics::Metrics;
+
+/// Is the label by which a slice says whose endpoints it lists.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Says why no cluster can be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The file that says where it is cannot be used.
+    #[error(transparent)]
+    File(#[from] kube::config::KubeconfigError),
+    /// It cannot be found, or no client can be made for it.
+    #[error(transparent)]
+    Client(Box<kube::Error>),
+}
+
+/// Returns a client of the cluster that a file names, or of the one that this process is told of by its environment.
+///
+/// Errors: every [`ClusterError`]; it is not tried whether the cluster answers.
+pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClusterError> {
+    let client = match kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)?;
+            let config =
+                kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?;
+            Client::try_from(config)
+        }
+        None => Client::try_default().await,
+    };
+    client.map_err(|error| ClusterError::Client(Box::new(error)))
+}
+
+/// Follows a service for as long as the router runs. An API server that cannot be reached changes nothing.
+pub(super) async fn watch(client: Client, service: KubernetesService, (source, metrics): (Source, Arc<Metrics>)) {
+    let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
+    let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name));
+    let (store, writer) = reflector::store();
+    let events = reflector(writer, watcher(slices, only)).default_backoff();
+    let mut events = std::pin::pin!(events);
+    let mut last_error = String::new();
+    while let Some(event) = events.next().await {
+        match event {
+            // A list that is being read is not yet in the store.
+            Ok(Event::Init | Event::InitApply(_)) => {}
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
+                last_error.clear();
+                let listed = store.state();
+                source.set(listed.iter().flat_map(|slice| endpoints(slice, &service.port)).collect());
+            }
+            Err(error) => {
+                metrics.discovery_failures.with_label_values(&["kubernetes"]).inc();
+                let reason = chain(&error);
+                if reason != last_error {
+                    tracing::warn!(service = %service.name, %reason, "endpoints cannot be watched; the last ones stand");
+                }
+                last_error = reason;
+            }
+        }
+    }
+}
+
+/// Returns the workers that a slice lists.
+fn endpoints(slice: &EndpointSlice, port: &KubernetesPort) -> Vec<Found<WorkerAddress>> {
+    let number = match port {
+        KubernetesPort::Number(number) => Some(*number),
+        KubernetesPort::Name(name) => {
+            let ports = slice.ports.iter().flatten();
+            let named = ports.filter(|port| port.name.as_ref() == Some(name)).find_map(|port| port.port);
+            named.and_then(|number| u16::try_from(number).ok())
+        }
+    };
+    let Some(number) = number else { return Vec::new() };
+    let mut found = Vec::new();
+    for endpoint in slice.endpoints.iter().flatten() {
+        let is_ending = endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false);
+        // Every address of an endpoint is the same pod's.
+        let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
+        let worker = address.map(|ip| WorkerAddress::at(SocketAddr::new(ip, number), WorkerApi::Warmpath));
+        found.extend(worker.map(|address| Found { address, is_ending }));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(json: serde_json::Value) -> EndpointSlice {
+        serde_json::from_value(json).expect("a slice as the API server writes it")
+    }
+
+    #[test]
+    fn terminating_endpoints_end_and_unready_ones_stay() {
+        let slice = slice(serde_json::json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "w-1"},
+            "addressType": "IPv4",
+            "ports": [{"name": "metrics", "port": 9090}, {"name": "http", "port": 8081}],
+            "endpoints": [
+                {"addresses": ["10.0.0.1"], "conditions": {"ready": true}},
+                {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
+                {"addresses": ["10.0.0.3"], "conditions": {"ready": false, "serving": true, "terminating": true}},
+                {"addresses": ["10.0.0.4"]},
+            ],
+        }));
+        let listed = endpoints(&slice, &KubernetesPort::Name("http".into()));
+        let shown: Vec<_> = listed.iter().map(|found| (found.address.url.to_string(), found.is_ending)).collect();
+        let expected = [("1", false), ("2", false), ("3", true), ("4", false)];
+        assert_eq!(shown, expected.map(|(n, is_ending)| (format!("http://10.0.0.{n}:8081/"), is_ending)));
+        assert_eq!(endpoints(&slice, &KubernetesPort::Number(7))[0].address.url.as_str(), "http://10.0.0.1:7/");
+        assert_eq!(endpoints(&slice, &KubernetesPort::Name("other".into())), []);
+    }
+
+    #[test]
+    fn addresses_of_both_kinds_become_urls_and_names_none() {
+        let slice = slice(serde_json::json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "w-2"},
+            "addressType": "IPv6",
+            "endpoints": [{"addresses": ["fd00::1"]}, {"addresses": ["host.example"]}],
+        }));
+        let listed = endpoints(&slice, &KubernetesPort::Number(80));
+        let shown: Vec<_> = listed.iter().map(|found| found.address.url.as_str()).collect();
+        assert_eq!(shown, ["http://[fd00::1]/"]);
+    }
+}

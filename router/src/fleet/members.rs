@@ -1,0 +1,141 @@
+//! The members of the fleet: what the shell keeps of each worker, and the task that lets workers join and leave.
+//!
+//! Not here: finding them (`discovery`), who gets which place and when it leaves (the core's `membership`).
+//! The idea: a member stands at its place until another joins there; whoever asks for it meanwhile finds it, also after it
+//! has left. Its follower is ended before its place is told to be empty, so nothing of it comes behind that.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use url::Url;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::membership::{Change, Membership};
+
+use super::indexer::{BlockReport, BlockView};
+use super::stock::Stock;
+use super::subscriber::{Closed, Outbox};
+use super::{Fleet, Report, stock, subscriber};
+use crate::config::{FleetConfig, MEMBERSHIP_PAUSE, WorkerAddress, WorkerApi};
+use crate::discovery::Discovered;
+
+/// Is one worker, as far as requests need it besides the view.
+pub struct Member {
+    /// Is its URL, without a path.
+    pub url: Url,
+    /// Is the stock server that it is; absent for a Warmpath worker.
+    pub stock: Option<Arc<Stock>>,
+    /// Is what is published of its blocks.
+    pub blocks: BlockView,
+    /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
+    heard_ms: AtomicU64,
+}
+
+impl Member {
+    pub(super) fn new(address: &WorkerAddress) -> Arc<Self> {
+        Arc::new(Self {
+            url: address.url.clone(),
+            stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
+            blocks: BlockView::default(),
+            heard_ms: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the worker's name for people.
+    pub fn name(&self) -> String {
+        self.url.as_str().trim_end_matches('/').to_owned()
+    }
+
+    /// Records that it was heard so long after the fleet's start.
+    pub(super) fn heard(&self, after_start: Duration) {
+        let elapsed_ms = u64::try_from(after_start.as_millis()).unwrap_or(u64::MAX);
+        self.heard_ms.store(elapsed_ms.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns how long after the fleet's start it was last heard; absent if it never was.
+    pub(super) fn last_heard(&self) -> Option<Duration> {
+        let heard_ms = self.heard_ms.load(Ordering::Relaxed);
+        (heard_ms > 0).then(|| Duration::from_millis(heard_ms))
+    }
+}
+
+/// Lets workers join and leave for as long as the router runs.
+pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: Outbox) {
+    let membership = Membership::new(config.membership);
+    let mut keeper = Keeper { fleet, config, outbox, membership, followers: HashMap::new(), n_refused: 0 };
+    while keeper.look(&found).await.is_ok() {
+        tokio::select! {
+            () = found.changed() => {}
+            () = tokio::time::sleep(MEMBERSHIP_PAUSE) => {}
+        }
+    }
+}
+
+struct Keeper {
+    fleet: Arc<Fleet>,
+    config: FleetConfig,
+    outbox: Outbox,
+    membership: Membership<WorkerAddress>,
+    followers: HashMap<WorkerIdx, Follower>,
+    /// Is how many workers got no place at the last look.
+    n_refused: usize,
+}
+
+/// Ends the task that it stands for when it is dropped.
+struct Follower(JoinHandle<()>);
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Keeper {
+    async fn look(&mut self, found: &Discovered) -> Result<(), Closed> {
+        let fleet = &self.fleet;
+        let is_idle = |worker| fleet.books().n_in_flight(worker) == 0;
+        let update = self.membership.update(&found.all(), Instant::now(), is_idle);
+        if update.n_refused > self.n_refused {
+            tracing::error!(
+                refused = update.n_refused,
+                workers_max = self.config.membership.workers_max,
+                "too many workers were found"
+            );
+        }
+        self.n_refused = update.n_refused;
+        for change in update.changes {
+            match change {
+                Change::Joined { worker, address } => self.join(worker, &address).await?,
+                Change::Leaving { worker } => self.outbox.tell(Report::Leaving { worker }).await?,
+                Change::Stayed { worker } => self.outbox.tell(Report::Stayed { worker }).await?,
+                Change::Left { worker } => self.leave(worker).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn join(&mut self, worker: WorkerIdx, address: &WorkerAddress) -> Result<(), Closed> {
+        let member = Member::new(address);
+        self.fleet.seat(worker, &member);
+        self.outbox.tell(Report::Joined { worker }).await?;
+        let (fleet, outbox, timeout) = (Arc::clone(&self.fleet), self.outbox.clone(), self.config.connect_timeout);
+        let follower = match &member.stock {
+            Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), (timeout, outbox))),
+            None => tokio::spawn(subscriber::follow(fleet, worker, timeout, outbox)),
+        };
+        self.followers.insert(worker, Follower(follower));
+        Ok(())
+    }
+
+    async fn leave(&mut self, worker: WorkerIdx) -> Result<(), Closed> {
+        if let Some(mut follower) = self.followers.remove(&worker) {
+            follower.0.abort();
+            // What it has told stands in the channels before what is told below.
+            let _ = (&mut follower.0).await;
+        }
+        self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
+        self.outbox.tell(Report::Left { worker }).await
+    }
+}

@@ -1,0 +1,339 @@
+//! Who may ask: the clients' API keys, as a file lists them by their hashes, with what each may do.
+//!
+//! Not here: reading a key off a request (`http::access`), turns between keys (`lifecycle::turn`).
+//! The idea: a key is a long random text, so its SHA-256 says as much as a slow hash would, and the file tells nobody a key. A
+//! presented key is looked up by its hash: how long that takes says nothing about any key in the file. The file is read again
+//! when it changes; a key whose entry stays as it was keeps its counts.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::{KEYS_FILE_BYTES_MAX, KEYS_FILE_PAUSE};
+use crate::fleet::subscriber::chain;
+use crate::metrics::Metrics;
+
+/// Is the start of every key that this program makes.
+const KEY_PREFIX: &str = "wp-";
+
+/// Is the longest name of a key or tenant. Units: bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Is the random part of such a key. Units: bytes.
+const KEY_RANDOM_BYTES: usize = 32;
+
+/// Says why a file of keys cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error("it cannot be read")]
+    Read(#[source] std::io::Error),
+    /// It is too long.
+    #[error("it has more than {KEYS_FILE_BYTES_MAX} bytes")]
+    TooLong,
+    /// It is no TOML of the form that is asked for. The text is not quoted: it may hold a key.
+    #[error("{message}, at byte {at}")]
+    Form {
+        /// Says what is wrong.
+        message: String,
+        /// Is where.
+        at: usize,
+    },
+    /// A hash is none.
+    #[error(
+        "the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router --new-key NAME` makes an entry"
+    )]
+    Hash {
+        /// Names the key.
+        name: String,
+    },
+    /// Two entries have one name, or one hash.
+    #[error("the key `{name}` is listed twice, by its name or by its hash")]
+    Twice {
+        /// Names the key.
+        name: String,
+    },
+    /// A name cannot be used.
+    #[error(
+        "`{name}` is no name of a key or tenant: it must have 1 to {NAME_BYTES_MAX} letters, digits, or any of - _ . @ /"
+    )]
+    Name {
+        /// Is the name.
+        name: String,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+/// Is a key's entry in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    sha256: String,
+    tenant: Option<String>,
+    requests_per_minute: Option<NonZeroU32>,
+    requests_at_once: Option<NonZeroU32>,
+}
+
+/// Is a key that may ask.
+#[derive(Debug)]
+pub struct Key {
+    entry: Entry,
+    limiter: Option<DefaultDirectRateLimiter>,
+    places: Option<Arc<Semaphore>>,
+}
+
+/// Is a key's place for one request; it is free again when this is dropped.
+#[derive(Debug, Default)]
+pub struct KeyPlace(#[expect(dead_code, reason = "held until the answer has ended")] Option<OwnedSemaphorePermit>);
+
+/// Says why a key's request is not taken now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OverQuota {
+    /// It asks too often.
+    #[error("the API key `{name}` may ask {per_minute} times a minute")]
+    Rate {
+        /// Names the key.
+        name: String,
+        /// Is the limit.
+        per_minute: u32,
+        /// Is when it may ask again.
+        retry_after: Duration,
+    },
+    /// It asks too much at a time.
+    #[error("the API key `{name}` may have {at_once} requests at a time")]
+    AtOnce {
+        /// Names the key.
+        name: String,
+        /// Is the limit.
+        at_once: u32,
+    },
+}
+
+impl Key {
+    fn new(entry: Entry) -> Self {
+        let limiter = entry.requests_per_minute.map(|n| RateLimiter::direct(Quota::per_minute(n)));
+        let places = entry.requests_at_once.map(|n| Arc::new(Semaphore::new(n.get() as usize)));
+        Self { entry, limiter, places }
+    }
+
+    /// Returns the key's name, which may be shown.
+    pub fn name(&self) -> &str {
+        &self.entry.name
+    }
+
+    /// Returns whose the key is: requests of different tenants never share state. A key that names no tenant is its own.
+    pub fn tenant(&self) -> &str {
+        self.entry.tenant.as_deref().unwrap_or(&self.entry.name)
+    }
+
+    /// Counts a request; returns its place.
+    ///
+    /// Errors: every [`OverQuota`].
+    pub fn enter(&self) -> Result<KeyPlace, OverQuota> {
+        let name = || self.entry.name.clone();
+        let place = match &self.places {
+            Some(places) => {
+                let at_once = self.entry.requests_at_once.map_or(0, NonZeroU32::get);
+                let full = |_| OverQuota::AtOnce { name: name(), at_once };
+                Some(Arc::clone(places).try_acquire_owned().map_err(full)?)
+            }
+            None => None,
+        };
+        if let Some(limiter) = &self.limiter {
+            limiter.check().map_err(|until| OverQuota::Rate {
+                name: name(),
+                per_minute: self.entry.requests_per_minute.map_or(0, NonZeroU32::get),
+                retry_after: until.wait_time_from(DefaultClock::default().now()),
+            })?;
+        }
+        Ok(KeyPlace(place))
+    }
+}
+
+/// Is every key that may ask now.
+#[derive(Debug)]
+pub struct Keys {
+    by_hash: ArcSwap<HashMap<[u8; 32], Arc<Key>>>,
+}
+
+impl Keys {
+    /// Reads a file of keys.
+    ///
+    /// Errors: every [`KeysError`].
+    pub fn open(path: &Path) -> Result<Self, KeysError> {
+        Ok(Self { by_hash: ArcSwap::from_pointee(keyed(read(path)?, &HashMap::new())?) })
+    }
+
+    /// Returns the key that a client presents, if it is one.
+    pub fn find(&self, presented: &[u8]) -> Option<Arc<Key>> {
+        let hash: [u8; 32] = Sha256::digest(presented).into();
+        self.by_hash.load().get(&hash).cloned()
+    }
+
+    /// Follows the file for as long as the router runs: a file that is wrong or gone changes nothing.
+    pub async fn watch(self: Arc<Self>, path: PathBuf, metrics: Arc<Metrics>) {
+        let mut last = String::new();
+        loop {
+            tokio::time::sleep(KEYS_FILE_PAUSE).await;
+            match read(&path).and_then(|entries| keyed(entries, &self.by_hash.load())) {
+                Ok(keys) => {
+                    last.clear();
+                    self.by_hash.store(Arc::new(keys));
+                }
+                Err(error) => {
+                    metrics.key_file_failures.inc();
+                    let reason = chain(&error);
+                    if reason != last {
+                        tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last one stands");
+                    }
+                    last = reason;
+                }
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Entry>, KeysError> {
+    let text = std::fs::read_to_string(path).map_err(KeysError::Read)?;
+    if text.len() > KEYS_FILE_BYTES_MAX {
+        return Err(KeysError::TooLong);
+    }
+    let form = |error: toml::de::Error| KeysError::Form {
+        message: error.message().to_owned(),
+        at: error.span().map_or(0, |span| span.start),
+    };
+    Ok(toml::from_str::<File>(&text).map_err(form)?.key)
+}
+
+/// Returns the keys of entries; one that was there with the same entry stays the same key.
+fn keyed(entries: Vec<Entry>, known: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8; 32], Arc<Key>>, KeysError> {
+    let mut keys: HashMap<[u8; 32], Arc<Key>> = HashMap::with_capacity(entries.len());
+    for entry in entries {
+        if let Some(name) = [Some(&entry.name), entry.tenant.as_ref()].into_iter().flatten().find(|name| !is_name(name))
+        {
+            return Err(KeysError::Name { name: name.clone() });
+        }
+        let hash = hash_of(&entry.sha256).ok_or_else(|| KeysError::Hash { name: entry.name.clone() })?;
+        if keys.contains_key(&hash) || keys.values().any(|key| key.entry.name == entry.name) {
+            return Err(KeysError::Twice { name: entry.name });
+        }
+        let key = known.get(&hash).filter(|key| key.entry == entry).cloned();
+        keys.insert(hash, key.unwrap_or_else(|| Arc::new(Key::new(entry))));
+    }
+    Ok(keys)
+}
+
+/// Returns whether a name can stand in a header, before a colon.
+fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@/".contains(&byte);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+fn hash_of(digits: &str) -> Option<[u8; 32]> {
+    let mut hash = [0; 32];
+    hex::decode_to_slice(digits, &mut hash).ok().map(|()| hash)
+}
+
+/// Returns a new key, to be shown once, and the entry of the file that lets it in.
+///
+/// Errors: `Name`.
+pub fn new_key(name: &str) -> Result<(String, String), KeysError> {
+    if !is_name(name) {
+        return Err(KeysError::Name { name: name.to_owned() });
+    }
+    let key = format!("{KEY_PREFIX}{}", hex::encode(rand::random::<[u8; KEY_RANDOM_BYTES]>()));
+    let hash = hex::encode(Sha256::digest(key.as_bytes()));
+    Ok((key, format!("[[key]]\nname = \"{name}\"\nsha256 = \"{hash}\"\n")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, more: &str) -> (String, String) {
+        let (key, entry) = new_key(name).expect("a good name");
+        (key, format!("{entry}{more}\n"))
+    }
+
+    fn open(text: &str) -> Result<Keys, KeysError> {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), text).expect("it can be written");
+        Keys::open(file.path())
+    }
+
+    #[test]
+    fn a_new_key_is_found_by_itself_alone() {
+        let ((key, first), (other, second)) = (entry("a", ""), entry("b", "tenant = \"team\""));
+        let keys = open(&format!("{first}{second}")).expect("a good file");
+        let found = keys.find(key.as_bytes()).expect("it is listed");
+        assert_eq!((found.name(), found.tenant()), ("a", "a"));
+        assert_eq!(keys.find(other.as_bytes()).expect("it is listed").tenant(), "team");
+        for wrong in ["", "wp-", &key[1..], &key.to_uppercase(), &format!("{key} ")] {
+            assert!(keys.find(wrong.as_bytes()).is_none(), "{wrong}");
+        }
+        assert!(!first.contains(&key), "the file does not tell the key");
+    }
+
+    #[test]
+    fn a_key_has_its_requests_at_a_time_and_a_minute() {
+        let (key, text) = entry("a", "requests_at_once = 2\nrequests_per_minute = 3");
+        let key = open(&text).expect("a good file").find(key.as_bytes()).expect("it is listed");
+        let first = key.enter().expect("one");
+        let _second = key.enter().expect("two");
+        assert_eq!(key.enter().expect_err("three"), OverQuota::AtOnce { name: "a".into(), at_once: 2 });
+        drop(first);
+        drop(key.enter().expect("a place is free again"));
+        let error = key.enter().expect_err("the fourth in this minute");
+        let OverQuota::Rate { per_minute: 3, retry_after, .. } = error else { panic!("{error:?}") };
+        assert!(retry_after > Duration::ZERO && retry_after <= Duration::from_secs(20), "{retry_after:?}");
+    }
+
+    #[test]
+    fn a_key_whose_entry_stays_keeps_its_counts() {
+        let (key, text) = entry("a", "requests_at_once = 1");
+        let keys = open(&text).expect("a good file");
+        let _place = keys.find(key.as_bytes()).expect("it is listed").enter().expect("one");
+        let reread = |text: &str| {
+            let entries = toml::from_str::<File>(text).expect("TOML").key;
+            keys.by_hash.store(Arc::new(keyed(entries, &keys.by_hash.load()).expect("good entries")));
+            keys.find(key.as_bytes()).map(|key| key.enter().is_ok())
+        };
+        assert_eq!(reread(&text), Some(false), "the same entry");
+        assert_eq!(reread(&text.replace("once = 1", "once = 2")), Some(true), "another one");
+        assert_eq!(reread(""), None);
+    }
+
+    #[test]
+    fn a_wrong_file_is_refused_by_what_is_wrong_and_shows_no_key() {
+        let (key, text) = entry("a", "");
+        let check = |text: &str, expected: &str| {
+            let error = chain(&open(text).expect_err(text));
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains(&key), "{error}");
+        };
+        check(&text.repeat(2), "the key `a` is listed twice");
+        check(&format!("{text}sha = \"{key}\""), "unknown field `sha`");
+        check(&format!("[[key]]\nname = \"b\"\nsha256 = \"{key}\""), "the key `b`: `sha256` must be 64");
+        check("[[key]]\nname = \"\"\nsha256 = \"\"", "is no name");
+        check("[[key]]\nname = \"a:b\"\nsha256 = \"\"", "is no name");
+        check(&format!("[[key]\nname = {key}"), "at byte");
+        check(&text.replace("name", "requests_at_once = 0\nname"), "nonzero");
+        check(&"#".repeat(KEYS_FILE_BYTES_MAX + 1), "more than");
+    }
+}

@@ -1,0 +1,110 @@
+"""A pytest plugin for llama-server's own tests: makes them run against a worker and says what came of each.
+
+Not here: the worker's flags (launcher.py), the page that is made of the results (run.py). The idea: of a test that looks at
+the text of one trained model only that look is replaced; a test that cannot apply is skipped with its reason; one that
+fails because a worker is different must fail, so that the list of differences stays true.
+"""
+
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import utils
+
+HERE = Path(__file__).parent
+LISTED = json.loads((HERE / "not_applicable.json").read_text())
+RESULTS = {}
+
+
+class Count(int):
+    """A number of tokens under the vocabulary of another model: equal to every positive one."""
+
+    def __eq__(self, other):
+        return isinstance(other, int) and other > 0
+
+    __hash__ = int.__hash__
+
+
+def some_text(_regex, text):
+    """Stands in for the look at what a trained model says."""
+    return isinstance(text, str) and len(text) > 0
+
+
+def endless(path, data):
+    """Returns a request whose answer goes on to its limit: a made model ends its answers at random."""
+    generates = path.endswith(("/completion", "/completions", "/infill"))
+    decides = {"ignore_eos", "grammar", "json_schema", "response_format", "tools"}
+    if not generates or not isinstance(data, dict) or decides & data.keys():
+        return data
+    return data | {"ignore_eos": True}
+
+
+def make_endless(name):
+    original = getattr(utils.ServerProcess, name)
+
+    def request(self, method, path, data=None, *rest, **more):
+        return original(self, method, path, endless(path, data), *rest, **more)
+
+    setattr(utils.ServerProcess, name, request)
+
+
+make_endless("make_request")
+make_endless("make_stream_request")
+utils.match_regex = some_text
+utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
+def entry_of(nodeid):
+    """Returns the kind and the reason under which a test is listed: by its name, its name's beginning (`*`) or its file."""
+    test = nodeid.split("[")[0]
+    for kind, entries in LISTED.items():
+        for name, reason in entries.items():
+            if name in (nodeid, test, test.split("::")[0]) or (name.endswith("*") and test.startswith(name[:-1])):
+                return kind, reason
+    return None
+
+
+def names_in(item):
+    """Returns the names by which a test asks for the model."""
+    names = set(re.findall(r'"?model"?\s*[:=]\s*"([^"]+)"', inspect.getsource(item.function)))
+    if hasattr(item, "callspec"):
+        names.add(item.callspec.params.get("model"))
+    return sorted(filter(None, names))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if hasattr(item, "callspec"):
+            counts = {name: Count(1) for name in ("n_prompt", "n_token_output") if name in item.callspec.params}
+            item.callspec.params.update(counts)
+        listed = entry_of(item.nodeid)
+        if item.get_closest_marker("slow"):
+            listed = ("not_applicable", LISTED["not_applicable"]["(slow)"])
+        if listed is None:
+            continue
+        kind, reason = listed
+        mark = pytest.mark.skip if kind == "not_applicable" else pytest.mark.xfail
+        item.add_marker(mark(reason=reason, **({} if kind == "not_applicable" else {"strict": True})))
+        RESULTS[item.nodeid] = {"outcome": kind, "reason": reason}
+
+
+def pytest_runtest_setup(item):
+    os.environ["WARMPATH_TEST_NAMES"] = ",".join(names_in(item))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.failed:
+        RESULTS[item.nodeid] = {"outcome": "failed", "reason": str(call.excinfo.value if call.excinfo else "").split("\n")[0]}
+    elif report.when == "call" and report.passed:
+        RESULTS.setdefault(item.nodeid, {"outcome": "passed"})
+    elif report.skipped and item.nodeid not in RESULTS:
+        RESULTS[item.nodeid] = {"outcome": "not_applicable", "reason": "its authors skip it"}
+
+
+def pytest_sessionfinish():
+    Path(os.environ["WARMPATH_TEST_RESULTS"]).write_text(json.dumps(RESULTS, indent=1))

@@ -1,0 +1,112 @@
+//! Clients that people use and that take long to install, against a fleet: `make test-clients`.
+//!
+//! Not here: the official Python clients of OpenAI and Anthropic (`python`), which `make test` runs. These are `ignored` by a plain `cargo
+//! test`, because each fetches its packages from a registry; what they check is in `tests/clients`.
+
+use std::process::Output;
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use tokio::process::Command;
+use warmpath_tests::rig::{MODEL_NAME, Rig, root};
+
+/// Installs a client and its packages where that is not done yet.
+async fn install(name: &str) -> anyhow::Result<()> {
+    let status = Command::new(root().join("scripts/clients.sh")).arg(name).status().await?;
+    ensure!(status.success(), "scripts/clients.sh {name} ended with {status}");
+    Ok(())
+}
+
+/// Returns what a command said once it has succeeded.
+async fn said(command: &mut Command) -> anyhow::Result<String> {
+    let Output { status, stdout, stderr } = command.kill_on_drop(true).output().await?;
+    let said = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
+    ensure!(status.success(), "{command:?} ended with {status}:\n{said}");
+    Ok(said)
+}
+
+/// Runs a client's tests in Python against a fleet.
+async fn check_python(name: &str) -> anyhow::Result<()> {
+    install(name).await?;
+    let rig = Rig::start(2, &[]).await?;
+    let python = root().join(format!("target/clients/{name}/bin/python"));
+    let script = root().join(format!("tests/clients/test_{name}.py"));
+    let said = said(Command::new(python).arg(script).arg(rig.router_url())).await?;
+    ensure!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn langchain_works_through_the_router() -> anyhow::Result<()> {
+    check_python("langchain").await
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn litellm_works_through_the_router() -> anyhow::Result<()> {
+    check_python("litellm").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn the_official_openai_client_for_node_works_through_the_router() -> anyhow::Result<()> {
+    install("node").await?;
+    let rig = Rig::start(2, &[]).await?;
+    let dir = root().join("target/clients/node");
+    // Modules are looked for from where the script lies.
+    std::fs::copy(root().join("tests/clients/test_openai.mjs"), dir.join("test_openai.mjs"))?;
+    let mut command = Command::new("node");
+    command.args(["--test", "test_openai.mjs"]).current_dir(dir).env("ROUTER_URL", rig.router_url());
+    let said = said(&mut command).await?;
+    ensure!(said.contains("# pass 9") || said.contains("pass 9"), "{said}");
+    Ok(())
+}
+
+/// Sends what schemathesis makes of a server's document to the server.
+async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<()> {
+    install("schemathesis").await?;
+    let mut document = rig.get(&format!("{url}/openapi.json")).await?.json();
+    // Or nearly every request would ask for a model that is not there.
+    let schemas = document["components"]["schemas"].as_object_mut().context("the document has schemas")?;
+    for properties in schemas.values_mut().filter_map(|schema| schema.get_mut("properties")) {
+        if properties.get("model").is_some() && properties.get("cache_salt").is_some() {
+            properties["model"] = json!({ "enum": [MODEL_NAME] });
+        }
+    }
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("openapi.json"), document.to_string())?;
+    let mut command = Command::new(root().join("target/clients/schemathesis/bin/schemathesis"));
+    command.current_dir(folder.path()).args(["run", "openapi.json", "--url", url, selected]).args([
+        "--generation-deterministic",
+        "--max-examples=10",
+        "--phases=coverage,fuzzing",
+        "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method",
+        "--suppress-health-check=all",
+        "--request-timeout=120",
+        // CPython 3.11 fails now and then where several threads compile (`AST constructor recursion depth mismatch`).
+        "--workers=1",
+        "--no-color",
+    ]);
+    let said = said(&mut command).await?;
+    ensure!(said.contains(" passed"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn a_router_answers_what_its_document_says() -> anyhow::Result<()> {
+    let rig = Rig::start(1, &[]).await?;
+    check_document(&rig, &rig.router_url(), "--include-path-regex=.*").await
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn a_worker_answers_what_its_document_says() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let rig = Rig::start_with(1, &["--slot-save-path", &folder.path().display().to_string()], &[]).await?;
+    let worker = rig.fleet.workers.first().context("there is one")?;
+    // What a router does not have, but for the stream that ends when its reader leaves.
+    let selected = "--include-path-regex=^/(slots|cache|props|metrics|internal/v1/(summary$|vocabulary))";
+    check_document(&rig, &worker.base_url(), selected).await
+}

@@ -1,0 +1,190 @@
+//! Several models behind one router: two that generate, one that embeds, one that ranks; a pool for each.
+//!
+//! Not here: what an answer or a vector is (the worker's own tests), routing within a pool (`predictions`).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
+use warmpath_bench::model::Preset;
+use warmpath_tests::rig::{Reply, Rig, bin_dir, made_model};
+
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Lists the workers: name, model and seed, flags.
+const WORKERS: &[(&str, Preset, u64, &str)] = &[
+    ("alpha-0", Preset::Tiny, 1, "--alias alpha,first --slots 2 --ctx-size 4096"),
+    ("alpha-1", Preset::Tiny, 1, "--alias alpha --alias first --slots 2 --ctx-size 4096"),
+    ("beta-0", Preset::Tiny, 2, "--alias beta --slots 2 --ctx-size 2048"),
+    ("embed-0", Preset::TinyEmbed, 1, "--alias embed --embedding --slots 4"),
+    ("embed-1", Preset::TinyEmbed, 1, "--alias embed --embedding --slots 4"),
+    ("rank-0", Preset::TinyRank, 1, "--alias rank --rerank"),
+];
+
+async fn start() -> anyhow::Result<Rig> {
+    let bin_dir = bin_dir()?;
+    let mut workers = Vec::new();
+    for (name, preset, seed, flags) in WORKERS {
+        let model = made_model(*preset, *seed)?;
+        let fixed = "--listen 127.0.0.1:0 --threads 1 --flash-attn off --kv-unified off --cache-ram 16";
+        let args = format!("--name {name} --model {} {fixed} {flags}", model.display());
+        let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+        workers.push(Server::start(name, &bin_dir.join("warmpath-worker"), &args).await?);
+    }
+    for worker in &mut workers {
+        worker.ready(LOAD_TIMEOUT).await?;
+    }
+    let model = made_model(Preset::Tiny, 1)?;
+    let spec = FleetSpec { bin_dir, model, n_workers: workers.len(), worker_args: Vec::new(), router_args: Vec::new() };
+    Rig::of(Fleet::of(spec, workers).await?).await
+}
+
+struct Asking<'a>(&'a Rig);
+
+impl Asking<'_> {
+    async fn post(&self, path: &str, body: Value) -> anyhow::Result<Reply> {
+        self.0.post(&format!("{}{path}", self.0.router_url()), &body).await
+    }
+
+    /// Asks the worker itself.
+    async fn direct(&self, name: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let idx = WORKERS.iter().position(|(own, ..)| *own == name).expect("there is such a worker");
+        Ok(self.0.post(&format!("{}{path}", self.0.fleet.workers[idx].base_url()), body).await?.json())
+    }
+
+    async fn refused(&self, path: &str, body: Value, (status, code): (u16, &str)) -> anyhow::Result<String> {
+        let reply = self.post(path, body).await?;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (status, &json!(code)), "{}", reply.text);
+        assert_eq!(reply.json()["error"]["param"], "model", "{}", reply.text);
+        Ok(reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+fn chat(model: Option<&str>, text: &str) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0});
+    if let Some(model) = model {
+        body["model"] = json!(model);
+    }
+    body
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()> {
+    let rig = start().await?;
+    let ask = Asking(&rig);
+
+    // A name leads to workers of its model, and their answer is what one of them gives by itself.
+    for (name, pool, direct) in
+        [("alpha", "alpha-", "alpha-0"), ("first", "alpha-", "alpha-0"), ("beta", "beta-", "beta-0")]
+    {
+        for nth in 0..4 {
+            let body = chat(Some(name), &format!("Question {nth}"));
+            let reply = ask.post("/v1/chat/completions", body.clone()).await?;
+            assert_eq!(reply.status, 200, "{}", reply.text);
+            assert!(
+                reply.header("x-warmpath-worker").starts_with(pool),
+                "{name}: {}",
+                reply.header("x-warmpath-worker")
+            );
+            let expected = ask.direct(direct, "/v1/chat/completions", &body).await?;
+            assert_eq!(reply.json()["choices"][0]["message"], expected["choices"][0]["message"], "{name} {nth}");
+        }
+    }
+    let of = async |name: &str| anyhow::Ok(ask.post("/v1/chat/completions", chat(Some(name), "Hello")).await?.json());
+    assert_ne!(of("alpha").await?["choices"], of("beta").await?["choices"], "they are two models");
+
+    // Unknown, and not to be told apart.
+    let message = ask.refused("/v1/chat/completions", chat(Some("gamma"), "a"), (404, "model_not_found")).await?;
+    assert_eq!(message, "the model `gamma` does not exist; there is `alpha`, `first`, `beta`, `embed`, `rank`");
+    let message = ask.refused("/v1/chat/completions", chat(None, "a"), (400, "model_required")).await?;
+    assert_eq!(message, "`model` is missing, and there are several: `alpha`, `first`, `beta`");
+
+    // What a model does not do.
+    let body = json!({"model": "alpha", "input": "a"});
+    let message = ask.refused("/v1/embeddings", body, (501, "model_not_capable")).await?;
+    assert_eq!(message, "the model `alpha` does not serve embedding; those that do: `embed`");
+    ask.refused("/v1/chat/completions", chat(Some("embed"), "a"), (501, "model_not_capable")).await?;
+    let body = json!({"model": "embed", "query": "a", "documents": ["b"]});
+    ask.refused("/v1/rerank", body, (501, "model_not_capable")).await?;
+    let body = json!({"model": "embed", "messages": [{"role": "user", "content": "a"}]});
+    ask.refused("/apply-template", body, (501, "model_not_capable")).await?;
+    let tokens = ask.post("/tokenize", json!({"model": "embed", "content": "a b"})).await?;
+    assert_eq!(tokens.status, 200, "{}", tokens.text);
+
+    models_say_what_they_can(&rig).await
+}
+
+async fn models_say_what_they_can(rig: &Rig) -> anyhow::Result<()> {
+    let list = rig.get(&format!("{}/v1/models", rig.router_url())).await?.json();
+    let find = |name: &str| {
+        let found = list["data"].as_array().and_then(|models| models.iter().find(|model| model["id"] == name));
+        found.unwrap_or_else(|| panic!("{name} is not in {list}")).clone()
+    };
+    let check = |name: &str, capabilities: Value, (n_ctx, n_ctx_train, n_workers): (u32, u32, u32)| {
+        let model = find(name);
+        assert_eq!(model["capabilities"], capabilities, "{model}");
+        let meta = &model["meta"];
+        let sizes = [&meta["n_ctx"], &meta["n_ctx_train"], &meta["n_workers"]];
+        assert_eq!(sizes, [&json!(n_ctx), &json!(n_ctx_train), &json!(n_workers)], "{model}");
+    };
+    let generates = json!(["completion", "chat", "tools"]);
+    check("alpha", generates.clone(), (2048, 8192, 2));
+    check("first", generates.clone(), (2048, 8192, 2));
+    check("beta", generates, (1024, 8192, 1));
+    check("embed", json!(["embedding"]), (512, 512, 2));
+    check("rank", json!(["rerank"]), (512, 512, 1));
+    assert_eq!(find("embed")["meta"]["n_embd_out"], 128);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<()> {
+    let mut rig = start().await?;
+    let texts: Vec<String> = (0..300).map(|idx| format!("text {idx} of a river and a stone")).collect();
+    let asked = texts.chunks(10).map(|texts| json!({"input": texts, "model": "embed"}));
+    let asked = asked.map(|body| {
+        let rig = &rig;
+        async move { Asking(rig).post("/v1/embeddings", body).await }
+    });
+    let replies = futures::future::try_join_all(asked).await?;
+    let workers: BTreeSet<&str> = replies.iter().map(|reply| reply.header("x-warmpath-worker")).collect();
+    assert_eq!(workers, BTreeSet::from(["embed-0", "embed-1"]), "many at once are spread");
+    for (reply, texts) in replies.iter().zip(texts.chunks(10)) {
+        assert_eq!(
+            (reply.status, reply.json()["data"].as_array().map(Vec::len)),
+            (200, Some(texts.len())),
+            "{}",
+            reply.text
+        );
+        assert!(!reply.header("x-warmpath-route").is_empty() && !reply.header("x-request-id").is_empty());
+        assert_eq!(reply.header("x-warmpath-predicted-cached-tokens"), "", "nothing of a text is cached");
+    }
+
+    // The only model that embeds needs no name, by any path, and gives what its worker gives.
+    let ask = Asking(&rig);
+    let body = json!({"input": ["one text", "another"]});
+    for path in ["/v1/embeddings", "/embeddings", "/embedding"] {
+        let reply = ask.post(path, body.clone()).await?;
+        assert_eq!((reply.status, reply.json()), (200, ask.direct("embed-0", path, &body).await?), "{path}");
+    }
+    let body = json!({"query": "river", "documents": ["a stone", "the sea", "a river bank"], "top_n": 2});
+    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"] {
+        let reply = ask.post(path, body.clone()).await?;
+        assert_eq!((reply.status, reply.json()), (200, ask.direct("rank-0", path, &body).await?), "{path}");
+    }
+    let reply = ask.post("/v1/embeddings", json!({"input": []})).await?;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("input")), "the worker's own words");
+    let line = "warmpath_router_requests_total{endpoint=\"/v1/embeddings\",status=\"200\"}";
+    assert_eq!(rig.router_metric(line).await?, 31.0);
+    assert_eq!(rig.router_metric("warmpath_router_ttft_seconds_count").await?, 0.0, "there is no first token");
+
+    // One of two dies: everything goes to the other, and nobody notices.
+    let dead = WORKERS.iter().position(|(name, ..)| *name == "embed-0").expect("it is there");
+    rig.fleet.workers[dead].kill().await?;
+    for _ in 0..10 {
+        let reply = Asking(&rig).post("/v1/embeddings", json!({"input": "a", "model": "embed"})).await?;
+        assert_eq!((reply.status, reply.header("x-warmpath-worker")), (200, "embed-1"), "{}", reply.text);
+    }
+    Ok(())
+}

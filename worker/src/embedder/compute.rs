@@ -1,0 +1,226 @@
+//! The calls into llama.cpp: a context that embeds, and one batch of texts at a time.
+//!
+//! Not here: which texts (`thread`). The idea: a model without a memory computes all of a batch in one micro-batch, so that must be as long as
+//! the longest text; one with a memory that looks at a text's end alone can take it in pieces.
+
+use std::num::NonZeroU32;
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::Token;
+use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
+
+use super::{EmbedConfig, EmbedFacts, TEXT_TOKENS_DEFAULT_MAX};
+use crate::engine::{StartError, describe_model};
+
+/// Computes batches of texts; sequence ids are places in the batch.
+pub(super) struct Computer<'m> {
+    context: LlamaContext<'m>,
+    batch: LlamaBatch<'static>,
+    pooling: Pooling,
+}
+
+/// Says how long batches are. Units: tokens.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    text_tokens_max: u32,
+    batch_tokens: u32,
+    ubatch_tokens: u32,
+}
+
+impl<'m> Computer<'m> {
+    /// Makes the context and tries it with one token.
+    ///
+    /// Errors: `Context`; `Unsupported` where the model cannot do what is asked for.
+    pub(super) fn open(
+        model: &'m LlamaModel,
+        config: &EmbedConfig,
+        fingerprint: Fingerprint,
+    ) -> Result<(Self, EmbedFacts), StartError> {
+        let unsupported = |reason: String| StartError::Unsupported { path: config.engine.model.clone(), reason };
+        let pooling = settle_pooling(model, config).map_err(unsupported)?;
+        let mut sizes = sizes(model, config);
+        // Only what looks at the last token can be computed in pieces.
+        let may_split = matches!(pooling, Pooling::Last | Pooling::Rank) && is_causal(model);
+        if may_split {
+            sizes.ubatch_tokens = config.engine.ubatch_tokens.min(sizes.batch_tokens);
+        }
+        let mut computer = Self::with_context(model, config, (pooling, sizes))?;
+        let has_memory = computer.probe().map_err(unsupported)?;
+        if !has_memory && sizes.ubatch_tokens < sizes.batch_tokens {
+            sizes.ubatch_tokens = sizes.batch_tokens;
+            drop(computer);
+            computer = Self::with_context(model, config, (pooling, sizes))?;
+        }
+        let n_out = match pooling {
+            Pooling::Rank => model.n_cls_out(),
+            _ => u32::try_from(model.n_embd_out()).unwrap_or(0),
+        };
+        let facts = EmbedFacts {
+            text_tokens_max: sizes.text_tokens_max,
+            n_sequences: config.engine.n_slots,
+            n_vocab: model.n_vocab().unsigned_abs(),
+            n_ctx_train: model.n_ctx_train(),
+            embedding: EmbeddingInfo { pooling, dimensions: n_out },
+            model_fingerprint: fingerprint,
+            description: describe_model(model, &config.engine.model),
+            n_params: model.n_params(),
+            model_bytes: model.size(),
+        };
+        Ok((computer, facts))
+    }
+
+    fn with_context(
+        model: &'m LlamaModel,
+        config: &EmbedConfig,
+        (pooling, sizes): (Pooling, Sizes),
+    ) -> Result<Self, StartError> {
+        let engine = &config.engine;
+        let threads = |n: u16| match n {
+            0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
+            given => i32::from(given),
+        };
+        let flash_attn = match engine.flash_attn_settled() {
+            true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        };
+        let params = LlamaContextParams::default()
+            .with_n_ctx(NonZeroU32::new(sizes.batch_tokens))
+            .with_n_seq_max(u32::from(engine.n_slots))
+            .with_n_batch(sizes.batch_tokens)
+            .with_n_ubatch(sizes.ubatch_tokens)
+            .with_n_threads(threads(engine.threads))
+            .with_n_threads_batch(threads(if engine.threads_batch == 0 {
+                engine.threads
+            } else {
+                engine.threads_batch
+            }))
+            .with_flash_attention_policy(flash_attn)
+            // In a buffer for each sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
+            .with_kv_unified(true)
+            .with_embeddings(true)
+            .with_pooling_type(pooling_type(pooling))
+            .with_offload_kqv(engine.n_gpu_layers > 0)
+            .with_op_offload(engine.n_gpu_layers > 0)
+            .with_no_perf(true);
+        let context = model.new_context(warmpath_prompt::backend(), params).map_err(|error| StartError::Context {
+            n_slots: engine.n_slots,
+            context_tokens_total: sizes.batch_tokens,
+            reason: error.to_string(),
+        })?;
+        let batch = LlamaBatch::new(context.n_batch() as usize, 1);
+        Ok(Self { context, batch, pooling })
+    }
+
+    /// Computes one token; returns whether the model has a memory.
+    ///
+    /// Errors: says why where it cannot be computed.
+    fn probe(&mut self) -> Result<bool, String> {
+        self.batch.clear();
+        let added = self.batch.add(LlamaToken(0), 0, &[0], true);
+        added.expect("a batch has room for a token");
+        self.context.decode(&mut self.batch).map_err(|error| format!("its first batch failed ({error})"))?;
+        let has_memory = self.context.kv_cache_seq_pos_max(0) >= 0;
+        self.vectors(0, 0..1)?;
+        self.context.clear_kv_cache();
+        Ok(has_memory)
+    }
+
+    /// Returns the vectors of texts, each computed as if it were alone.
+    ///
+    /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a batch. Errors: says what failed.
+    pub(super) fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<Vec<f32>>>, String> {
+        self.batch.clear();
+        for (sequence, text) in (0..).zip(texts) {
+            for (position, token) in (0..).zip(*text) {
+                let token = LlamaToken(i32::try_from(*token).expect("tokens were checked against the vocabulary"));
+                let added = self.batch.add(token, position, &[sequence], true);
+                added.expect("the batch plan keeps to the batch's size");
+            }
+        }
+        let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
+        let vectors = decoded.and_then(|()| {
+            let mut first = 0;
+            let vectors = |(sequence, text): (i32, &&[Token])| {
+                let tokens = first..first + i32::try_from(text.len()).unwrap_or(i32::MAX);
+                first = tokens.end;
+                self.vectors(sequence, tokens)
+            };
+            (0..).zip(texts).map(vectors).collect()
+        });
+        self.context.clear_kv_cache();
+        vectors
+    }
+
+    fn vectors(&self, sequence: i32, tokens: std::ops::Range<i32>) -> Result<Vec<Vec<f32>>, String> {
+        let none = |_| "llama.cpp gave no vector".to_owned();
+        let vectors: Vec<Vec<f32>> = if self.pooling == Pooling::None {
+            let of_token = |token| {
+                self.context.embeddings_ith(token).map(<[f32]>::to_vec).map_err(|error| none(error.to_string()))
+            };
+            tokens.map(of_token).collect::<Result<_, _>>()?
+        } else {
+            let pooled = self.context.embeddings_seq_ith(sequence).map_err(|error| none(error.to_string()))?;
+            vec![pooled.to_vec()]
+        };
+        // A vector that is no number would reach the client as nulls.
+        if vectors.iter().flatten().any(|number| !number.is_finite()) {
+            return Err("the model gave a vector with numbers that are not finite".to_owned());
+        }
+        Ok(vectors)
+    }
+}
+
+/// Returns what is made of a text: what is asked for, or what the model's file says, or nothing, as llama.cpp has it.
+///
+/// Errors: says why where a model without a head is to give scores.
+fn settle_pooling(model: &LlamaModel, config: &EmbedConfig) -> Result<Pooling, String> {
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    let own = || match model.meta_val_str(&format!("{architecture}.pooling_type")).as_deref() {
+        Ok("1") => Pooling::Mean,
+        Ok("2") => Pooling::Cls,
+        Ok("3") => Pooling::Last,
+        Ok("4") => Pooling::Rank,
+        _ => Pooling::None,
+    };
+    let pooling = config.pooling.unwrap_or_else(own);
+    if pooling == Pooling::Rank {
+        let header = warmpath_gguf::check(&config.engine.model).map_err(|error| error.to_string())?;
+        if !header.tensors().iter().any(|tensor| tensor.name.starts_with("cls.")) {
+            return Err("it has no classification head, so it cannot score documents".to_owned());
+        }
+    }
+    Ok(pooling)
+}
+
+fn is_causal(model: &LlamaModel) -> bool {
+    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+    model.meta_val_str(&format!("{architecture}.attention.causal")).as_deref() != Ok("false")
+}
+
+fn sizes(model: &LlamaModel, config: &EmbedConfig) -> Sizes {
+    let trained = match model.n_ctx_train() {
+        0 => u32::MAX,
+        trained => trained,
+    };
+    let wanted = match config.engine.context_tokens_total {
+        0 => TEXT_TOKENS_DEFAULT_MAX,
+        given => given,
+    };
+    let text_tokens_max = wanted.min(trained);
+    let batch_tokens = text_tokens_max.max(config.engine.ubatch_tokens);
+    Sizes { text_tokens_max, batch_tokens, ubatch_tokens: batch_tokens }
+}
+
+fn pooling_type(pooling: Pooling) -> LlamaPoolingType {
+    match pooling {
+        Pooling::None => LlamaPoolingType::None,
+        Pooling::Mean => LlamaPoolingType::Mean,
+        Pooling::Cls => LlamaPoolingType::Cls,
+        Pooling::Last => LlamaPoolingType::Last,
+        Pooling::Rank => LlamaPoolingType::Rank,
+    }
+}

@@ -1,0 +1,135 @@
+//! The embedder as everyone else sees it: embed, look, drain.
+//!
+//! Not here: what happens to the texts (`thread`). The idea: requests are bounded by places, as the engine's are; a place is free
+//! again when its request has left, however it leaves.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use warmpath_common::ids::{RequestId, Token};
+
+use super::{EmbedFacts, Embedded};
+use crate::engine::{CounterValues, Counters, EngineError};
+
+/// Reaches the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
+#[derive(Clone)]
+pub struct EmbedHandle {
+    shared: Arc<Shared>,
+}
+
+/// Is what the handles share.
+pub(super) struct Shared {
+    pub facts: EmbedFacts,
+    pub commands: SyncSender<Command>,
+    pub places: Arc<Semaphore>,
+    pub queue_max: usize,
+    pub counters: Arc<Counters>,
+    pub draining: AtomicBool,
+    pub stopped: watch::Receiver<()>,
+    /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
+    pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Asks the thread for something.
+pub(super) enum Command {
+    Embed(Job),
+    Drain { deadline: Instant },
+}
+
+/// Is a request: its texts, and where their vectors go.
+pub(super) struct Job {
+    pub request_id: RequestId,
+    /// Lists the texts, none of them empty or too long.
+    pub texts: Vec<Vec<Token>>,
+    pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
+    /// Frees the request's place when it leaves.
+    pub _place: OwnedSemaphorePermit,
+}
+
+/// Says why a text cannot be embedded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextFault {
+    /// It has no tokens.
+    Empty,
+    /// It is too long.
+    TooLong {
+        /// Is its length. Units: tokens.
+        n_tokens: usize,
+    },
+    /// It has a token that the vocabulary has not.
+    Token(Token),
+}
+
+impl EmbedHandle {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Returns what the model turned out to be.
+    pub fn facts(&self) -> &EmbedFacts {
+        &self.shared.facts
+    }
+
+    /// Returns the counters as they were after the last batch.
+    pub fn counters(&self) -> CounterValues {
+        self.shared.counters.values()
+    }
+
+    /// Checks a text before it is handed in.
+    ///
+    /// Errors: every [`TextFault`].
+    pub fn check(&self, text: &[Token]) -> Result<(), TextFault> {
+        let facts = &self.shared.facts;
+        if text.is_empty() {
+            return Err(TextFault::Empty);
+        }
+        if text.len() > facts.text_tokens_max as usize {
+            return Err(TextFault::TooLong { n_tokens: text.len() });
+        }
+        text.iter().find(|token| **token >= facts.n_vocab).map_or(Ok(()), |token| Err(TextFault::Token(*token)))
+    }
+
+    /// Returns what is made of texts, each of which [`Self::check`] has passed; dropping the future gives the request up.
+    ///
+    /// Shape: `texts` `[n]` -> `[n]`. Errors: `QueueFull`, `Draining`, `Decode`, and `Stopped` once the thread has ended.
+    pub async fn embed(&self, request_id: &RequestId, texts: Vec<Vec<Token>>) -> Result<Vec<Embedded>, EngineError> {
+        let shared = &self.shared;
+        if shared.draining.load(Ordering::Acquire) {
+            return Err(EngineError::Draining);
+        }
+        let full = || EngineError::QueueFull { queue_max: shared.queue_max };
+        let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full())?;
+        let (reply, answer) = oneshot::channel();
+        let job = Job { request_id: request_id.clone(), texts, reply, _place: place };
+        shared.commands.try_send(Command::Embed(job)).map_err(|error| match error {
+            TrySendError::Full(_) => full(),
+            TrySendError::Disconnected(_) => EngineError::Stopped,
+        })?;
+        answer.await.unwrap_or(Err(EngineError::Stopped))
+    }
+
+    /// Takes no more requests, lets those that are there finish until `within` has passed, and returns once the thread has ended.
+    pub async fn drain(&self, within: Duration) {
+        self.shared.draining.store(true, Ordering::Release);
+        let drain = Command::Drain { deadline: Instant::now() + within };
+        let commands = self.shared.commands.clone();
+        // A thread that has ended has nothing left to drain.
+        let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
+        self.stopped().await;
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+
+    /// Returns once the thread has ended, for whatever reason.
+    pub async fn stopped(&self) {
+        let mut stopped = self.shared.stopped.clone();
+        // The thread never sends; its end closes the channel.
+        while stopped.changed().await.is_ok() {}
+    }
+}

@@ -1,0 +1,287 @@
+//! The embedder's thread: its start, its loop, its batches.
+//!
+//! Not here: the calls into llama.cpp (`compute`). The idea: as the engine's thread, it sleeps while nothing waits, and looks at its
+//! commands between two batches, so that a client that has left costs at most the batch that runs.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, mpsc, watch};
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::summary::{Load, Rates};
+use warmpath_gguf::GgufError;
+use warmpath_worker_core::embed_plan::{Place, Room, plan};
+use warmpath_worker_core::rates::Averages;
+
+use super::compute::Computer;
+use super::handle::{Command, EmbedHandle, Job, Shared};
+use super::{EmbedConfig, EmbedFacts, Embedded};
+use crate::engine::{Counters, EngineError, EngineUpdate, Progress, Report, StartError, load_model};
+
+/// Is a request that waits or runs.
+struct Waiting {
+    job: Job,
+    /// Lists the lengths of its texts. Units: tokens.
+    lengths: Vec<u32>,
+    /// Lists what was made of its first texts.
+    done: Vec<Embedded>,
+}
+
+impl Waiting {
+    fn new(job: Job) -> Self {
+        let lengths = job.texts.iter().map(|text| u32::try_from(text.len()).unwrap_or(u32::MAX)).collect();
+        Self { job, lengths, done: Vec::new() }
+    }
+
+    fn lengths_left(&self) -> &[u32] {
+        &self.lengths[self.done.len()..]
+    }
+
+    /// Returns one of the texts that are left.
+    fn text(&self, text_idx: usize) -> &[Token] {
+        &self.job.texts[self.done.len() + text_idx]
+    }
+}
+
+/// Is the ends of the thread's channels that it keeps.
+struct Inside {
+    commands: Receiver<Command>,
+    updates: mpsc::UnboundedSender<EngineUpdate>,
+    counters: Arc<Counters>,
+    /// Closes when the thread ends.
+    _running: watch::Sender<()>,
+}
+
+/// Starts the thread and waits until it is ready.
+pub(super) fn start(
+    config: EmbedConfig,
+    progress: Progress,
+    updates: mpsc::UnboundedSender<EngineUpdate>,
+) -> Result<EmbedHandle, StartError> {
+    config.engine.validate()?;
+    let queue_max = config.engine.queue_max;
+    let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);
+    // Beyond the places there is room for a drain, and one more from an impatient operator.
+    let (commands, inbox) = sync_channel(n_places.saturating_add(2));
+    let (running, stopped) = watch::channel(());
+    let counters = Arc::new(Counters::default());
+    let inside = Inside { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
+    let (ready, started) = sync_channel(1);
+    let builder = std::thread::Builder::new().name("embedder".to_owned());
+    let thread = builder
+        .spawn(move || run(&config, progress, inside, &ready))
+        .map_err(|error| StartError::Thread { reason: error.to_string() })?;
+    let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
+    let facts = started.recv().map_err(ended)??;
+    Ok(EmbedHandle::new(Shared {
+        facts,
+        commands,
+        places: Arc::new(Semaphore::new(n_places)),
+        queue_max,
+        counters,
+        draining: false.into(),
+        stopped,
+        thread: Mutex::new(Some(thread)),
+    }))
+}
+
+fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSender<Result<EmbedFacts, StartError>>) {
+    let refuse = |error: GgufError| StartError::Model { path: config.engine.model.clone(), reason: error.to_string() };
+    let loaded = load_model(&config.engine, progress)
+        .and_then(|model| Ok((model, warmpath_gguf::fingerprint(&config.engine.model).map_err(refuse)?)));
+    let (model, fingerprint) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let (computer, facts) = match Computer::open(&model, config, fingerprint) {
+        Ok(opened) => opened,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let room = Room { tokens: config.engine.ubatch_tokens, sequences: config.engine.n_slots };
+    let free_cells = u64::from(facts.text_tokens_max) * u64::from(facts.n_sequences);
+    if ready.send(Ok(facts)).is_err() {
+        return;
+    }
+    let Inside { commands, updates, counters, _running } = inside;
+    let report = Report::new(updates);
+    let averages = Averages::default();
+    Loop { computer, commands, counters, report, averages, room, free_cells, waiting: Vec::new(), deadline: None }
+        .run();
+}
+
+/// Is the thread's loop.
+struct Loop<'m> {
+    computer: Computer<'m>,
+    commands: Receiver<Command>,
+    counters: Arc<Counters>,
+    report: Report,
+    averages: Averages,
+    room: Room,
+    /// Is what a router is told of room; nothing is kept, so it never changes.
+    free_cells: u64,
+    /// Lists the requests, the oldest first.
+    waiting: Vec<Waiting>,
+    /// Is when what still runs is given up; absent unless draining.
+    deadline: Option<Instant>,
+}
+
+/// Says that the last handle was dropped.
+struct NoHandles;
+
+impl Loop<'_> {
+    fn run(mut self) {
+        self.tell(&[]);
+        while self.take_commands().is_ok() {
+            self.drop_abandoned();
+            if self.deadline.is_some_and(|deadline| self.waiting.is_empty() || Instant::now() >= deadline) {
+                break;
+            }
+            self.step();
+        }
+        for Waiting { job, .. } in self.waiting.drain(..) {
+            self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
+            let _ = job.reply.send(Err(EngineError::Draining));
+        }
+        self.tell(&[]);
+    }
+
+    /// Takes every command that is there, and waits for one while there is nothing to do.
+    fn take_commands(&mut self) -> Result<(), NoHandles> {
+        while self.waiting.is_empty() && self.deadline.is_none() {
+            match self.report.due_in(Instant::now()) {
+                None => {
+                    let command = self.commands.recv().map_err(|_| NoHandles)?;
+                    self.obey(command);
+                }
+                Some(due) => match self.commands.recv_timeout(due) {
+                    Ok(command) => self.obey(command),
+                    Err(RecvTimeoutError::Timeout) => self.tell(&[]),
+                    Err(RecvTimeoutError::Disconnected) => return Err(NoHandles),
+                },
+            }
+        }
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => break,
+                // Nobody can ask for more; what is there is finished all the same.
+                Err(TryRecvError::Disconnected) if self.waiting.is_empty() => return Err(NoHandles),
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        if self.report.is_urgent() {
+            self.tell(&[]);
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Embed(job) if self.deadline.is_some() => drop(job.reply.send(Err(EngineError::Draining))),
+            Command::Embed(job) => {
+                self.report.accept(&job.request_id);
+                self.waiting.push(Waiting::new(job));
+            }
+            Command::Drain { deadline } => {
+                self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+                self.report.touch();
+            }
+        }
+    }
+
+    fn drop_abandoned(&mut self) {
+        let Self { waiting, counters, report, .. } = self;
+        waiting.retain(|waiting| {
+            let is_left = waiting.job.reply.is_closed();
+            if is_left {
+                counters.cancelled.fetch_add(waiting.lengths_left().len() as u64, Relaxed);
+                report.touch();
+            }
+            !is_left
+        });
+        counters.queued.store(waiting.len() as u64, Relaxed);
+    }
+
+    /// Computes one batch and answers whoever has everything now.
+    fn step(&mut self) {
+        let lengths: Vec<&[u32]> = self.waiting.iter().map(Waiting::lengths_left).collect();
+        let batch = plan(&lengths, self.room);
+        if batch.is_empty() {
+            return;
+        }
+        self.report.touch();
+        if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
+            self.tell(&batch);
+        }
+        self.counters.busy_slots.store(batch.len() as u64, Relaxed);
+        let text = |place: &Place| self.waiting[place.request_idx].text(place.text_idx);
+        let texts: Vec<&[Token]> = batch.iter().map(text).collect();
+        let n_tokens = texts.iter().map(|text| text.len()).sum::<usize>();
+        let began = Instant::now();
+        let embedded = self.computer.embed(&texts);
+        self.averages.step(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0, began.elapsed());
+        self.counters.steps.fetch_add(1, Relaxed);
+        self.counters.busy_slots.store(0, Relaxed);
+        match embedded {
+            Ok(vectors) => {
+                self.counters.prompt_tokens.fetch_add(n_tokens as u64, Relaxed);
+                self.counters.prefill_tokens.fetch_add(n_tokens as u64, Relaxed);
+                self.counters.finished.fetch_add(batch.len() as u64, Relaxed);
+                for (place, vectors) in batch.iter().zip(vectors) {
+                    let waiting = &mut self.waiting[place.request_idx];
+                    let n_tokens = waiting.lengths[waiting.done.len()];
+                    waiting.done.push(Embedded { n_tokens, vectors });
+                }
+                self.answer_finished();
+            }
+            Err(reason) => self.fail(&batch, reason),
+        }
+        self.report.touch();
+    }
+
+    fn answer_finished(&mut self) {
+        let is_done = |waiting: &mut Waiting| waiting.lengths_left().is_empty();
+        for Waiting { job, done, .. } in self.waiting.extract_if(.., is_done) {
+            // Whoever has left wants nothing.
+            let _ = job.reply.send(Ok(done));
+        }
+    }
+
+    /// Tells the requests of a batch that it has failed; the others go on.
+    fn fail(&mut self, batch: &[Place], reason: String) {
+        tracing::error!(reason, texts = batch.len(), "a batch of texts failed");
+        self.counters.decode_failures.fetch_add(1, Relaxed);
+        let mut request_idx = 0;
+        let is_in_batch = |_: &mut Waiting| {
+            request_idx += 1;
+            batch.iter().any(|place| place.request_idx + 1 == request_idx)
+        };
+        for Waiting { job, .. } in self.waiting.extract_if(.., is_in_batch) {
+            self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
+            let _ = job.reply.send(Err(EngineError::Decode { reason: reason.clone() }));
+        }
+    }
+
+    /// Tells routers the load while `batch` runs.
+    fn tell(&mut self, batch: &[Place]) {
+        let running_prefill_tokens: u64 =
+            batch.iter().map(|place| u64::from(self.waiting[place.request_idx].lengths_left()[place.text_idx])).sum();
+        let all: u64 = self.waiting.iter().flat_map(Waiting::lengths_left).map(|length| u64::from(*length)).sum();
+        let runs = |idx: usize| batch.iter().any(|place| place.request_idx == idx);
+        let n_queued = (0..self.waiting.len()).filter(|idx| !runs(*idx)).count();
+        let load = Load {
+            queued_prefill_tokens: all - running_prefill_tokens,
+            running_prefill_tokens,
+            n_queued: u32::try_from(n_queued).unwrap_or(u32::MAX),
+            n_decoding: 0,
+            busy_slots: (0..).take(batch.len()).map(SlotId).collect(),
+            free_cells: self.free_cells,
+            draining: self.deadline.is_some(),
+            // Nothing is generated: what a place is taken for is the computing, which the tokens say.
+            rates: Rates { decode_step_ms: Some(0.0), answer_tokens: Some(0.0), ..self.averages.rates() },
+        };
+        self.report.send(Vec::new(), load, Instant::now());
+    }
+}

@@ -1,0 +1,109 @@
+//! JSON schemas of generation fields that have several shapes or lengths, for the API's document.
+//!
+//! Not here: plain fields, whose schemas are derived from their types. The test
+//! `the_document_and_the_readers_agree_field_by_field` compares both kinds with what is really taken.
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_MAX};
+use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, TOP_LOGPROBS_MAX};
+
+pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is the most tokens of the answer: at least 1, or -1 for no limit; of `max_completion_tokens`, \
+                        `max_tokens` and `n_predict` the first that is given counts.",
+        "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
+    })
+}
+
+pub(super) fn stop(_: &mut SchemaGenerator) -> Schema {
+    let text = json_schema!({"type": "string", "maxLength": STOP_TEXT_BYTES_MAX});
+    json_schema!({
+        "description": "Ends the answer before any of these texts; each has at most 512 bytes, empty ones are dropped.",
+        "anyOf": [text, {"type": "array", "items": text, "maxItems": STOP_TEXTS_MAX}, {"type": "null"}],
+    })
+}
+
+pub(super) fn breakers(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Lists texts of at most 64 bytes that break a repetition for DRY.",
+        "type": ["array", "null"],
+        "maxItems": DRY_BREAKERS_MAX,
+        "items": {"type": "string", "minLength": 1, "maxLength": DRY_BREAKERS_MAX, "pattern": "^[^\\u0000]*$"},
+    })
+}
+
+pub(super) fn logit_bias(_: &mut SchemaGenerator) -> Schema {
+    let add = json_schema!({"type": "number", "minimum": -LOGIT_BIAS_ABS_MAX, "maximum": LOGIT_BIAS_ABS_MAX});
+    let token = json_schema!({"anyOf": [{"type": "integer", "minimum": 0, "maximum": u32::MAX}, {"type": "string"}]});
+    let bias = json_schema!({"anyOf": [add, {"type": "boolean"}]});
+    json_schema!({
+        "description": "Adds to the logits of tokens, named by id or by a text that they spell; `false` bans one.",
+        "anyOf": [
+            {"type": "object", "additionalProperties": add, "maxProperties": LOGIT_BIAS_MAX},
+            {
+                "type": "array",
+                "maxItems": LOGIT_BIAS_MAX,
+                "items": {"type": "array", "prefixItems": [token, bias], "minItems": 2, "maxItems": 2},
+            },
+            {"type": "null"},
+        ],
+    })
+}
+
+pub(super) fn grammar(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is a GBNF grammar that the answer must follow.",
+        "type": ["string", "null"],
+        "maxLength": GRAMMAR_BYTES_MAX,
+        "pattern": "^[^\\u0000]*$",
+    })
+}
+
+pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
+    let described = json_schema!({
+        "type": "object",
+        "properties": {
+            "name": {"type": ["string", "null"]},
+            "description": {"type": ["string", "null"]},
+            "strict": {"type": ["boolean", "null"]},
+            "schema": {"type": ["object", "boolean"]},
+        },
+        "required": ["schema"],
+    });
+    json_schema!({
+        "description": "Says what the answer must look like.",
+        "anyOf": [
+            {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+            {
+                "type": "object",
+                "properties": {"type": {"const": "json_object"}, "schema": {"type": ["object", "boolean", "null"]}},
+                "required": ["type"],
+            },
+            {
+                "type": "object",
+                "properties": {"type": {"const": "json_schema"}, "json_schema": described},
+                "required": ["type", "json_schema"],
+            },
+            {"type": "null"},
+        ],
+    })
+}
+
+pub(super) fn json_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is a JSON schema that the answer must follow, llama-server's word for `response_format`.",
+        "type": ["object", "boolean", "null"],
+    })
+}
+
+pub(super) fn logprobs(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Says whether log probabilities are given; a number is that of the likeliest tokens beside the chosen one.",
+        "anyOf": [
+            {"type": "boolean"},
+            {"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX},
+            {"type": "null"},
+        ],
+    })
+}

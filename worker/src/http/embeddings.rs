@@ -1,0 +1,242 @@
+//! `/v1/embeddings` as OpenAI has it; `/embeddings` and `/embedding` as llama-server has them.
+//!
+//! Not here: scores of documents (`rerank`), the computing (`embedder`).
+//! The idea: everything is checked before a text is computed, so that a request is answered as a whole or not at all.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, http::Uri};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use warmpath_common::embeddings::Inputs;
+use warmpath_common::ids::Token;
+use warmpath_common::model::Pooling;
+use warmpath_prompt::NoFim;
+
+use super::body::Body;
+use super::context::RequestContext;
+use super::state::App;
+use crate::embedder::vector::{Norm, to_base64};
+use crate::embedder::{Embedded, TextFault};
+use crate::error::RequestError;
+use crate::served::{Base, Embedding};
+use crate::serving::check_model;
+
+/// Is the most texts of one request. Source: OpenAI's API reference.
+pub const TEXTS_MAX: usize = 2048;
+
+/// Is the path whose answers are OpenAI's.
+const OPENAI_PATH: &str = "/v1/embeddings";
+
+#[derive(Debug, Deserialize)]
+struct Fields {
+    model: Option<String>,
+    input: Option<Value>,
+    content: Option<Value>,
+    encoding_format: Option<String>,
+    dimensions: Option<i64>,
+    embd_normalize: Option<i64>,
+}
+
+/// Says how vectors are spelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Float,
+    Base64,
+}
+
+/// Says in whose shape the answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    OpenAi,
+    LlamaServer,
+}
+
+/// Is a request, understood.
+struct Wish {
+    texts: Vec<Vec<Token>>,
+    shape: Shape,
+    encoding: Encoding,
+    /// Is the numbers of a vector that are kept.
+    dimensions: usize,
+    norm: Norm,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    object: &'static str,
+    data: Vec<Item>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Item {
+    object: &'static str,
+    index: usize,
+    embedding: Spelled,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Spelled {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct LlamaItem {
+    index: usize,
+    embedding: Vec<Vec<f32>>,
+}
+
+/// Is what a request has cost.
+#[derive(Debug, Serialize)]
+pub struct Usage {
+    prompt_tokens: u32,
+    total_tokens: u32,
+}
+
+impl Usage {
+    /// Returns what computing these texts has cost.
+    pub fn of(embedded: &[Embedded]) -> Self {
+        let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
+        Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
+    }
+}
+
+/// Answers with the vectors of texts.
+pub async fn create(
+    State(app): State<App>,
+    context: RequestContext,
+    uri: Uri,
+    body: Body,
+) -> Result<Response, RequestError> {
+    let served = app.open()?;
+    let embedding = served.embedder()?;
+    if embedding.model.embedding.is_none_or(|own| own.pooling == Pooling::Rank) {
+        return Err(RequestError::NotEnabled { what: "embedding texts", flag: "a --pooling other than rank" });
+    }
+    let (reader, is_openai) = (served.embedder()?, uri.path() == OPENAI_PATH);
+    let shape = if is_openai { Shape::OpenAi } else { Shape::LlamaServer };
+    let mut wish = served.prepare(move |base| read((&reader, base), &body, shape)).await?;
+    let texts = std::mem::take(&mut wish.texts);
+    let embedded = embedding.embedder.embed(&context.id, texts).await?;
+    // Thousands of numbers to scale and to spell take milliseconds.
+    let spelled = move || spell(&embedding, &wish, embedded);
+    let response = tokio::task::spawn_blocking(spelled).await;
+    response.map_err(|error| RequestError::Internal { reason: error.to_string() })
+}
+
+fn read((embedding, base): (&Embedding, Base<'_>), body: &Body, shape: Shape) -> Result<Wish, RequestError> {
+    let fields: Fields = body.parse()?;
+    check_model(base.model, fields.model.as_deref())?;
+    // What is given as `content` is llama-server's own way to ask.
+    let (field, param, shape) = match (fields.input, fields.content) {
+        (Some(input), _) => (input, "input", shape),
+        (None, Some(content)) => (content, "content", Shape::LlamaServer),
+        (None, None) => return Err(RequestError::field("input", "`input` is missing")),
+    };
+    let own = base.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
+    let (pooling, n_dimensions) = own;
+    if shape == Shape::OpenAi && pooling == Pooling::None {
+        let reason =
+            "this worker makes a vector of each token (pooling none), which has no form here: ask for /embeddings";
+        return Err(RequestError::field(param, reason));
+    }
+    let encoding = match fields.encoding_format.as_deref() {
+        None | Some("float") => Encoding::Float,
+        Some("base64") if shape == Shape::OpenAi => Encoding::Base64,
+        Some("base64") => {
+            return Err(RequestError::Unsupported { param: "encoding_format", only: Some("only float at this path") });
+        }
+        Some(_) => return Err(RequestError::field("encoding_format", "`encoding_format` must be float or base64")),
+    };
+    let dimensions = match fields.dimensions {
+        None => n_dimensions,
+        Some(wanted) => {
+            let within = usize::try_from(wanted).ok().filter(|wanted| (1..=n_dimensions).contains(wanted));
+            let reason = || format!("`dimensions` must be 1 to {n_dimensions}, the numbers of this model's vectors");
+            within.ok_or_else(|| RequestError::field("dimensions", reason()))?
+        }
+    };
+    let norm = match fields.embd_normalize {
+        None => embedding.norm,
+        Some(number) => Norm::of_number(number).ok_or_else(|| {
+            RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a norm")
+        })?,
+    };
+    let inputs = Inputs::read(field, param);
+    let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
+    let texts = tokens(embedding, base, (inputs, param))?;
+    Ok(Wish { texts, shape, encoding, dimensions, norm })
+}
+
+fn tokens(
+    embedding: &Embedding,
+    base: Base<'_>,
+    (inputs, param): (Inputs, &str),
+) -> Result<Vec<Vec<Token>>, RequestError> {
+    let n_texts = inputs.texts.len();
+    if n_texts > TEXTS_MAX {
+        let reason = format!("`{param}` has {n_texts} texts, at most {TEXTS_MAX} are taken at a time");
+        return Err(RequestError::field(param, reason));
+    }
+    let is_list = inputs.is_list;
+    let of_text = |(idx, text)| {
+        let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
+        let no_fim = |NoFim| RequestError::field(&param, "a gap cannot be embedded");
+        let tokens = base.prompts.raw(text, base.model.context_tokens).map_err(no_fim)?;
+        check_text(embedding, &tokens, param)?;
+        Ok(tokens)
+    };
+    inputs.texts.iter().enumerate().map(of_text).collect()
+}
+
+/// Checks that a text, which the field `param` gave, can be computed.
+///
+/// Errors: `Field`, `TextTooLong`.
+pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Result<(), RequestError> {
+    embedding.embedder.check(tokens).map_err(|fault| match fault {
+        TextFault::Empty => RequestError::field(&param, format!("`{param}` has no tokens")),
+        TextFault::Token(token) => {
+            let n_vocab = embedding.model.n_vocab;
+            RequestError::field(&param, format!("`{param}` holds token {token}; the vocabulary has {n_vocab} tokens"))
+        }
+        TextFault::TooLong { n_tokens } => {
+            RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
+        }
+    })
+}
+
+fn spell(embedding: &Embedding, wish: &Wish, mut embedded: Vec<Embedded>) -> Response {
+    let usage = Usage::of(&embedded);
+    let is_pooled = embedding.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
+    for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
+        vector.truncate(wish.dimensions);
+        // As llama-server: vectors of single tokens stay as they are.
+        if is_pooled {
+            wish.norm.apply(vector);
+        }
+    }
+    let vectors = embedded.into_iter().map(|text| text.vectors).enumerate();
+    match wish.shape {
+        Shape::LlamaServer => {
+            let items: Vec<LlamaItem> = vectors.map(|(index, embedding)| LlamaItem { index, embedding }).collect();
+            Json(items).into_response()
+        }
+        Shape::OpenAi => {
+            let spelled = |vector: Vec<f32>| match wish.encoding {
+                Encoding::Float => Spelled::Numbers(vector),
+                Encoding::Base64 => Spelled::Base64(to_base64(&vector)),
+            };
+            let item = |(index, vectors): (usize, Vec<Vec<f32>>)| Item {
+                object: "embedding",
+                index,
+                embedding: spelled(vectors.into_iter().next().unwrap_or_default()),
+            };
+            let data = vectors.map(item).collect();
+            Json(Answer { object: "list", data, model: &embedding.model.names[0], usage }).into_response()
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `/lora-adapters`: the adapters that are loaded and how strongly they are applied, in llama-server's fields.
+//!
+//! The idea: what is in force is part of what a router knows of its workers, and workers of one name must agree on it; so it is set
+//! when a worker starts. Who wants another one says so in the request.
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+use warmpath_common::lora::{Scale, Wanted, chosen};
+
+use super::body::Body;
+use super::state::App;
+use crate::error::RequestError;
+
+/// Answers with every adapter; `scale` is that which a request gets that asks for none.
+pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+    let serving = app.serving()?;
+    let model = &serving.model;
+    let in_force = |id: usize| {
+        model
+            .adapter_in_force
+            .filter(|applied| usize::from(applied.adapter) == id)
+            .map_or(Scale::ZERO, |applied| applied.scale)
+    };
+    let files = &serving.adapter_files;
+    let describe = |(id, adapter): (usize, &warmpath_common::lora::AdapterInfo)| {
+        json!({
+            "id": id,
+            "path": files.get(id),
+            "scale": in_force(id),
+            "name": adapter.name,
+            "named_scale": adapter.scale,
+            "fingerprint": adapter.fingerprint,
+        })
+    };
+    Ok(Json(model.adapters.iter().enumerate().map(describe).collect()))
+}
+
+/// Takes scales that are in force already, and refuses others.
+pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    let serving = app.admitting()?;
+    let wanted: Vec<Wanted> = body.parse_list()?;
+    if chosen(serving.model.adapters.len(), &wanted)? != serving.model.adapter_in_force {
+        let what = "changing what every request runs with, while the worker runs,";
+        return Err(RequestError::NotEnabled {
+            what,
+            flag: "--lora-scaled, or say `lora` or MODEL:NAME in the request",
+        });
+    }
+    Ok(Json(json!({"success": true})))
+}

@@ -1,0 +1,171 @@
+//! `/openapi.json`: the API as an OpenAPI 3.1 document, made from the types that read requests and write answers.
+//!
+//! Not here: what the fields do (docs/api.md). The idea: one table of operations; schemas are derived where a type reads or writes,
+//! written out where the code works on open JSON, and a test sends every field right and wrong to a worker and compares.
+
+mod dialects;
+mod objects;
+mod operation;
+mod paths;
+mod requests;
+mod vectors;
+
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use self::operation::Operation;
+use super::anthropic::wire as anthropic;
+use super::responses::wire as responses;
+use super::wire;
+use warmpath_common::dialects::anthropic::ErrorBody as AnthropicError;
+use warmpath_common::openai::ErrorBody;
+
+/// Is where a document's schemas are.
+const SCHEMAS: &str = "/components/schemas";
+
+/// Is the server that a document describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// A worker.
+    Worker,
+    /// A router's listener for clients: without the paths that only workers have.
+    Router,
+}
+
+/// Returns the document of a server's API.
+pub fn document(server: Server) -> Value {
+    let mut paths = Map::new();
+    for operation in paths::operations().filter(|operation| operation.is_served_by(server)) {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = operation.describe(server);
+    }
+    let (title, what) = match server {
+        Server::Worker => ("Warmpath worker", "The HTTP API of a worker."),
+        Server::Router => ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which."),
+    };
+    let mut document = json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": title,
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": format!("{what} docs/api.md says what each field does."),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": Operation::tags(),
+        "paths": paths,
+        "components": {"schemas": schemas()},
+    });
+    complete(&mut document["components"]["schemas"]);
+    keep_used_schemas(&mut document);
+    document.sort_all_objects();
+    document
+}
+
+/// Answers with the document of a worker.
+pub async fn show() -> Response {
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| document(Server::Worker).to_string());
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+}
+
+fn settings() -> SchemaSettings {
+    SchemaSettings::draft2020_12().with(|settings| {
+        settings.definitions_path = SCHEMAS.into();
+        settings.meta_schema = None;
+    })
+}
+
+/// Returns every schema by name: those of answers, which types write, and those of requests, which types read.
+fn schemas() -> Map<String, Value> {
+    let mut written = settings().for_serialize().into_generator();
+    add::<wire::Object<'_>>(&mut written);
+    add::<anthropic::Message<'_>>(&mut written);
+    add::<anthropic::Event<'_>>(&mut written);
+    add::<responses::ResponseObject<'_>>(&mut written);
+    add::<responses::Numbered<'_>>(&mut written);
+    add::<ErrorBody>(&mut written);
+    add::<AnthropicError<'_>>(&mut written);
+    let mut read = settings().for_deserialize().into_generator();
+    let mut requests = requests::schemas(&mut read);
+    requests.append(&mut dialects::schemas(&requests));
+    let mut schemas = written.take_definitions(true);
+    schemas.append(&mut read.take_definitions(true));
+    schemas.append(&mut objects::schemas());
+    schemas.append(&mut vectors::schemas());
+    schemas.append(&mut requests);
+    schemas
+}
+
+/// Adds a type's schema to those that the generator has.
+fn add<T: JsonSchema>(generator: &mut SchemaGenerator) {
+    generator.subschema_for::<T>();
+}
+
+/// Returns a reference to a schema.
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#{SCHEMAS}/{name}")})
+}
+
+/// Says of every number which values its type holds, where nothing narrower is said; and drops defaults that say nothing.
+fn complete(schema: &mut Value) {
+    if schema.get("default").is_some_and(Value::is_null) {
+        schema.as_object_mut().expect("what has a default is an object").remove("default");
+    }
+    if let Some((min, max)) = schema.get("format").and_then(Value::as_str).and_then(bounds) {
+        let fields = schema.as_object_mut().expect("what has a format is an object");
+        fields.entry("minimum").or_insert(min);
+        fields.entry("maximum").or_insert(max);
+        fields.remove("format");
+    }
+    match schema {
+        Value::Object(fields) => fields.values_mut().for_each(complete),
+        Value::Array(items) => items.iter_mut().for_each(complete),
+        _ => {}
+    }
+}
+
+fn bounds(format: &str) -> Option<(Value, Value)> {
+    Some(match format {
+        "int32" => (json!(i32::MIN), json!(i32::MAX)),
+        "int64" => (json!(i64::MIN), json!(i64::MAX)),
+        "uint8" => (json!(0), json!(u8::MAX)),
+        "uint32" => (json!(0), json!(u32::MAX)),
+        "uint" | "uint64" => (json!(0), json!(u64::MAX)),
+        "float" | "double" => (json!(f32::MIN), json!(f32::MAX)),
+        _ => return None,
+    })
+}
+
+/// Drops the schemas that nothing refers to.
+fn keep_used_schemas(document: &mut Value) {
+    let mut used: Vec<String> = Vec::new();
+    let mut found = references(&document["paths"]);
+    while let Some(name) = found.pop() {
+        if !used.contains(&name) {
+            found.extend(references(&document["components"]["schemas"][&name]));
+            used.push(name);
+        }
+    }
+    let schemas = document["components"]["schemas"].as_object_mut().expect("the schemas are an object");
+    schemas.retain(|name, _| used.contains(name));
+}
+
+/// Returns the names of the schemas that a value refers to.
+fn references(value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(fields) => {
+            let own = fields.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next());
+            own.map(str::to_owned).into_iter().chain(fields.values().flat_map(references)).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(references).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

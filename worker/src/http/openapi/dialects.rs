@@ -1,0 +1,250 @@
+//! The schemas of the dialects' requests: their own fields, and those of a chat that mean the same there.
+//!
+//! Not here: the conversion (`warmpath_common::dialects`), which reads its fields one by one; the test
+//! `the_document_and_the_readers_agree_field_by_field` compares.
+
+use serde_json::{Map, Value, json};
+use warmpath_common::dialects::{DROPPED, anthropic, responses};
+
+use crate::tools::function_name_pattern;
+
+/// Lists a chat's fields that both dialects spell otherwise.
+const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "response_format"];
+
+/// Returns the schema of each request by its name; `chats` has that of a chat.
+pub(super) fn schemas(chats: &Map<String, Value>) -> Map<String, Value> {
+    let of_chat = &chats["ChatRequest"]["properties"];
+    let mut made = Map::new();
+    let mut add = |name: &str, required: &[&str], properties: Map<String, Value>| {
+        made.insert(name.to_owned(), json!({"type": "object", "properties": properties, "required": required}));
+    };
+    let own = messages();
+    add(
+        "MessagesRequest",
+        &["messages", "max_tokens"],
+        with_chat(&own, of_chat, &[DROPPED, anthropic::DROPPED].concat()),
+    );
+    add("CountTokensRequest", &["messages"], with_prompt(&own, of_chat, &[]));
+    let own = response();
+    add("ResponsesRequest", &["input"], with_chat(&own, of_chat, &[DROPPED, responses::DROPPED].concat()));
+    add("InputTokensRequest", &["input"], with_prompt(&own, of_chat, &["parallel_tool_calls"]));
+    made
+}
+
+/// Returns a dialect's own fields and those of a chat that it does not drop.
+fn with_chat(own: &Map<String, Value>, chat: &Value, dropped: &[&str]) -> Map<String, Value> {
+    let mut properties = own.clone();
+    for (name, schema) in chat.as_object().into_iter().flatten() {
+        if !dropped.contains(&name.as_str()) && !SPELLED_OTHERWISE.contains(&name.as_str()) {
+            properties.entry(name.as_str()).or_insert_with(|| schema.clone());
+        }
+    }
+    properties
+}
+
+/// Returns a dialect's own fields, with those of a chat that decide about its prompt.
+fn with_prompt(own: &Map<String, Value>, chat: &Value, more: &[&str]) -> Map<String, Value> {
+    let mut properties = own.clone();
+    for name in ["max_tokens", "max_output_tokens"] {
+        properties.shift_remove(name);
+    }
+    for name in ["model", "chat_template_kwargs", "cache_salt", "reasoning_format"].iter().chain(more) {
+        properties.insert((*name).to_owned(), chat[*name].clone());
+    }
+    properties
+}
+
+fn fields(properties: Value) -> Map<String, Value> {
+    let Value::Object(properties) = properties else { return Map::new() };
+    properties
+}
+
+/// Returns an object of a fixed `type`, with other fields.
+fn tagged(kind: &str, properties: Value, required: &[&str]) -> Value {
+    let mut all = fields(json!({"type": {"const": kind}}));
+    all.extend(fields(properties));
+    let required: Vec<&str> = ["type"].into_iter().chain(required.iter().copied()).collect();
+    json!({"type": "object", "properties": all, "required": required})
+}
+
+/// Returns the schema of a text or a list of parts.
+fn text_or(parts: &[Value]) -> Value {
+    json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]})
+}
+
+fn messages() -> Map<String, Value> {
+    let cache = json!({
+        "description": "Makes what the request leaves in the cache stay longer.",
+        "type": ["object", "null"],
+        "properties": {"type": {"const": "ephemeral"}, "ttl": {"enum": ["5m", "1h", null]}},
+        "required": ["type"],
+    });
+    let text = tagged("text", json!({"text": {"type": "string"}, "cache_control": cache}), &["text"]);
+    let mut contents = text_or(std::slice::from_ref(&text));
+    if let Some(shapes) = contents["anyOf"].as_array_mut() {
+        shapes.push(json!({"type": "null"}));
+    }
+    let result = json!({"tool_use_id": {"type": "string"}, "content": contents, "cache_control": cache});
+    let call = json!({
+        "id": {"type": "string"}, "name": {"type": "string"}, "input": {"type": "object"}, "cache_control": cache,
+    });
+    let of_user = [text.clone(), tagged("tool_result", result, &["tool_use_id"])];
+    let of_assistant = [
+        text.clone(),
+        tagged("tool_use", call, &["id", "name", "input"]),
+        tagged("thinking", json!({"thinking": {"type": "string"}, "cache_control": cache}), &["thinking"]),
+        tagged("redacted_thinking", json!({"cache_control": cache}), &[]),
+    ];
+    let of_system = [text];
+    let message = |role: &str, blocks: &[Value]| {
+        json!({
+            "type": "object",
+            "properties": {"role": {"const": role}, "content": text_or(blocks)},
+            "required": ["role", "content"],
+        })
+    };
+    fields(json!({
+        "messages": {
+            "description": "Lists the conversation.",
+            "type": "array",
+            "minItems": 1,
+            "items": {"anyOf": [
+                message("user", &of_user), message("assistant", &of_assistant), message("system", &of_system),
+            ]},
+        },
+        "system": contents,
+        "max_tokens": {
+            "description": "Is the most tokens of the answer; -1 is no limit.",
+            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}],
+        },
+        "tools": {"type": ["array", "null"], "items": tool(&cache)},
+        "tool_choice": tool_choice(),
+        "stop_sequences": {
+            "description": "Ends the answer before any of these texts of at most 512 bytes.",
+            "type": ["array", "null"],
+            "items": {"type": "string", "maxLength": 512},
+            "maxItems": 32,
+        },
+        "thinking": {
+            "type": ["object", "null"],
+            "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}},
+            "required": ["type"],
+        },
+        "output_config": {
+            "type": ["object", "null"],
+            "properties": {"effort": {"type": ["string", "null"]}, "format": output_format()},
+        },
+        "output_format": output_format(),
+        "cache_control": cache,
+        "mcp_servers": {"type": ["array", "null"], "maxItems": 0},
+        "container": {"type": ["array", "null"], "maxItems": 0},
+    }))
+}
+
+fn tool(cache: &Value) -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["custom", null]},
+            "name": {"type": "string", "pattern": function_name_pattern()},
+            "description": {"type": ["string", "null"]},
+            "input_schema": {"type": "object", "description": "A JSON schema."},
+            "strict": {"type": ["boolean", "null"]},
+            "cache_control": cache,
+        },
+        "required": ["name", "input_schema"],
+    })
+}
+
+fn tool_choice() -> Value {
+    let parallel = json!({"disable_parallel_tool_use": {"type": ["boolean", "null"]}});
+    let mut named = parallel.clone();
+    named["name"] = json!({"type": "string"});
+    json!({"anyOf": [
+        tagged("auto", parallel.clone(), &[]),
+        tagged("any", parallel.clone(), &[]),
+        tagged("none", parallel, &[]),
+        tagged("tool", named, &["name"]),
+        {"type": "null"},
+    ]})
+}
+
+fn output_format() -> Value {
+    let mut format = tagged("json_schema", json!({"schema": {"type": "object"}}), &["schema"]);
+    format["type"] = json!(["object", "null"]);
+    format
+}
+
+fn response() -> Map<String, Value> {
+    let text = |kind: &str| tagged(kind, json!({"text": {"type": "string"}}), &["text"]);
+    let refusal = tagged("refusal", json!({"refusal": {"type": "string"}}), &["refusal"]);
+    let texts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal]);
+    let thoughts = json!({
+        "type": ["array", "null"],
+        "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    });
+    let message = json!({
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["message", null]},
+            "role": {"enum": ["user", "assistant", "system", "developer"]},
+            "content": texts,
+        },
+        "required": ["role", "content"],
+    });
+    let strings = |names: &[&str]| -> Value {
+        names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect::<Map<_, _>>().into()
+    };
+    let call = tagged("function_call", strings(&["call_id", "name", "arguments"]), &["call_id", "name", "arguments"]);
+    let output = json!({"call_id": {"type": "string"}, "output": texts});
+    let output = tagged("function_call_output", output, &["call_id", "output"]);
+    let reasoning = tagged("reasoning", json!({"content": thoughts, "summary": thoughts}), &[]);
+    let items = json!({"type": "array", "minItems": 1, "items": {"anyOf": [message, call, output, reasoning]}});
+    let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
+    fields(json!({
+        "input": {"description": "Is the conversation.", "anyOf": [{"type": "string"}, items]},
+        "instructions": {"type": ["string", "null"], "description": "Stands before the conversation."},
+        "max_output_tokens": {
+            "description": "Is the most tokens of the answer; -1 is no limit.",
+            "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
+        },
+        "tools": {"type": ["array", "null"], "items": response_tool()},
+        "tool_choice": {"anyOf": [
+            {"enum": ["none", "auto", "required", null]},
+            tagged("function", json!({"name": {"type": "string"}}), &["name"]),
+        ]},
+        "text": {"type": ["object", "null"], "properties": {"format": text_format()}},
+        "reasoning": {"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}},
+        "include": {"type": ["array", "null"], "items": {"not": {"const": "message.output_text.logprobs"}}},
+        "top_logprobs": {"enum": [0, null]},
+        "previous_response_id": stored,
+        "conversation": stored,
+        "prompt": stored,
+        "background": stored,
+    }))
+}
+
+fn response_tool() -> Value {
+    let function = json!({
+        "name": {"type": "string", "pattern": function_name_pattern()},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+        "strict": {"type": ["boolean", "null"]},
+    });
+    tagged("function", function, &["name"])
+}
+
+fn text_format() -> Value {
+    let schema = json!({
+        "name": {"type": "string"},
+        "description": {"type": ["string", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+        "schema": {"type": ["object", "boolean"]},
+    });
+    json!({"anyOf": [
+        tagged("text", json!({}), &[]),
+        tagged("json_object", json!({}), &[]),
+        tagged("json_schema", schema, &["name", "schema"]),
+        {"type": "null"},
+    ]})
+}

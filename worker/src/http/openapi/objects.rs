@@ -1,0 +1,284 @@
+//! The schemas of answers and small requests that are put together as open JSON.
+//!
+//! Not here: answers with types of their own. The worker's HTTP tests compare every answer that they see with these schemas.
+
+use serde_json::{Map, Value, json};
+
+use super::reference;
+use crate::http::pins;
+use crate::http::slots;
+
+/// Returns each schema by its name.
+pub(super) fn schemas() -> Map<String, Value> {
+    let mut all: Map<String, Value> = [native(), tokens(), models(), slots(), cache(), health()]
+        .into_iter()
+        .flatten()
+        .map(|(name, fields)| (name.to_owned(), object(fields)))
+        .collect();
+    all.extend(requests());
+    all.insert("NativeAnswers".to_owned(), one_or_many("NativeAnswer"));
+    for name in ["NativeAnswer", "NativeEvent"] {
+        // What `response_fields` asks for stands under its path.
+        all[name]["patternProperties"] = json!({"/": {}});
+    }
+    let slots = json!({"type": "array", "items": object(slot())});
+    all.insert("Slots".to_owned(), slots);
+    all
+}
+
+/// Returns the schema of an object. A field is a schema, or its type (`"string"`, `"string|null"`), or the name of another schema
+/// (`"#Pin"`), or an array of one of these; all are required but those whose names end with a question mark.
+fn object(fields: Value) -> Value {
+    let Value::Object(fields) = fields else { return fields };
+    let mut properties = Map::new();
+    let mut required: Vec<Value> = Vec::new();
+    for (name, field) in fields {
+        match name.strip_suffix('?') {
+            Some(name) => drop(properties.insert(name.to_owned(), schema(field))),
+            None => {
+                required.push(name.clone().into());
+                properties.insert(name, schema(field));
+            }
+        }
+    }
+    json!({"type": "object", "properties": properties, "required": required})
+}
+
+fn schema(field: Value) -> Value {
+    match field {
+        Value::String(word) => match word.strip_prefix('#') {
+            Some(name) => reference(name),
+            None => json!({"type": word.split('|').collect::<Vec<_>>()}),
+        },
+        Value::Array(mut items) => json!({"type": "array", "items": schema(items.pop().unwrap_or_default())}),
+        schema => schema,
+    }
+}
+
+fn one_or_many(name: &str) -> Value {
+    json!({"anyOf": [reference(name), {"type": "array", "items": reference(name)}]})
+}
+
+type Named = Vec<(&'static str, Value)>;
+
+/// Returns llama-server's answers. With `response_fields` an answer has only these, so none is required.
+fn native() -> Named {
+    let event = json!({
+        "index": "integer",
+        "content": "string",
+        "tokens": ["integer"],
+        "stop": "boolean",
+        "id_slot": "integer|null",
+        "tokens_predicted": "integer",
+        "tokens_evaluated": "integer",
+        "completion_probabilities?": ["#NativeProbability"],
+    });
+    let mut whole = event.clone();
+    let ended = json!({
+        "model": "string|null",
+        "generation_settings": "object",
+        "prompt": "string|null",
+        "has_new_line": "boolean",
+        "truncated": "boolean",
+        "stop_type": {"enum": ["eos", "word", "limit"]},
+        "stopping_word": "string",
+        "tokens_cached": "integer",
+        "timings": "#Timings",
+    });
+    if let (Value::Object(whole), Value::Object(ended)) = (&mut whole, &ended) {
+        whole.extend(ended.clone());
+    }
+    let optional = |fields: &Value| -> Value {
+        let fields = fields.as_object().into_iter().flatten();
+        let named = fields.map(|(name, field)| (format!("{}?", name.trim_end_matches('?')), field.clone()));
+        named.collect::<Map<_, _>>().into()
+    };
+    let likely =
+        json!({"id": "integer", "token": "string", "bytes": ["integer"], "logprob?": "number", "prob?": "number"});
+    let mut chosen = likely.clone();
+    chosen["top_logprobs?"] = json!(["#NativeLikely"]);
+    chosen["top_probs?"] = json!(["#NativeLikely"]);
+    let last = optional(&whole);
+    vec![
+        ("NativeAnswer", last.clone()),
+        ("NativeEvent", {
+            let mut event = last;
+            event["error?"] = json!("#ErrorObject");
+            event
+        }),
+        ("NativeProbability", chosen),
+        ("NativeLikely", likely),
+    ]
+}
+
+fn tokens() -> Named {
+    let piece = json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]});
+    let with_piece = object(json!({"id": "integer", "piece": piece}));
+    vec![
+        ("Tokens", json!({"tokens": [{"anyOf": [{"type": "integer"}, with_piece]}]})),
+        ("Text", json!({"content": "string"})),
+        ("RenderedPrompt", json!({"prompt": "string"})),
+        ("InputTokens", json!({"input_tokens": "integer"})),
+        ("ResponseInputTokens", json!({"object": {"const": "response.input_tokens"}, "input_tokens": "integer"})),
+    ]
+}
+
+fn models() -> Named {
+    vec![
+        ("ModelList", json!({"object": {"const": "list"}, "data": ["#Model"]})),
+        (
+            "Model",
+            json!({
+                "id": "string",
+                "object": {"const": "model"},
+                "created": "integer",
+                "owned_by": "string",
+                "parent?": "string|null",
+                "capabilities": ["string"],
+                "aliases?": ["string"],
+                "meta": "object",
+            }),
+        ),
+        (
+            "Props",
+            json!({
+                "default_generation_settings": object(json!({"n_ctx": "integer", "params?": "object"})),
+                "total_slots": "integer",
+                "model_alias": "string|null",
+                "model_path": "string",
+                "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
+                "chat_template": "string",
+                "bos_token": "string",
+                "eos_token": "string",
+                "build_info": "string",
+                "model_info": "object",
+                "flash_attn?": "boolean",
+                "kv_unified?": "boolean",
+                "self_test?": {},
+            }),
+        ),
+    ]
+}
+
+fn slot() -> Value {
+    let next = object(json!({"has_next_token": "boolean", "n_decoded": "integer"}));
+    json!({
+        "id": "integer",
+        "n_ctx": "integer",
+        "speculative": "boolean",
+        "is_processing": "boolean",
+        "request_id": "string|null",
+        "n_prompt_tokens": "integer",
+        "n_prompt_tokens_cache": "integer",
+        "n_held_tokens": "integer",
+        "n_exact_tokens": "integer",
+        "next_token": [next],
+    })
+}
+
+fn slots() -> Named {
+    let action = json!({
+        "id_slot": "integer",
+        "filename?": "string",
+        "n_saved?": "integer",
+        "n_written?": "integer",
+        "n_restored?": "integer",
+        "n_read?": "integer",
+        "n_erased?": "integer",
+        "timings?": "object",
+    });
+    vec![("SlotAction", action)]
+}
+
+fn cache() -> Named {
+    let entry = json!({
+        "id": "integer",
+        "kind": {"enum": ["chunk", "checkpoint"]},
+        "tier": "string",
+        "on_disk": "boolean",
+        "first_token": "integer",
+        "tokens": "integer",
+        "bytes": "integer",
+        "hits": "integer",
+        "age_s": "number",
+        "idle_s": "number",
+        "pinned": "boolean",
+    });
+    let limits = json!({
+        "resident_tokens": "integer",
+        "ram_bytes": "integer",
+        "disk_bytes": "integer",
+        "min_hold_s": "number",
+        "pin_top": "integer",
+        "block_tokens": "integer",
+        "chunk_tokens": "integer",
+    });
+    let totals = json!({"entries": "integer", "tokens": "integer", "bytes": "integer"});
+    let mut evicted = totals.clone();
+    evicted["tier"] = json!("string");
+    evicted["reason"] = json!("string");
+    let pin = json!({
+        "id": "string", "tokens": "integer", "blocks": "integer", "stored_bytes": "integer", "kept_bytes": "integer",
+    });
+    vec![
+        ("Totals", totals),
+        ("Tiers", json!({"resident": "#Totals", "ram": "#Totals", "disk": "#Totals"})),
+        (
+            "Cache",
+            json!({
+                "tiers": "#Tiers",
+                "limits": object(limits),
+                "evicted": [object(evicted)],
+                "pins": ["#Pin"],
+                "entries": [object(entry)],
+                "next_after": "integer|null",
+            }),
+        ),
+        ("Cleared", json!({"cleared": "#Tiers"})),
+        ("Pin", pin),
+        ("Pins", json!({"pins": ["#Pin"]})),
+        ("Unpinned", json!({"id": "string", "unpinned": {"const": true}})),
+    ]
+}
+
+fn health() -> Named {
+    let error = json!({
+        "message": "string", "type": "string", "code": {"type": ["string", "integer", "null"]}, "param?": "string|null",
+    });
+    vec![
+        ("Status", json!({"status": {"const": "ok"}})),
+        ("Unready", json!({"status": "string", "progress?": "number", "reason?": "string"})),
+        ("Unhealthy", json!({"error": object(error)})),
+        (
+            "Document",
+            json!({"openapi": "string", "info": "object", "servers": ["object"], "tags": ["object"], "paths": "object", "components": "object"}),
+        ),
+        ("Summary", json!({"stamp": {}, "model": "object", "runs": ["object"], "load": "object"})),
+    ]
+}
+
+/// Returns the requests of operators.
+fn requests() -> Map<String, Value> {
+    let filename = json!({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": slots::FILENAME_BYTES_MAX,
+        "pattern": r#"^[^.\u0000-\u001f\u007f-\u009f/\\:*?"<>|][^\u0000-\u001f\u007f-\u009f/\\:*?"<>|]*$"#,
+    });
+    let pin = json!({
+        "type": "object",
+        "description": "A chat's fields that decide its prompt, or one `prompt`.",
+        "properties": {
+            "name": {"type": ["string", "null"], "pattern": format!("^[A-Za-z0-9_.-]{{1,{}}}$", pins::NAME_BYTES_MAX)},
+            "cache_salt": {"type": ["string", "null"]},
+            "model": {"type": ["string", "null"]},
+            "messages": {"type": ["array", "null"]},
+            "prompt": {"type": ["string", "array", "object", "null"]},
+        },
+    });
+    let file = json!({"type": "object", "properties": {"filename": filename}});
+    [("SlotFileRequest", file), ("PinRequest", pin)]
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .into_iter()
+        .collect()
+}

@@ -1,0 +1,191 @@
+//! One operation of the API as OpenAPI describes it.
+//!
+//! Not here: which operations there are (`paths`).
+
+use serde_json::{Map, Value, json};
+
+use super::{Server, reference};
+
+/// Is what a method does at a path.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    pub method: &'static str,
+    pub path: &'static str,
+    pub summary: &'static str,
+    pub tag: Tag,
+    /// Names the schema of the body, if there is one.
+    pub request: Option<&'static str>,
+    pub answer: Answer,
+    /// Lists the statuses of errors besides 405, which every path answers for other methods.
+    pub errors: &'static [u16],
+    pub parameters: &'static [Parameter],
+}
+
+/// Is what an operation is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tag {
+    /// Generates, in the words of OpenAI and llama-server.
+    Generation,
+    /// Generates, in Anthropic's words.
+    Anthropic,
+    /// Says what there is.
+    Models,
+    /// Works with a vocabulary and a template.
+    Tokens,
+    /// Works with what a worker caches.
+    Cache,
+    /// Says how a server is.
+    Health,
+    /// Is for routers.
+    Internal,
+}
+
+/// Is the body of a success.
+#[derive(Debug, Clone, Copy)]
+pub enum Answer {
+    /// One object, by the name of its schema.
+    Json(&'static str),
+    /// One object, or events where the request says `stream`.
+    JsonOrEvents { whole: &'static str, event: &'static str },
+    /// Bytes of this content type.
+    Bytes(&'static str),
+    /// There is none.
+    Never,
+}
+
+/// Is what a request says outside its body.
+#[derive(Debug, Clone, Copy)]
+pub struct Parameter {
+    pub name: &'static str,
+    /// Is `path`, `query` or `header`.
+    pub place: &'static str,
+    pub description: &'static str,
+    /// Is its JSON schema as text.
+    pub schema: &'static str,
+}
+
+impl Tag {
+    const ALL: [(Self, &'static str, &'static str); 7] = [
+        (Self::Generation, "generation", "Chats, completions and responses, as OpenAI and llama-server have them."),
+        (Self::Anthropic, "anthropic", "Messages, as Anthropic has them."),
+        (Self::Models, "models", "What is served."),
+        (Self::Tokens, "tokens", "Vocabulary and chat template."),
+        (Self::Cache, "cache", "Slots, pins and the cache of a worker."),
+        (Self::Health, "health", "For orchestrators and monitoring."),
+        (Self::Internal, "internal", "Between workers and routers."),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(tag, ..)| *tag == self).map_or("", |(_, name, _)| name)
+    }
+}
+
+impl Operation {
+    /// Returns the tags as a document lists them.
+    pub fn tags() -> Value {
+        Tag::ALL.iter().map(|(_, name, description)| json!({"name": name, "description": description})).collect()
+    }
+
+    /// Returns the operation under another path.
+    pub fn also_at(&self, path: &'static str) -> Self {
+        Self { path, ..self.clone() }
+    }
+
+    /// Returns whether a server has the operation.
+    pub fn is_served_by(&self, server: Server) -> bool {
+        let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || matches!(self.path, "/props" | "/metrics");
+        server == Server::Worker || !of_workers
+    }
+
+    /// Returns the operation as a document has it.
+    pub fn describe(&self, server: Server) -> Value {
+        let mut described = json!({
+            "operationId": self.id(),
+            "summary": self.summary,
+            "tags": [self.tag.name()],
+            "responses": self.responses(server),
+        });
+        if let Some(request) = self.request {
+            let content = json!({"application/json": {"schema": reference(request)}});
+            described["requestBody"] = json!({"required": true, "content": content});
+        }
+        if !self.parameters.is_empty() {
+            described["parameters"] = self.parameters.iter().map(Parameter::describe).collect();
+        }
+        described
+    }
+
+    fn id(&self) -> String {
+        let plain: String = self.path.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        format!("{}{}", self.method, plain.trim_end_matches('_'))
+    }
+
+    fn responses(&self, server: Server) -> Map<String, Value> {
+        let mut responses = Map::new();
+        let mut add = |status: &str, response: Value| drop(responses.insert(status.to_owned(), response));
+        match self.answer {
+            Answer::Json(schema) => add("200", with_content("application/json", reference(schema))),
+            Answer::JsonOrEvents { whole, event } => add("200", whole_or_events(whole, event)),
+            Answer::Bytes(kind) => add("200", with_content(kind, json!({}))),
+            Answer::Never => {}
+        }
+        if self.path.ends_with("/vocabulary") {
+            add("304", json!({"description": "The router has it."}));
+        }
+        for status in self.errors.iter().chain(self.errors_of_router(server)) {
+            let schema = match (self.tag, self.path) {
+                (Tag::Anthropic, _) => "AnthropicError",
+                (_, "/readyz") => "Unready",
+                (_, "/health") => "Unhealthy",
+                _ => "ErrorBody",
+            };
+            add(&status.to_string(), with_content("application/json", reference(schema)));
+        }
+        for response in responses.values_mut() {
+            response["headers"] = json!({"x-request-id": {"schema": {"type": "string"}}});
+        }
+        responses
+    }
+
+    /// Returns the errors that a router adds to those of its workers.
+    fn errors_of_router(&self, server: Server) -> &'static [u16] {
+        match (server, self.tag) {
+            (Server::Router, Tag::Generation | Tag::Tokens) if self.request.is_some() => {
+                &[404, 408, 429, 502, 503, 504]
+            }
+            (Server::Router, Tag::Anthropic) => &[404, 408, 429, 502, 504],
+            _ => &[],
+        }
+    }
+}
+
+impl Parameter {
+    fn describe(&self) -> Value {
+        let schema: Value = serde_json::from_str(self.schema).expect("the table's schemas are JSON");
+        json!({
+            "name": self.name,
+            "in": self.place,
+            "required": self.place == "path",
+            "description": self.description,
+            "schema": schema,
+        })
+    }
+}
+
+fn with_content(kind: &str, schema: Value) -> Value {
+    json!({"description": "", "content": {kind: {"schema": schema}}})
+}
+
+/// Says where the schema of an event is.
+const DATA: &str = "Server-sent events; `x-event-schema` is the schema of each one's data.";
+
+/// Returns the response of what can be streamed; OpenAPI 3.1 has no word for the schema of an event's `data`.
+fn whole_or_events(whole: &str, event: &str) -> Value {
+    json!({
+        "description": "One object, or server-sent events where the request says `stream`.",
+        "content": {
+            "application/json": {"schema": reference(whole)},
+            "text/event-stream": {"schema": {"description": DATA}, "x-event-schema": reference(event)},
+        },
+    })
+}

@@ -1,0 +1,224 @@
+//! The operations of the API, each with what it takes and answers.
+//!
+//! Not here: what leads where (`http`); `every_route_is_in_the_document` compares the two.
+
+use super::operation::{Answer, Operation, Parameter, Tag};
+use super::vectors;
+
+/// Is the header by which a tenant's prompts are kept apart.
+const SALT: Parameter = header("x-warmpath-cache-salt", "As `cache_salt`, which counts where both are given.");
+const NAME: Parameter = header("x-request-id", "Names the request, up to 128 visible characters.");
+const OF_GENERATION: &[Parameter] = &[SALT, NAME];
+const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
+const STORED: Parameter = path("id", "Anything: nothing is stored.", r#"{"type": "string", "minLength": 1}"#);
+const SLOT: Parameter = path("id", "The slot.", r#"{"type": "integer", "minimum": 0, "maximum": 65535}"#);
+const PIN: Parameter = path("id", "The pin's name.", r#"{"type": "string", "minLength": 1}"#);
+const ACTION: Parameter =
+    query("action", "What is done; required.", r#"{"type": "string", "enum": ["save", "restore", "erase"]}"#);
+const ENTRIES: Parameter =
+    query("entries", "The entries of a page.", r#"{"type": "integer", "minimum": 0, "maximum": 10000}"#);
+const AFTER_ENTRY: Parameter = query(
+    "after",
+    "The entry before the page.",
+    r#"{"type": "integer", "minimum": 0, "maximum": 18446744073709551615}"#,
+);
+const AFTER_STAMP: Parameter = query("after", "The last stamp that the router has.", r#"{"type": "string"}"#);
+
+/// Returns every operation of a worker and a router.
+pub(super) fn operations() -> impl Iterator<Item = Operation> {
+    [generation(), dialects(), vectors::operations(), tokens(), models(), cache(), health(), internal()]
+        .into_iter()
+        .flatten()
+}
+
+const fn header(name: &'static str, description: &'static str) -> Parameter {
+    Parameter { name, place: "header", description, schema: r#"{"type": "string"}"# }
+}
+
+const fn path(name: &'static str, description: &'static str, schema: &'static str) -> Parameter {
+    Parameter { name, place: "path", description, schema }
+}
+
+const fn query(name: &'static str, description: &'static str, schema: &'static str) -> Parameter {
+    Parameter { name, place: "query", description, schema }
+}
+
+pub(super) fn post(path: &'static str, request: &'static str, answer: Answer) -> Operation {
+    let errors = &[400, 404, 413, 429, 500, 501, 503];
+    let (tag, parameters) = (Tag::Generation, OF_GENERATION);
+    Operation { method: "post", path, summary: "", tag, request: Some(request), answer, errors, parameters }
+}
+
+pub(super) fn get(path: &'static str, answer: Answer) -> Operation {
+    let (tag, errors) = (Tag::Health, &[503]);
+    Operation { method: "get", path, summary: "", tag, request: None, answer, errors, parameters: &[] }
+}
+
+fn generation() -> Vec<Operation> {
+    let answer = Answer::JsonOrEvents { whole: "OpenAiAnswer", event: "OpenAiAnswer" };
+    let native = Answer::JsonOrEvents { whole: "NativeAnswers", event: "NativeEvent" };
+    let chat = Operation {
+        summary: "Answers a conversation through the model's chat template.",
+        ..post("/v1/chat/completions", "ChatRequest", answer)
+    };
+    let completion = Operation {
+        summary: "Continues one or several raw prompts.",
+        ..post("/v1/completions", "CompletionRequest", answer)
+    };
+    let own = Operation {
+        summary: "Continues raw prompts, in llama-server's shape.",
+        ..post("/completion", "NativeCompletionRequest", native)
+    };
+    let infill = Operation {
+        summary: "Fills a gap between two texts.",
+        errors: &[400, 404, 413, 429, 500, 501, 503],
+        ..post("/infill", "InfillRequest", native)
+    };
+    vec![chat.also_at("/chat/completions"), chat, completion, own.also_at("/completions"), own, infill]
+}
+
+fn dialects() -> Vec<Operation> {
+    let message = Answer::JsonOrEvents { whole: "Message", event: "MessageEvent" };
+    let response = Answer::JsonOrEvents { whole: "Response", event: "NumberedResponseEvent" };
+    let anthropic = |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 429, 500, 501, 529], ..operation };
+    let responses = Operation {
+        summary: "Makes a response, which is not stored.",
+        ..post("/v1/responses", "ResponsesRequest", response)
+    };
+    let stored = Operation {
+        summary: "Finds nothing: no response is stored.",
+        tag: Tag::Generation,
+        errors: &[404],
+        parameters: &[STORED],
+        ..get("/v1/responses/{id}", Answer::Never)
+    };
+    vec![
+        anthropic(Operation { summary: "Makes a message.", ..post("/v1/messages", "MessagesRequest", message) }),
+        anthropic(Operation {
+            summary: "Counts the tokens of a message's prompt.",
+            parameters: &[NAME],
+            ..post("/v1/messages/count_tokens", "CountTokensRequest", Answer::Json("InputTokens"))
+        }),
+        responses.also_at("/responses"),
+        responses,
+        Operation {
+            summary: "Counts the tokens of a response's prompt.",
+            parameters: &[NAME],
+            ..post("/v1/responses/input_tokens", "InputTokensRequest", Answer::Json("ResponseInputTokens"))
+        },
+        Operation { method: "delete", ..stored.clone() },
+        stored,
+    ]
+}
+
+fn tokens() -> Vec<Operation> {
+    let post = |path, request, answer| Operation {
+        tag: Tag::Tokens,
+        errors: &[400, 413, 429, 500, 503],
+        parameters: &[NAME],
+        ..post(path, request, Answer::Json(answer))
+    };
+    let count = Operation {
+        summary: "Counts the tokens of a chat's prompt.",
+        ..post("/v1/chat/completions/input_tokens", "TemplateRequest", "InputTokens")
+    };
+    vec![
+        Operation { summary: "Returns the tokens of a text.", ..post("/tokenize", "TokenizeRequest", "Tokens") },
+        Operation { summary: "Returns the text of tokens.", ..post("/detokenize", "DetokenizeRequest", "Text") },
+        Operation {
+            summary: "Renders a conversation.",
+            ..post("/apply-template", "TemplateRequest", "RenderedPrompt")
+        },
+        count.also_at("/chat/completions/input_tokens"),
+        count,
+    ]
+}
+
+fn models() -> Vec<Operation> {
+    let get = |path, answer| Operation { tag: Tag::Models, ..get(path, Answer::Json(answer)) };
+    let list =
+        Operation { summary: "Lists the models, each under each of its names.", ..get("/v1/models", "ModelList") };
+    vec![
+        list.also_at("/models"),
+        list,
+        Operation {
+            summary: "Describes a model.",
+            errors: &[404, 503],
+            parameters: &[MODEL],
+            ..get("/v1/models/{model}", "Model")
+        },
+        Operation { summary: "Says what is set.", ..get("/props", "Props") },
+    ]
+}
+
+fn cache() -> Vec<Operation> {
+    let get = |path, answer| Operation { tag: Tag::Cache, errors: &[400, 429, 500, 503], ..get(path, answer) };
+    let post = |path, answer| Operation { method: "post", ..get(path, Answer::Json(answer)) };
+    vec![
+        Operation { summary: "Says what each slot runs and holds.", ..get("/slots", Answer::Json("Slots")) },
+        Operation {
+            summary: "Saves, restores or erases what a slot holds.",
+            request: Some("SlotFileRequest"),
+            errors: &[400, 404, 413, 429, 500, 501, 503],
+            parameters: &[SLOT, ACTION],
+            ..post("/slots/{id}", "SlotAction")
+        },
+        Operation {
+            summary: "Says what is cached, in pages.",
+            parameters: &[ENTRIES, AFTER_ENTRY],
+            ..get("/cache", Answer::Json("Cache"))
+        },
+        Operation { summary: "Forgets what is cached.", ..post("/cache/clear", "Cleared") },
+        Operation { summary: "Lists the pins.", ..get("/cache/pin", Answer::Json("Pins")) },
+        Operation {
+            summary: "Pins a prefix.",
+            request: Some("PinRequest"),
+            errors: &[400, 404, 413, 429, 500, 501, 503],
+            ..post("/cache/pin", "Pin")
+        },
+        Operation {
+            method: "delete",
+            summary: "Ends a pin.",
+            errors: &[400, 404, 429, 500, 501, 503],
+            parameters: &[PIN],
+            ..get("/cache/pin/{id}", Answer::Json("Unpinned"))
+        },
+    ]
+}
+
+fn health() -> Vec<Operation> {
+    vec![
+        Operation {
+            summary: "Says that the process serves HTTP.",
+            errors: &[],
+            ..get("/livez", Answer::Json("Status"))
+        },
+        Operation { summary: "Says whether requests are taken.", ..get("/readyz", Answer::Json("Status")) },
+        Operation { summary: "The same as llama-server says it.", ..get("/health", Answer::Json("Status")) },
+        Operation {
+            summary: "Measures, in Prometheus' text format.",
+            errors: &[],
+            ..get("/metrics", Answer::Bytes("text/plain"))
+        },
+        Operation { summary: "This document.", errors: &[], ..get("/openapi.json", Answer::Json("Document")) },
+    ]
+}
+
+fn internal() -> Vec<Operation> {
+    let get = |path, answer| Operation { tag: Tag::Internal, errors: &[400, 500, 503], ..get(path, answer) };
+    vec![
+        Operation {
+            summary: "Says what is cached and how busy the worker is.",
+            ..get("/internal/v1/summary", Answer::Json("Summary"))
+        },
+        Operation {
+            summary: "The same as frames, then every change.",
+            parameters: &[AFTER_STAMP],
+            ..get("/internal/v1/summary/stream", Answer::Bytes(warmpath_common::summary::CONTENT_TYPE))
+        },
+        Operation {
+            summary: "The model's metadata, as a GGUF file without tensors.",
+            ..get("/internal/v1/vocabulary", Answer::Bytes("application/octet-stream"))
+        },
+    ]
+}

@@ -1,0 +1,168 @@
+//! The operations of workers that embed, and those on adapters, with their schemas.
+//!
+//! Not here: the other operations (`paths`), how vectors are made (`embeddings`, `rerank`).
+
+use serde_json::{Map, Value, json};
+
+use super::operation::{Answer, Operation, Tag};
+use super::paths::{get, post};
+use crate::http::embeddings::TEXTS_MAX;
+
+/// Is the errors of a worker that does the other kind of work, too.
+const ERRORS: &[u16] = &[400, 404, 413, 429, 500, 501, 503];
+
+/// Returns the operations.
+pub(super) fn operations() -> Vec<Operation> {
+    let embeddings = Operation {
+        summary: "Returns the vectors of texts.",
+        errors: ERRORS,
+        ..post("/v1/embeddings", "EmbeddingsRequest", Answer::Json("Embeddings"))
+    };
+    let own = Operation {
+        summary: "Returns the vectors of texts, in llama-server's shape.",
+        errors: ERRORS,
+        ..post("/embeddings", "EmbeddingsRequest", Answer::Json("OwnEmbeddings"))
+    };
+    let rerank = Operation {
+        summary: "Orders documents by how well they answer a query.",
+        errors: ERRORS,
+        ..post("/v1/rerank", "RerankRequest", Answer::Json("Ranking"))
+    };
+    let adapters = Operation {
+        summary: "Lists the adapters.",
+        errors: &[501, 503],
+        ..get("/lora-adapters", Answer::Json("Adapters"))
+    };
+    let set = Operation {
+        summary: "Takes the scales that are in force already.",
+        errors: ERRORS,
+        ..post("/lora-adapters", "AdapterScales", Answer::Json("AdaptersSet"))
+    };
+    let set = Operation { tag: Tag::Cache, parameters: &[], ..set };
+    vec![
+        embeddings,
+        own.also_at("/embedding"),
+        own,
+        rerank.also_at("/rerank"),
+        rerank.also_at("/v1/reranking"),
+        rerank.also_at("/reranking"),
+        rerank,
+        Operation { tag: Tag::Cache, ..adapters },
+        set,
+    ]
+}
+
+/// Returns each schema by its name.
+pub(super) fn schemas() -> Map<String, Value> {
+    let Value::Object(requests) = requests() else { return Map::new() };
+    let Value::Object(answers) = answers() else { return requests };
+    requests.into_iter().chain(answers).collect()
+}
+
+fn requests() -> Value {
+    let tokens = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
+    let text = json!({"type": "string", "minLength": 1});
+    let inputs = json!({
+        "anyOf": [
+            text,
+            tokens,
+            {"type": "array", "minItems": 1, "maxItems": TEXTS_MAX, "items": {"anyOf": [text, tokens, {"type": "object"}]}},
+            {"type": "object"},
+        ],
+    });
+    let texts = json!({"type": ["array", "null"], "minItems": 1, "maxItems": TEXTS_MAX, "items": {}});
+    json!({
+        "EmbeddingsRequest": {
+            "type": "object",
+            "anyOf": [{"required": ["input"]}, {"required": ["content"]}],
+            "properties": {
+                "input": {"description": "Is what is embedded.", "$ref": "#/components/schemas/EmbeddingsInput"},
+                "content": {
+                    "description": "Is the same, answered in llama-server's shape.",
+                    "$ref": "#/components/schemas/EmbeddingsInput",
+                },
+                "model": {"type": ["string", "null"], "description": "Names the model."},
+                "encoding_format": {
+                    "enum": ["float", "base64", null],
+                    "description": "Says how vectors are spelled; base64 is of little-endian 32-bit floats.",
+                },
+                "dimensions": {
+                    "type": ["integer", "null"], "minimum": 1,
+                    "description": "Is how many of a vector's first numbers are kept.",
+                },
+                "embd_normalize": {
+                    "type": ["integer", "null"], "minimum": -1,
+                    "description": "Says what vectors are divided by: nothing, the largest number, or the p-norm.",
+                },
+            },
+        },
+        "EmbeddingsInput": inputs,
+        "RerankRequest": {
+            "type": "object",
+            "required": ["query"],
+            "anyOf": [{"required": ["documents"]}, {"required": ["texts"]}],
+            "properties": {
+                "query": {"type": "string", "description": "Is what the documents may answer."},
+                "documents": texts,
+                "texts": texts,
+                "top_n": {"type": ["integer", "null"], "minimum": 1, "description": "Is how many are told, the best first."},
+                "return_documents": {"type": ["boolean", "null"], "description": "Says whether they come back."},
+                "return_text": {"type": ["boolean", "null"], "description": "The same, beside `texts`."},
+                "model": {"type": ["string", "null"], "description": "Names the model."},
+            },
+        },
+        "AdapterScales": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["id", "scale"],
+                "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
+            },
+        },
+    })
+}
+
+fn answers() -> Value {
+    let usage = json!({
+        "type": "object",
+        "required": ["prompt_tokens", "total_tokens"],
+        "properties": {"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}},
+    });
+    let numbers = json!({"type": "array", "items": {"type": "number"}});
+    let object = |properties: Value| {
+        let required: Vec<String> =
+            properties.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        json!({"type": "object", "required": required, "properties": properties})
+    };
+    let list = |items: Value| json!({"type": "array", "items": items});
+    let with = |mut object: Value, optional: &str| {
+        object["properties"][optional] = json!({});
+        object
+    };
+    let (index, score) = (json!({"type": "integer"}), json!({"type": "number"}));
+    json!({
+        "Embeddings": object(json!({
+            "object": {"const": "list"},
+            "data": list(object(json!({
+                "object": {"const": "embedding"}, "index": index, "embedding": {"anyOf": [numbers, {"type": "string"}]},
+            }))),
+            "model": {"type": "string"},
+            "usage": usage,
+        })),
+        "OwnEmbeddings": list(object(json!({"index": index, "embedding": list(numbers.clone())}))),
+        "Ranking": {"anyOf": [
+            object(json!({
+                "object": {"const": "list"},
+                "model": {"type": "string"},
+                "results": list(with(object(json!({"index": index, "relevance_score": score})), "document")),
+                "usage": usage,
+            })),
+            list(with(object(json!({"index": index, "score": score})), "text")),
+        ]},
+        "Adapters": list(object(json!({
+            "id": index, "path": {"type": "string"}, "scale": score, "name": {"type": "string"},
+            "named_scale": score, "fingerprint": {"type": "string"},
+        }))),
+        "AdaptersSet": object(json!({"success": {"const": true}})),
+    })
+}

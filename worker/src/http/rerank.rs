@@ -1,0 +1,160 @@
+//! `/v1/rerank` and its other names: documents by how well they answer a query, as Jina, Cohere and llama-server have it,
+//! and as text-embeddings-inference (TEI) has it where the documents come as `texts`.
+//!
+//! Not here: the prompt of a pair (`warmpath-prompt`), the computing (`embedder`).
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use warmpath_common::ids::Token;
+use warmpath_common::model::Pooling;
+
+use super::body::Body;
+use super::context::RequestContext;
+use super::embeddings::{TEXTS_MAX, Usage, check_text};
+use super::state::App;
+use crate::error::RequestError;
+use crate::served::{Base, Embedding};
+use crate::serving::check_model;
+
+#[derive(Debug, Deserialize)]
+struct Fields {
+    model: Option<String>,
+    query: String,
+    documents: Option<Vec<Value>>,
+    texts: Option<Vec<Value>>,
+    top_n: Option<i64>,
+    return_documents: Option<bool>,
+    return_text: Option<bool>,
+}
+
+/// Says in whose shape the answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Jina,
+    Tei,
+}
+
+/// Is a request, understood.
+struct Wish {
+    shape: Shape,
+    pairs: Vec<Vec<Token>>,
+    top_n: usize,
+    /// Lists the documents where they are to come back.
+    documents: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    object: &'static str,
+    model: &'a str,
+    results: Vec<JinaResult>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct JinaResult {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    text: String,
+}
+
+#[derive(Serialize)]
+struct TeiResult {
+    index: usize,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+/// Answers with the documents' scores, the best first.
+pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+    let served = app.open()?;
+    let no_rank = || RequestError::NotEnabled { what: "reranking", flag: "--rerank" };
+    let embedding = served.embedder().map_err(|_| no_rank())?;
+    if embedding.model.embedding.is_none_or(|own| own.pooling != Pooling::Rank) {
+        return Err(no_rank());
+    }
+    let reader = served.embedder()?;
+    let Wish { shape, pairs, top_n, documents } = served.prepare(move |base| read((&reader, base), &body)).await?;
+    let embedded = embedding.embedder.embed(&context.id, pairs).await?;
+    let usage = Usage::of(&embedded);
+    let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
+    let mut ranked: Vec<(usize, f32)> =
+        embedded.iter().enumerate().map(|(idx, text)| (idx, score(text).unwrap_or(f32::MIN))).collect();
+    // The sort keeps the order of equals.
+    ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    ranked.truncate(top_n);
+    let mut documents = documents.unwrap_or_default();
+    let mut text = |index: usize| documents.get_mut(index).map(std::mem::take);
+    Ok(match shape {
+        Shape::Jina => {
+            let result = |(index, relevance_score)| JinaResult {
+                index,
+                relevance_score,
+                document: text(index).map(|text| Document { text }),
+            };
+            let results = ranked.into_iter().map(result).collect();
+            Json(Answer { object: "list", model: &embedding.model.names[0], results, usage }).into_response()
+        }
+        Shape::Tei => {
+            let result = |(index, score)| TeiResult { index, score, text: text(index) };
+            Json(ranked.into_iter().map(result).collect::<Vec<_>>()).into_response()
+        }
+    })
+}
+
+fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<Wish, RequestError> {
+    let fields: Fields = body.parse()?;
+    check_model(base.model, fields.model.as_deref())?;
+    let (given, param, shape) = match (fields.documents, fields.texts) {
+        (Some(documents), None) => (documents, "documents", Shape::Jina),
+        (None, Some(texts)) => (texts, "texts", Shape::Tei),
+        (None, None) => return Err(RequestError::field("documents", "`documents` is missing")),
+        (Some(_), Some(_)) => {
+            return Err(RequestError::field("texts", "`texts` and `documents` are two names of the same"));
+        }
+    };
+    if given.is_empty() || given.len() > TEXTS_MAX {
+        let reason = format!("`{param}` has {} documents, 1 to {TEXTS_MAX} are taken at a time", given.len());
+        return Err(RequestError::field(param, reason));
+    }
+    let top_n = match fields.top_n {
+        None => given.len(),
+        Some(top_n) => usize::try_from(top_n)
+            .ok()
+            .filter(|top_n| *top_n > 0)
+            .ok_or_else(|| RequestError::field("top_n", "`top_n` must be at least 1"))?,
+    };
+    let document = |(idx, document): (usize, Value)| match document {
+        Value::String(text) => Ok(text),
+        // Jina's and Cohere's other form.
+        Value::Object(mut fields) if matches!(fields.get("text"), Some(Value::String(_))) => {
+            Ok(fields.remove("text").and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default())
+        }
+        _ => {
+            let reason = format!("`{param}[{idx}]` must be a string or an object with a string `text`");
+            Err(RequestError::field(format!("{param}[{idx}]"), reason))
+        }
+    };
+    let documents: Vec<String> = given.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
+    let pair = |(idx, document): (usize, &String)| {
+        let tokens = base.prompts.pair(&fields.query, document);
+        check_text(embedding, &tokens, format!("{param}[{idx}]"))?;
+        Ok::<_, RequestError>(tokens)
+    };
+    let pairs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
+    let is_returned = match shape {
+        Shape::Jina => fields.return_documents,
+        Shape::Tei => fields.return_text,
+    };
+    Ok(Wish { shape, pairs, top_n, documents: (is_returned == Some(true)).then_some(documents) })
+}

@@ -1,0 +1,122 @@
+//! llama-server's names for what the worker counts too, so that dashboards and alerts that were made for it go on working.
+//!
+//! Not here: our own metrics (`metrics`). The idea: one table of names, each with what it says of the engine's counters.
+//! Source: `server_task_result_metrics::to_metrics` in llama.cpp's `tools/server/server-task.cpp`.
+
+use std::fmt::Write;
+
+use crate::engine::CounterValues;
+
+/// Is what stands before every name.
+pub const PREFIX: &str = "llamacpp:";
+
+/// Is one metric under llama-server's name.
+pub struct Line {
+    /// Is the name behind [`PREFIX`].
+    pub name: &'static str,
+    /// Is `counter` or `gauge`.
+    pub kind: &'static str,
+    /// Says what it is.
+    pub help: &'static str,
+    value: Value,
+}
+
+/// Says how a value is read off the engine's counters.
+enum Value {
+    /// It is what they say.
+    Now(fn(&CounterValues) -> f64),
+    /// It is tokens and microseconds, and shown is the rate since the last look.
+    Since(fn(&CounterValues) -> (u64, u64)),
+}
+
+/// Lists the metrics in llama-server's order.
+pub const LINES: &[Line] = &[
+    counter("prompt_tokens_total", "Prompt tokens that were computed.", |n| n.prefill_tokens as f64),
+    counter("prompt_tokens_cached_total", "Prompt tokens that were reused.", |n| n.cached_tokens as f64),
+    counter("prompt_seconds_total", "Time from slot to first token, of requests that were answered.", |n| {
+        seconds(n.prompt_us)
+    }),
+    counter("tokens_predicted_total", "Tokens that were generated.", |n| n.generated_tokens as f64),
+    counter("tokens_predicted_seconds_total", "Time after the first token, of requests that were answered.", |n| {
+        seconds(n.generation_us)
+    }),
+    counter("n_decode_total", "Batches that were computed.", |n| n.steps as f64),
+    counter("n_tokens_max", "Most tokens that a slot ever held.", |n| n.sequence_tokens_max as f64),
+    counter("spec_decode_num_draft_tokens_total", "Always 0: there is no speculative decoding.", |_| 0.0),
+    counter("spec_decode_num_accepted_tokens_total", "Always 0: there is no speculative decoding.", |_| 0.0),
+    counter("spec_decode_num_drafts_total", "Always 0: there is no speculative decoding.", |_| 0.0),
+    rate("prompt_tokens_seconds", "Prompt tokens a second of one request, since the last look at the metrics.", |n| {
+        (n.prefill_tokens, n.prompt_us)
+    }),
+    rate(
+        "predicted_tokens_seconds",
+        "Answer tokens a second of one request, since the last look at the metrics.",
+        |n| (n.decode_tokens, n.generation_us),
+    ),
+    gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),
+    gauge("requests_deferred", "Requests that wait for a slot.", |n| n.queued as f64),
+    gauge("n_busy_slots_per_decode", "Busy slots of a batch, on average.", |n| {
+        n.busy_slot_steps as f64 / n.steps.max(1) as f64
+    }),
+];
+
+const fn counter(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> Line {
+    Line { name, kind: "counter", help, value: Value::Now(value) }
+}
+
+const fn gauge(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> Line {
+    Line { name, kind: "gauge", help, value: Value::Now(value) }
+}
+
+const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> (u64, u64)) -> Line {
+    Line { name, kind: "gauge", help, value: Value::Since(value) }
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+/// Writes the metrics in Prometheus' text format, given the counters at this look and at the one before.
+pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValues) {
+    for Line { name, kind, help, value } in LINES {
+        let value = match value {
+            Value::Now(read) => read(now),
+            Value::Since(read) => {
+                let ((n_now, us_now), (n_before, us_before)) = (read(now), read(before));
+                let took_us = us_now.saturating_sub(us_before);
+                if took_us == 0 { 0.0 } else { n_now.saturating_sub(n_before) as f64 / seconds(took_us) }
+            }
+        };
+        // A String takes whatever is written.
+        let _ = writeln!(out, "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n{PREFIX}{name} {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_was_counted_and_how_fast_it_went_since_the_last_look() {
+        let before = CounterValues { prefill_tokens: 100, prompt_us: 500_000, ..CounterValues::default() };
+        let now = CounterValues {
+            prefill_tokens: 400,
+            prompt_us: 2_000_000,
+            steps: 4,
+            busy_slot_steps: 6,
+            ..CounterValues::default()
+        };
+        let mut text = String::new();
+        write(&mut text, &now, &before);
+        for line in [
+            "# TYPE llamacpp:prompt_tokens_total counter",
+            "llamacpp:prompt_tokens_total 400",
+            "llamacpp:prompt_seconds_total 2",
+            "llamacpp:prompt_tokens_seconds 200",
+            "llamacpp:predicted_tokens_seconds 0",
+            "llamacpp:n_busy_slots_per_decode 1.5",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+}

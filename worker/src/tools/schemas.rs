@@ -1,0 +1,57 @@
+//! JSON schemas of the fields about tools, for the API's document.
+//!
+//! Not here: what is checked of them (`tools`). The test `the_document_and_the_readers_agree_field_by_field` compares both.
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+use super::{NAME_BYTES_MAX, TOOLS_MAX};
+
+pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
+    let function = json_schema!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": name_pattern()},
+            "description": {"type": ["string", "null"]},
+            "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+            "strict": {"type": ["boolean", "null"]},
+        },
+        "required": ["name"],
+    });
+    json_schema!({
+        "description": "Lists the functions that the model may call.",
+        "type": ["array", "null"],
+        "maxItems": TOOLS_MAX,
+        "items": {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "function": function},
+            "required": ["type", "function"],
+        },
+    })
+}
+
+/// Returns what a function may be called.
+pub(super) fn name_pattern() -> String {
+    format!("^[A-Za-z0-9_.:/-]{{1,{NAME_BYTES_MAX}}}$")
+}
+
+pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
+    let function = json_schema!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    json_schema!({
+        "description": "Says whether and which function the model must call.",
+        "anyOf": [
+            {"enum": ["none", "auto", "required", null]},
+            {
+                "type": "object",
+                "properties": {"type": {"const": "function"}, "function": function},
+                "required": ["type", "function"],
+            },
+        ],
+    })
+}
+
+pub(super) fn reasoning_format(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Says where the model's thoughts go: apart (`auto`, `deepseek`), into the content (`none`), or both.",
+        "enum": ["auto", "deepseek", "none", "deepseek-legacy", null],
+    })
+}

@@ -1,0 +1,74 @@
+//! LoRA adapters: what they change, and that what was computed with one never serves another.
+//!
+//! Not here: random traffic with adapters (`property`).
+
+use warmpath_bench::model::Preset;
+use warmpath_worker::engine::{AdapterFile, Engine, EngineConfig, StartError};
+
+use super::support::{adapter, applied, ask, config, start, stop, tokens};
+
+fn with_adapters() -> EngineConfig {
+    let adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+    EngineConfig { n_slots: 3, context_tokens_total: 3 * 1024, adapters, ..config(Preset::Tiny) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn every_adapter_answers_otherwise_and_reuses_its_own_state_only() {
+    let (engine, _updates) = start(with_adapters());
+    let prompt = tokens(1, 300);
+    let mut answers = Vec::new();
+    for adapter in [None, applied(0), applied(1)] {
+        let mut ask = ask(&prompt, 8);
+        ask.adapter = adapter;
+        let first = ask.answer(&engine).await;
+        assert_eq!(first.cached_tokens(), 0, "{adapter:?}: nothing of another adapter is reused");
+        let again = ask.answer(&engine).await;
+        assert!(again.cached_tokens() > 200, "{adapter:?}: its own is");
+        assert_eq!(again.tokens, first.tokens);
+        answers.push(first.tokens);
+    }
+    assert!(answers[0] != answers[1] && answers[1] != answers[2] && answers[0] != answers[2], "{answers:?}");
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn streams_with_different_adapters_go_on_beside_each_other() {
+    let (engine, _updates) = start(with_adapters());
+    let asks = [None, applied(0), applied(1)].map(|adapter| {
+        let mut ask = ask(&tokens(2, 100), 200);
+        ask.adapter = adapter;
+        ask
+    });
+    let mut streams: Vec<_> = asks.iter().map(|ask| ask.submit(&engine).unwrap()).collect();
+    // Turns go round: when the first is half through, so are the others, give or take the steps of the beginning.
+    while streams[0].so_far().tokens.len() < 100 {
+        assert!(streams[0].next().await);
+    }
+    let mut together = Vec::new();
+    for stream in streams {
+        together.push(stream.answer().await.tokens);
+    }
+    assert!(together.iter().all(|tokens| tokens.len() == 200));
+    for (ask, together) in asks.iter().zip(&together) {
+        let mut alone = ask.clone();
+        alone.cache_prompt = false;
+        assert_eq!(&alone.answer(&engine).await.tokens, together, "{:?}", ask.adapter);
+    }
+    stop(engine).await;
+}
+
+#[test]
+fn what_is_no_adapter_of_the_model_is_refused_by_its_file() {
+    let refused = |file: AdapterFile| {
+        let config = EngineConfig { adapters: vec![file], ..config(Preset::Tiny) };
+        let (sender, _updates) = tokio::sync::mpsc::unbounded_channel();
+        match Engine::start(config, |_| true, sender).map(drop) {
+            Err(error @ StartError::Adapter { .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let file = |path: std::path::PathBuf| AdapterFile { path, ..adapter(Preset::Tiny, 13) };
+    assert!(refused(file("/no/such.gguf".into())).contains("/no/such.gguf"));
+    assert!(refused(file(config(Preset::Tiny).model)).contains("it holds no LoRA adapter"));
+    assert!(refused(adapter(Preset::TinySwa, 13)).contains("llama.cpp refuses it"));
+}

@@ -1,0 +1,104 @@
+//! What the worker answers and what its OpenAPI document says that it answers: compared for every answer that a test sees.
+//!
+//! Not here: requests (`document`). The idea: the schemas are made strict first, so that a field that the document does not know
+//! fails too.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+use warmpath_worker::openapi::{Server, document};
+
+/// Is the document of a worker.
+pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document(Server::Worker));
+
+/// Is the document with objects that take no fields besides those that are described.
+static STRICT: LazyLock<Value> = LazyLock::new(|| {
+    let mut document = DOCUMENT.clone();
+    let schemas = document["components"]["schemas"].as_object_mut().expect("schemas");
+    schemas.values_mut().for_each(close);
+    document
+});
+
+/// Returns the validator of the schema at a path of `document`.
+pub fn validator(document: &Value, schema: &Value) -> Validator {
+    let mut whole = json!({"components": document["components"]});
+    whole["allOf"] = json!([schema]);
+    jsonschema::validator_for(&whole).expect("the schema is one")
+}
+
+/// Checks an answer's status and object against what the document says about the operation.
+pub fn check(method: &str, path: &str, status: u16, object: &Value) {
+    let Some(operation) = operation(method, path) else { return };
+    // Every path answers 405; a body can be anything.
+    if status == 405 {
+        return;
+    }
+    let response = &operation["responses"][status.to_string()];
+    assert!(response.is_object(), "the document does not know {status} of {method} {path}: {object}");
+    conforms(&response["content"]["application/json"]["schema"], object, &format!("{status} of {method} {path}"));
+}
+
+/// Checks one event of a stream.
+pub fn check_event(path: &str, event: &Value) {
+    let Some(operation) = operation("post", path) else { return };
+    let schema = &operation["responses"]["200"]["content"]["text/event-stream"]["x-event-schema"];
+    assert!(schema.is_object(), "the document does not know that {path} streams");
+    if event.get("error").is_none() && event.is_object() {
+        conforms(schema, event, &format!("an event of {path}"));
+    }
+}
+
+/// Returns the operation that answers a path.
+fn operation(method: &str, path: &str) -> Option<&'static Value> {
+    let path = path.split('?').next().unwrap_or_default();
+    let fits = |described: &str| match described.split_once('{') {
+        None => described == path,
+        Some((before, _)) => path.strip_prefix(before).is_some_and(|rest| !rest.is_empty()),
+    };
+    let paths = DOCUMENT["paths"].as_object().expect("paths");
+    // A path without parameters goes before one with them.
+    let exact = paths.get(path);
+    let found = exact.or_else(|| paths.iter().find(|(described, _)| fits(described)).map(|(_, found)| found));
+    found?.get(method)
+}
+
+fn conforms(schema: &Value, object: &Value, what: &str) {
+    // Guards what was made of each schema; held while one answer is checked.
+    static MADE: LazyLock<Mutex<HashMap<String, Validator>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let validator = made.entry(schema.to_string()).or_insert_with(|| validator(&STRICT, schema));
+    let errors: Vec<String> =
+        validator.iter_errors(object).map(|error| format!("{} at {}", error, error.instance_path())).collect();
+    assert!(errors.is_empty(), "{what} is not what the document says: {}\n{object}", errors.join("; "));
+}
+
+/// Says of every object schema with described fields that it has no others.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            // The parts of a combination see only a part of the object: the whole is closed, not they.
+            let is_whole = fields.contains_key("properties");
+            for (name, inner) in fields.iter_mut() {
+                let is_combination = is_whole && matches!(name.as_str(), "oneOf" | "anyOf" | "allOf");
+                match inner {
+                    Value::Array(parts) if is_combination => parts.iter_mut().for_each(close_inside),
+                    _ => close(inner),
+                }
+            }
+            if is_whole && fields.get("type").is_some_and(|kind| kind == "object") {
+                fields.entry("unevaluatedProperties").or_insert(Value::Bool(false));
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// Closes what is inside a part of a combination, and not the part.
+fn close_inside(part: &mut Value) {
+    if let Some(properties) = part.get_mut("properties").and_then(Value::as_object_mut) {
+        properties.values_mut().for_each(close);
+    }
+}

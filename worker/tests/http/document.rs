@@ -1,0 +1,296 @@
+//! The document and the readers of requests agree: every documented field is sent with right and wrong values, and the worker
+//! refuses exactly those bodies that do not fit the document.
+//!
+//! Not here: answers (`contract`). The idea: each example is changed in one place at a time, at every place that it has or that the
+//! document knows, to values of every type and at every bound; the schema's verdict must be the worker's. What a schema cannot say
+//! is listed as excuses, by what the worker answers.
+
+use futures::StreamExt;
+use serde_json::{Map, Value, json};
+
+use crate::contract::{DOCUMENT, validator};
+use crate::harness::{TestWorker, user};
+
+/// Lists what the worker says of bodies that fit the document and that it cannot answer for reasons that no schema can tell.
+const EXCUSES: &[&str] = &[
+    "the prompt is empty",
+    "the vocabulary has",
+    "`prompt` has a text that is empty",
+    "choices are asked for",
+    "prompts are given",
+    "`id_slot` must be below",
+    "the grammar does not parse",
+    "needs `logprobs` to be true",
+    "cannot be combined with",
+    "cannot be used with a JSON schema",
+    "cannot both decide",
+    "both give a schema",
+    "asks for a call, but there are no `tools`",
+    "names a function that is not among",
+    "two tools have the same function name",
+    "cannot go on",
+    "it is not clear which one goes on",
+    "the arguments of a tool call are not JSON",
+    "does not offer the tools",
+    "needs a `prompt` of text",
+    "is not a known JSON type",
+    "`logit_bias` has",
+    "the schema cannot be followed",
+    "Unexpected message role",
+    "the chat template failed",
+    // A whole number written as 1e12 or 1.0 is an integer to a schema.
+    "invalid type: floating point",
+];
+
+/// Is values of every type and of every common meaning.
+fn pool() -> Vec<Value> {
+    vec![
+        json!(null),
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(2),
+        json!(0.5),
+        json!(-0.5),
+        json!(1.5),
+        json!(-2),
+        json!(1e12),
+        json!(""),
+        json!("x"),
+        json!("auto"),
+        json!("a b/c?"),
+        json!([]),
+        json!([1]),
+        json!(["x"]),
+        json!([[1, "x"]]),
+        json!([{}]),
+        json!({}),
+        json!({"x": 1}),
+        json!({"type": "x"}),
+        json!({"type": "text"}),
+        json!({"type": "function"}),
+    ]
+}
+
+/// Is one endpoint and a body that it answers.
+struct Example {
+    path: &'static str,
+    body: Value,
+}
+
+fn examples() -> Vec<Example> {
+    let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true});
+    let tool = json!({"type": "function", "function": function});
+    let messages = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ]},
+        {"role": "tool", "tool_call_id": "c", "content": "t"},
+        {"role": "user", "content": "b"},
+    ]);
+    let short = |path: &'static str, mut body: Value| {
+        body["max_tokens"] = json!(1);
+        Example { path, body }
+    };
+    let schema = json!({"name": "n", "description": "d", "strict": true, "schema": {"type": "integer"}});
+    vec![
+        short(
+            "/v1/chat/completions",
+            json!({"messages": messages, "tools": [tool], "tool_choice": "none", "chat_template_kwargs": {},
+                "stream_options": {}}),
+        ),
+        short(
+            "/v1/chat/completions",
+            json!({"messages": user("a"), "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ),
+        short(
+            "/v1/chat/completions",
+            json!({"messages": user("a"), "response_format": {"type": "json_schema", "json_schema": schema}}),
+        ),
+        short("/v1/completions", json!({"prompt": ["a", [1, "b"], {"prompt_string": "c", "multimodal_data": []}]})),
+        short("/v1/completions", json!({"prompt": "a", "logit_bias": [[5, 1.0], ["x", false]], "stop": ["x"]})),
+        short("/completion", json!({"prompt": "a", "response_fields": ["content"]})),
+        short(
+            "/infill",
+            json!({"input_prefix": "a", "input_suffix": "b", "prompt": "c", "input_extra": [{"text": "d", "filename": "e"}]}),
+        ),
+        Example { path: "/v1/messages", body: message() },
+        Example { path: "/v1/messages/count_tokens", body: message() },
+        Example { path: "/v1/responses", body: response() },
+        Example { path: "/v1/responses/input_tokens", body: response() },
+        Example { path: "/tokenize", body: json!({"content": "a"}) },
+        Example { path: "/detokenize", body: json!({"tokens": [1, 2]}) },
+        Example { path: "/apply-template", body: json!({"messages": user("a")}) },
+    ]
+}
+
+fn message() -> Value {
+    let cache = json!({"type": "ephemeral", "ttl": "1h"});
+    json!({
+        "max_tokens": 1,
+        "system": [{"type": "text", "text": "s", "cache_control": cache}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "h", "signature": ""},
+                {"type": "redacted_thinking", "data": ""},
+                {"type": "text", "text": "t"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}]},
+            ]},
+        ],
+        "tools": [{"type": "custom", "name": "f", "description": "d", "strict": true, "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "none"},
+        "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"},
+        "stop_sequences": ["x"],
+    })
+}
+
+fn response() -> Value {
+    json!({
+        "max_output_tokens": 1,
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "h"}], "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "r"},
+        ],
+        "tools": [{"type": "function", "name": "f", "description": "d", "strict": true, "parameters": {"type": "object"}}],
+        "tool_choice": "none",
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+    })
+}
+
+/// Returns the schema itself and every schema that it refers to or is combined of.
+fn parts(schema: &'static Value) -> Vec<&'static Value> {
+    let mut found = vec![schema];
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        found.extend(parts(&DOCUMENT["components"]["schemas"][name]));
+    }
+    for combination in ["anyOf", "oneOf", "allOf"] {
+        found.extend(schema[combination].as_array().into_iter().flatten().flat_map(parts));
+    }
+    found
+}
+
+/// Returns the values that a schema tells by itself: constants, and numbers at and beside its bounds.
+fn told(schema: &'static Value) -> Vec<Value> {
+    let mut values = Vec::new();
+    for part in parts(schema) {
+        values.extend(part.get("const").cloned());
+        values.extend(part["enum"].as_array().into_iter().flatten().cloned());
+        let is_integer = part["type"].to_string().contains("integer");
+        for bound in [&part["minimum"], &part["maximum"]] {
+            if let Some(bound) = bound.as_i64().filter(|_| is_integer) {
+                values.extend([json!(bound), json!(bound.saturating_sub(1)), json!(bound.saturating_add(1))]);
+            } else if let Some(bound) = bound.as_f64().filter(|bound| bound.abs() < 1e9) {
+                values.extend([json!(bound), json!(bound - 0.001), json!(bound + 0.001)]);
+            }
+        }
+    }
+    values
+}
+
+/// Returns copies of `value` that differ in one place.
+fn changed(value: &Value, schemas: &[&'static Value]) -> Vec<Value> {
+    let mut found = Vec::new();
+    match value {
+        Value::Object(fields) => {
+            let described = schemas.iter().filter_map(|schema| schema["properties"].as_object());
+            let mut names: Vec<&str> = described.flat_map(Map::keys).chain(fields.keys()).map(String::as_str).collect();
+            names.sort_unstable();
+            names.dedup();
+            for name in names {
+                let with = |new: Value| {
+                    let mut copy = fields.clone();
+                    copy.insert(name.to_owned(), new);
+                    Value::Object(copy)
+                };
+                let inner: Vec<_> = schemas.iter().filter_map(|schema| schema["properties"].get(name)).collect();
+                let inner: Vec<_> = inner.into_iter().flat_map(parts).collect();
+                found.extend(pool().into_iter().chain(inner.iter().flat_map(|schema| told(schema))).map(with));
+                if let Some(field) = fields.get(name) {
+                    let mut without = fields.clone();
+                    without.shift_remove(name);
+                    found.push(Value::Object(without));
+                    found.extend(changed(field, &inner).into_iter().map(with));
+                }
+            }
+        }
+        Value::Array(items) => {
+            let inner: Vec<_> = schemas.iter().filter_map(|schema| schema.get("items")).flat_map(parts).collect();
+            for (idx, item) in items.iter().enumerate() {
+                let with = |new: Value| {
+                    let mut copy = items.clone();
+                    copy[idx] = new;
+                    Value::Array(copy)
+                };
+                found.extend(pool().into_iter().chain(changed(item, &inner)).map(with));
+            }
+        }
+        _ => {}
+    }
+    found
+}
+
+/// Returns how the worker's verdict on a body differs from the schema's, if it does.
+async fn difference(worker: &TestWorker, path: &str, (body, fits): (Value, bool)) -> Option<String> {
+    let response = worker.post_bytes(path, body.to_string()).await;
+    let status = response.status().as_u16();
+    let text = response.text().await.expect("a body");
+    let is_excused = || EXCUSES.iter().any(|excuse| text.contains(excuse)) || is_about_a_schema(&text);
+    let is_right = match status {
+        200 | 404 => fits,
+        400 => !fits || is_excused(),
+        _ => false,
+    };
+    let verdict = if fits { "fits" } else { "does not fit" };
+    (!is_right).then(|| format!("{path}: {status} {}\n   for a body that {verdict}: {body}", text.trim()))
+}
+
+/// Returns whether an error is about the inside of a JSON schema, which the document leaves open.
+fn is_about_a_schema(text: &str) -> bool {
+    let error: Value = serde_json::from_str(text).unwrap_or_default();
+    let param = error["error"]["param"].as_str().unwrap_or_default();
+    let message = error["error"]["message"].as_str().unwrap_or_default();
+    ["json_schema", "schema.", "parameters", "input_schema"].iter().any(|part| {
+        let inside = |text: &str| text.contains(&format!("{part}.")) || text.contains("cannot be made into a grammar");
+        inside(param) || (part.contains("schema") && inside(message))
+    })
+}
+
+#[tokio::test]
+async fn the_document_and_the_readers_agree_field_by_field() {
+    let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 2048").await;
+    let served = worker.get_json("/openapi.json").await;
+    assert_eq!(served, *DOCUMENT);
+    let mut seen = std::collections::HashSet::new();
+    let mut differences = Vec::new();
+    for Example { path, body } in examples() {
+        let schema = &DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let validator = validator(&DOCUMENT, schema);
+        assert!(validator.is_valid(&body), "{path}: {body}");
+        let bodies = changed(&body, &parts(schema)).into_iter().filter(|body| seen.insert(format!("{path} {body}")));
+        let cases: Vec<_> = bodies
+            .map(|body| {
+                let fits = validator.is_valid(&body);
+                (body, fits)
+            })
+            .collect();
+        assert!(cases.iter().any(|(_, fits)| *fits) && cases.iter().any(|(_, fits)| !fits), "{path}");
+        let found = futures::stream::iter(cases).map(|case| difference(&worker, path, case));
+        differences.extend(found.buffer_unordered(8).filter_map(std::future::ready).collect::<Vec<_>>().await);
+    }
+    let n = differences.len();
+    assert!(differences.is_empty(), "{n} differences:\n{}", differences[..n.min(40)].join("\n"));
+}

@@ -1,0 +1,273 @@
+//! `/v1/embeddings` and llama-server's two names for it, with encoders and a causal model.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
+
+use crate::harness::{TestWorker, model};
+
+const PATH: &str = "/v1/embeddings";
+
+/// Is how far numbers of a vector of length 1 may lie apart that were computed in different batches.
+///
+/// The sums are of 16-bit weights in 32-bit floats, in an order that depends on the batch.
+const TOLERANCE: f64 = 1e-3;
+
+async fn embedder(flags: &str) -> TestWorker {
+    TestWorker::start_model(&model(Preset::TinyEmbed, 1), &format!("--embedding {flags}")).await
+}
+
+/// Returns texts of various lengths, each unlike the others.
+fn texts(n: usize) -> Vec<String> {
+    let words = ["river", "stone", "light", "answer", "paper", "winter", "seven"];
+    let text = |idx: usize| {
+        let n_words = 1 + idx * 7 % 40;
+        (0..n_words).map(|nth| words[(idx + nth * (idx + 1)) % words.len()]).collect::<Vec<_>>().join(" ")
+    };
+    (0..n).map(|idx| format!("{idx} {}", text(idx))).collect()
+}
+
+fn vector(item: &Value) -> Vec<f64> {
+    let numbers = item["embedding"].as_array().unwrap_or_else(|| panic!("no vector: {item}"));
+    numbers.iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+fn vectors(answer: &Value) -> Vec<Vec<f64>> {
+    answer["data"].as_array().expect("a list").iter().map(vector).collect()
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+fn length(vector: &[f64]) -> f64 {
+    vector.iter().map(|number| number * number).sum::<f64>().sqrt()
+}
+
+/// Says how vectors are compared: how far those of one text may lie apart, and how far those of two texts must.
+struct Distances {
+    norm: i64,
+    same_max: f64,
+    other_min: f64,
+}
+
+async fn batches_are_as_single_texts(worker: &TestWorker, distances: Distances) {
+    let Distances { norm, same_max, other_min } = distances;
+    let texts = texts(50);
+    let all = worker.ask(PATH, json!({"input": texts, "embd_normalize": norm})).await;
+    let together = vectors(&all);
+    assert_eq!(together.len(), texts.len());
+    let mut n_tokens = 0;
+    for (idx, (text, together)) in texts.iter().zip(&together).enumerate() {
+        assert_eq!(all["data"][idx]["index"], idx);
+        let alone = worker.ask(PATH, json!({"input": text, "embd_normalize": norm})).await;
+        n_tokens += alone["usage"]["prompt_tokens"].as_u64().expect("a count");
+        let alone = vectors(&alone).remove(0);
+        let apart = distance(&alone, together);
+        assert!(apart < same_max, "`{text}`: {apart}");
+        assert!(norm != 2 || (length(&alone) - 1.0).abs() < 1e-5, "`{text}`");
+    }
+    assert_eq!(all["usage"], json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens}));
+    // What is the same for every text would pass all of this.
+    for (idx, one) in together.iter().enumerate() {
+        let nearest = together[..idx].iter().map(|other| distance(one, other)).fold(f64::MAX, f64::min);
+        assert!(nearest > other_min, "`{}`: {nearest}", texts[idx]);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_gives_what_its_texts_give_alone() {
+    let worker = embedder("").await;
+    let distances = Distances { norm: 2, same_max: TOLERANCE, other_min: 3.0 * TOLERANCE };
+    batches_are_as_single_texts(&worker, distances).await;
+    let n_batches = worker.metric("steps_total").await;
+    assert!(n_batches < 50.0 + 25.0, "50 single texts and {n_batches} batches in all");
+}
+
+#[tokio::test]
+async fn a_causal_model_s_batches_do_so_too_also_in_pieces() {
+    // A micro-batch of 40 tokens is shorter than many of the texts, which only the last token's state allows. The model's states
+    // are bits beside one large constant, so the vectors are looked at as they are.
+    for (flags, other_min) in [("--pooling last --ubatch-size 40", 1.0), ("--pooling mean", 0.1)] {
+        let worker = TestWorker::start(&format!("--embedding {flags}")).await;
+        batches_are_as_single_texts(&worker, Distances { norm: -1, same_max: 0.05, other_min }).await;
+    }
+}
+
+#[tokio::test]
+async fn many_clients_at_once_get_their_own_vectors() {
+    let worker = embedder("--slots 3 --ubatch-size 64").await;
+    let texts = texts(24);
+    let body = |texts: &[String]| json!({"input": texts});
+    let asked: Vec<_> = texts.chunks(4).map(|texts| (texts, worker.ask(PATH, body(texts)))).collect();
+    let (texts, asked): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+    for (texts, answer) in texts.into_iter().zip(futures::future::join_all(asked).await) {
+        for (text, together) in texts.iter().zip(vectors(&answer)) {
+            let alone = vectors(&worker.ask(PATH, json!({"input": text})).await).remove(0);
+            assert!(distance(&alone, &together) < TOLERANCE, "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_shape_of_input_means_what_it_says() {
+    let worker = embedder("").await;
+    let one = |input: Value| {
+        let worker = &worker;
+        async move { vectors(&worker.ask(PATH, json!({"input": input, "user": "somebody"})).await).remove(0) }
+    };
+    let expected = one(json!("river stone")).await;
+    let tokens =
+        worker.ask("/tokenize", json!({"content": "river stone", "add_special": true})).await["tokens"].clone();
+    let parts = json!({"content": [{"type": "text", "text": "river "}, {"type": "text", "text": "stone"}]});
+    for input in
+        [json!(["river stone"]), tokens.clone(), json!([tokens]), json!({"prompt_string": "river stone"}), parts]
+    {
+        assert!(distance(&one(input.clone()).await, &expected) < TOLERANCE, "{input}");
+    }
+    assert!(distance(&one(json!("stone river")).await, &expected) > 10.0 * TOLERANCE, "the order counts");
+
+    let answer = worker.ask(PATH, json!({"input": "river stone", "encoding_format": "base64"})).await;
+    let bytes = BASE64_STANDARD.decode(answer["data"][0]["embedding"].as_str().expect("text")).expect("base64");
+    let floats: Vec<f64> =
+        bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().expect("4 bytes")).into()).collect();
+    assert!(distance(&floats, &expected) < TOLERANCE);
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("tiny")));
+
+    let native = worker.ask("/embedding", json!({"content": ["river stone", "stone"]})).await;
+    assert_eq!((native[1]["index"].as_u64(), native.as_array().map(Vec::len)), (Some(1), Some(2)));
+    let first: Vec<f64> =
+        native[0]["embedding"][0].as_array().expect("a vector").iter().filter_map(Value::as_f64).collect();
+    assert!(distance(&first, &expected) < TOLERANCE);
+}
+
+#[tokio::test]
+async fn fewer_dimensions_are_the_first_ones_scaled_anew() {
+    let worker = embedder("").await;
+    let whole = vectors(&worker.ask(PATH, json!({"input": "winter light"})).await).remove(0);
+    let few = vectors(&worker.ask(PATH, json!({"input": "winter light", "dimensions": 16})).await).remove(0);
+    let scale = length(&whole[..16]);
+    let expected: Vec<f64> = whole[..16].iter().map(|number| number / scale).collect();
+    assert!(distance(&few, &expected) < TOLERANCE && (length(&few) - 1.0).abs() < 1e-5);
+
+    let raw = vectors(&worker.ask(PATH, json!({"input": "winter light", "embd_normalize": -1})).await).remove(0);
+    assert!((length(&raw) - 1.0).abs() > 0.1, "the model's own vectors have other lengths");
+    let taxicab = vectors(&worker.ask(PATH, json!({"input": "winter light", "embd_normalize": 1})).await).remove(0);
+    assert!((taxicab.iter().map(|number| number.abs()).sum::<f64>() - 1.0).abs() < 1e-4);
+}
+
+#[tokio::test]
+async fn what_cannot_be_embedded_is_refused_by_name() {
+    let worker = embedder("--ctx-size 64").await;
+    let long = "word ".repeat(200);
+    let cases = [
+        (json!({}), 400, "input", None),
+        (json!({"input": null}), 400, "input", None),
+        (json!({"input": []}), 400, "input", None),
+        (json!({"input": 5}), 400, "input", None),
+        (json!({"input": [[]]}), 400, "input[0]", None),
+        (json!({"input": [1_000_000]}), 400, "input", None),
+        (json!({"input": [[1], [1_000_000]]}), 400, "input[1]", None),
+        (json!({"input": {"content": [{"type": "image_url"}]}}), 400, "input", None),
+        (json!({"input": ["a", long]}), 400, "input[1]", Some("context_length_exceeded")),
+        (json!({"input": long}), 400, "input", Some("context_length_exceeded")),
+        (json!({"input": vec!["a"; 2049]}), 400, "input", None),
+        (json!({"input": "a", "dimensions": 0}), 400, "dimensions", None),
+        (json!({"input": "a", "dimensions": 129}), 400, "dimensions", None),
+        (json!({"input": "a", "dimensions": "all"}), 400, "dimensions", None),
+        (json!({"input": "a", "encoding_format": "hex"}), 400, "encoding_format", None),
+        (json!({"input": "a", "encoding_format": 5}), 400, "encoding_format", None),
+        (json!({"input": "a", "embd_normalize": -7}), 400, "embd_normalize", None),
+        (json!({"input": "a", "model": "other"}), 404, "model", Some("model_not_found")),
+    ];
+    for (body, status, param, code) in cases {
+        let (got, object) = worker.try_ask(PATH, &body).await;
+        let shown = body.to_string().chars().take(80).collect::<String>();
+        assert_eq!((got, &object["error"]["param"]), (status, &json!(param)), "{shown}: {object}");
+        if let Some(code) = code {
+            assert_eq!(object["error"]["code"], code, "{shown}");
+        }
+    }
+    let (status, object) = worker.try_ask("/embeddings", &json!({"input": "a", "encoding_format": "base64"})).await;
+    assert_eq!((status, &object["error"]["param"]), (400, &json!("encoding_format")));
+    worker.ask(PATH, json!({"input": "it still works"})).await;
+}
+
+#[tokio::test]
+async fn without_pooling_each_token_has_a_vector_in_llama_server_s_form_only() {
+    let worker = embedder("--pooling none").await;
+    let (status, object) = worker.try_ask(PATH, &json!({"input": "river stone"})).await;
+    assert_eq!(status, 400, "{object}");
+    let tokens =
+        worker.ask("/tokenize", json!({"content": "river stone", "add_special": true})).await["tokens"].clone();
+    let answer = worker.ask("/embeddings", json!({"input": "river stone"})).await;
+    assert_eq!(answer[0]["embedding"].as_array().map(Vec::len), tokens.as_array().map(Vec::len));
+}
+
+#[tokio::test]
+async fn who_does_not_embed_or_generate_says_so() {
+    let (embedder, generator) = (embedder("").await, TestWorker::start("").await);
+    let check = async |worker: &TestWorker, path: &str, body: Value| {
+        let (status, object) = worker.try_ask(path, &body).await;
+        assert_eq!((status, &object["error"]["code"]), (501, &json!("not_enabled")), "{path}: {object}");
+    };
+    check(&generator, PATH, json!({"input": "a"})).await;
+    check(&generator, "/v1/rerank", json!({"query": "a", "documents": ["b"]})).await;
+    check(&embedder, "/v1/rerank", json!({"query": "a", "documents": ["b"]})).await;
+    for path in ["/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/v1/responses"] {
+        check(&embedder, path, json!({"messages": [], "prompt": "a", "input": "a"})).await;
+    }
+    assert_eq!(embedder.get("/slots").await.status(), 501);
+    let (status, _) = embedder.try_ask("/v1/messages", &json!({"messages": []})).await;
+    assert_eq!(status, 501);
+
+    let models = embedder.get_json("/v1/models").await;
+    assert_eq!(models["data"][0]["capabilities"], json!(["embedding"]));
+    assert_eq!(
+        (&models["data"][0]["meta"]["pooling"], &models["data"][0]["meta"]["n_embd_out"]),
+        (&json!("mean"), &json!(128))
+    );
+    assert_eq!(
+        (&models["data"][0]["meta"]["n_ctx"], &models["data"][0]["meta"]["n_ctx_train"]),
+        (&json!(512), &json!(512))
+    );
+    let models = generator.get_json("/v1/models").await;
+    assert_eq!(models["data"][0]["capabilities"], json!(["completion", "chat", "tools"]));
+    assert_eq!(
+        embedder.get_json("/props").await["model_info"]["embedding"],
+        json!({"pooling": "mean", "dimensions": 128})
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_frees_the_embedder() {
+    let worker = embedder("--slots 1 --queue-max 0").await;
+    // One text in a batch, so that there are two thousand looks at whether the client is there.
+    let body = json!({"input": vec!["river stone light ".repeat(60); 2048]});
+    let asked = tokio::spawn(worker.post(PATH, &body).send());
+    worker
+        .until("the texts are being computed", async |worker| worker.metric("sequences_finished_total").await > 0.0)
+        .await;
+    let (status, object) = worker.try_ask(PATH, &json!({"input": "a"})).await;
+    assert_eq!((status, &object["error"]["code"]), (429, &json!("queue_full")), "{object}");
+    asked.abort();
+    worker.until("the rest is given up", async |worker| worker.metric("sequences_cancelled_total").await > 0.0).await;
+    worker.ask(PATH, json!({"input": "a"})).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_answers_what_it_has_begun() {
+    let worker = embedder("--slots 1").await;
+    let body = json!({"input": vec!["river stone light ".repeat(20); 200]});
+    let asked = tokio::spawn(worker.post(PATH, &body).send());
+    worker
+        .until("the texts are being computed", async |worker| worker.metric("sequences_finished_total").await > 0.0)
+        .await;
+    worker.stop().await.expect("it ends well");
+    let answer = asked.await.expect("no panic").expect("there is an answer");
+    assert_eq!(answer.status(), 200);
+    let answer: Value = answer.json().await.expect("it is whole");
+    assert_eq!(vectors(&answer).len(), 200);
+}

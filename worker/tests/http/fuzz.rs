@@ -1,0 +1,150 @@
+//! Hostile requests at random: bodies of each dialect, JSON schemas for answers and for tools, GBNF grammars, all by way of HTTP.
+//!
+//! Not here: frames of summaries (`warmpath-common`, the router's core) and chat templates (`warmpath-prompt`), which have tests of their
+//! own. The idea: inputs of `worker/tests/corpus` are changed a little; whatever comes of it, the worker answers with a status that the
+//! API's document knows, soon, and answers the next ordinary request as it always did. `make fuzz` goes on for longer
+//! (`WARMPATH_FUZZ_CASES`) and elsewhere (`WARMPATH_FUZZ_SEED`).
+
+mod mutate;
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt;
+use rand::SeedableRng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+
+use crate::harness::TestWorker;
+
+/// Is how many changed inputs each target gets where nothing else is said.
+const CASES: u64 = 300;
+
+/// Is the longest body that is sent; longer ones are refused while they arrive, which a client may see as a broken connection.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Is how long an answer may take: far more than any, far less than for ever.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+/// Is what is fuzzed: a folder of the corpus, where its inputs go, and how.
+struct Target {
+    folder: &'static str,
+    path: &'static str,
+    input: Input,
+}
+
+/// Is what an input of the corpus is.
+enum Input {
+    /// A whole body.
+    Body,
+    /// A schema, with what makes a body of it.
+    Schema(fn(Value) -> Value),
+    /// A grammar.
+    Grammar,
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+const TARGETS: &[Target] = &[
+    Target { folder: "chat", path: CHAT, input: Input::Body },
+    Target { folder: "completion", path: "/v1/completions", input: Input::Body },
+    Target { folder: "native", path: "/completion", input: Input::Body },
+    Target { folder: "infill", path: "/infill", input: Input::Body },
+    Target { folder: "messages", path: "/v1/messages", input: Input::Body },
+    Target { folder: "responses", path: "/v1/responses", input: Input::Body },
+    Target { folder: "schema", path: CHAT, input: Input::Schema(as_format) },
+    Target { folder: "tools", path: CHAT, input: Input::Schema(as_tool) },
+    Target { folder: "grammar", path: "/v1/completions", input: Input::Grammar },
+];
+
+fn as_format(schema: Value) -> Value {
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "response_format": format})
+}
+
+fn as_tool(schema: Value) -> Value {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "tools": [tool], "tool_choice": "required"})
+}
+
+impl Target {
+    fn corpus(&self) -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(self.folder);
+        let files = std::fs::read_dir(folder).expect("the folder is there").map(|file| file.expect("a file").path());
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        files.iter().map(|file| std::fs::read_to_string(file).expect("the corpus is text")).collect()
+    }
+
+    /// Returns the `idx`-th body; the first ones are the corpus as it is.
+    fn body(&self, corpus: &[String], (seed, idx): (u64, u64)) -> Vec<u8> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (idx << 8) ^ u64::from(self.folder.as_bytes()[0]));
+        let plain = usize::try_from(idx).ok().and_then(|idx| corpus.get(idx));
+        let (input, other) = match (plain, corpus.choose(&mut rng), corpus.choose(&mut rng)) {
+            (Some(plain), ..) => (plain, None),
+            (None, Some(input), Some(other)) => (input, Some(other)),
+            _ => panic!("{} has no corpus", self.folder),
+        };
+        match self.input {
+            Input::Body => {
+                other.map_or_else(|| input.clone().into_bytes(), |other| mutate::json(&mut rng, input, other))
+            }
+            Input::Schema(body) => {
+                let changed =
+                    other.map_or_else(|| input.clone().into_bytes(), |other| mutate::json(&mut rng, input, other));
+                body(serde_json::from_slice(&changed).unwrap_or(json!({}))).to_string().into_bytes()
+            }
+            Input::Grammar => {
+                let grammar = other.map_or_else(|| input.clone(), |other| mutate::grammar(&mut rng, input, other));
+                json!({"prompt": "a", "max_tokens": 8, "grammar": grammar}).to_string().into_bytes()
+            }
+        }
+    }
+}
+
+/// Sends a body and returns what is wrong with what comes back, if something is.
+async fn fault(worker: &TestWorker, path: &str, body: &[u8]) -> Option<String> {
+    let answer = async {
+        let response = worker.post_bytes(path, body.to_vec()).await;
+        let status = response.status().as_u16();
+        (status, response.text().await)
+    };
+    let Ok((status, text)) = tokio::time::timeout(ANSWER_MAX, answer).await else {
+        return Some(format!("no answer within {ANSWER_MAX:?}"));
+    };
+    let text = match text {
+        Ok(text) => text,
+        Err(error) => return Some(format!("{status}, and the body breaks off: {error}")),
+    };
+    let is_known = matches!(status, 200 | 400 | 404 | 413 | 429 | 501);
+    (!is_known || text.contains("\"server_error\"")).then(|| format!("{status}: {text}"))
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_bodies_schemas_and_grammars_are_answered_and_hurt_nobody() {
+    let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 1024").await;
+    let ordinary = json!({"prompt": "Once upon", "max_tokens": 8, "temperature": 0});
+    let text = worker.ask("/v1/completions", ordinary.clone()).await["choices"][0]["text"].clone();
+    let (seed, n_cases) = (number("WARMPATH_FUZZ_SEED", 1), number("WARMPATH_FUZZ_CASES", CASES));
+    for target in TARGETS {
+        let corpus = target.corpus();
+        let bodies = (0..n_cases).map(|idx| target.body(&corpus, (seed, idx)));
+        let bodies = bodies.filter(|body| body.len() <= BODY_BYTES_MAX);
+        let faults = futures::stream::iter(bodies).map(|body| {
+            let worker = &worker;
+            async move { fault(worker, target.path, &body).await.map(|fault| (fault, body)) }
+        });
+        let faults: Vec<_> = faults.buffer_unordered(4).filter_map(std::future::ready).collect().await;
+        let shown =
+            faults.iter().take(10).map(|(fault, body)| format!("{fault}\n   {}", String::from_utf8_lossy(body)));
+        let shown: Vec<String> = shown.collect();
+        assert!(faults.is_empty(), "{}: {} faults\n{}", target.folder, faults.len(), shown.join("\n"));
+        let again = worker.ask("/v1/completions", ordinary.clone()).await["choices"][0]["text"].clone();
+        assert_eq!(again, text, "after {}", target.folder);
+    }
+}
