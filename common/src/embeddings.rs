@@ -102,23 +102,32 @@ mod tests {
         RawPrompt::Text(text.to_owned())
     }
 
-    fn check(field: Value, expected: &[RawPrompt], is_list: bool) {
-        let inputs = Inputs::read(field.clone(), "input").unwrap_or_else(|error| panic!("{field}: {error}"));
-        assert_eq!((inputs.texts.as_slice(), inputs.is_list), (expected, is_list), "{field}");
+    fn read(field: &Value) -> Inputs {
+        Inputs::read(field.clone(), "input").unwrap_or_else(|error| panic!("{field}: {error}"))
+    }
+
+    fn check_list(field: Value, expected: &[RawPrompt]) {
+        let inputs = read(&field);
+        assert_eq!((inputs.texts.as_slice(), inputs.is_list), (expected, true), "{field}");
+    }
+
+    fn check_one(field: Value, expected: RawPrompt) {
+        let inputs = read(&field);
+        assert_eq!((inputs.texts.as_slice(), inputs.is_list), (&[expected][..], false), "{field}");
     }
 
     #[test]
     fn every_shape_of_texts_is_understood() {
         let tokens = || RawPrompt::Tokens(vec![1, 2]);
-        check(json!("a"), &[text("a")], false);
-        check(json!(["a", "b"]), &[text("a"), text("b")], true);
-        check(json!([1, 2]), &[tokens()], false);
-        check(json!([[1, 2], [1, 2]]), &[tokens(), tokens()], true);
-        check(json!(["a", [1, 2]]), &[text("a"), tokens()], true);
-        check(json!({"prompt_string": "a"}), &[text("a")], false);
+        check_one(json!("a"), text("a"));
+        check_list(json!(["a", "b"]), &[text("a"), text("b")]);
+        check_one(json!([1, 2]), tokens());
+        check_list(json!([[1, 2], [1, 2]]), &[tokens(), tokens()]);
+        check_list(json!(["a", [1, 2]]), &[text("a"), tokens()]);
+        check_one(json!({"prompt_string": "a"}), text("a"));
         let parts = json!({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]});
-        check(parts.clone(), &[text("a b")], false);
-        check(json!(["c", parts, {"prompt_string": "d"}]), &[text("c"), text("a b"), text("d")], true);
+        check_one(parts.clone(), text("a b"));
+        check_list(json!(["c", parts, {"prompt_string": "d"}]), &[text("c"), text("a b"), text("d")]);
     }
 
     #[test]

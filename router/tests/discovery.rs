@@ -188,6 +188,9 @@ struct Asked {
     watch: bool,
     #[serde(rename = "labelSelector")]
     selector: String,
+    /// Is the version after which changes are asked for.
+    #[serde(default, rename = "resourceVersion")]
+    seen: String,
 }
 
 impl Cluster {
@@ -231,6 +234,12 @@ async fn slices(State(cluster): State<Cluster>, Query(asked): Query<Asked>) -> R
         let (kind, metadata) = ("EndpointSliceList", json!({"resourceVersion": version.to_string()}));
         let list = json!({"apiVersion": "discovery.k8s.io/v1", "kind": kind, "metadata": metadata, "items": known});
         return axum::Json(list).into_response();
+    }
+    if asked.seen != version.to_string() {
+        // What has happened since is forgotten, as it is behind a restart: the client lists again.
+        let status =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410});
+        return axum::Json(json!({"type": "ERROR", "object": status})).into_response();
     }
     let events = futures::stream::unfold((changes, known), |(mut changes, known)| async move {
         changes.changed().await.ok()?;

@@ -4,7 +4,7 @@
 //! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is
 //! refused by name instead of being bent.
 
-mod schemas;
+pub mod schemas;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -132,9 +132,9 @@ mod tests {
 
     #[test]
     fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
-        check(r#"{"messages": [{"lora": [1]}], "user": "u"}"#, None);
-        check(r#"{"lora": [1]}"#, Some("lora"));
-        check(r#"{"lora": [], "samplers": null, "best_of": 1, "suffix": ""}"#, None);
+        check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
+        check(r#"{"functions": [1]}"#, Some("functions"));
+        check(r#"{"functions": [], "samplers": null, "best_of": 1, "suffix": ""}"#, None);
         check(r#"{"min_keep": 1}"#, Some("min_keep"));
         check(r#"{"best_of": 2}"#, Some("best_of"));
         check(r#"{"modalities": ["text"]}"#, None);

@@ -281,7 +281,7 @@ mod tests {
         let mut rig = Rig::new();
         let mut check = |report, expected| {
             rig.apply(report);
-            let view = &rig.views[0];
+            let view = &rig.view;
             assert_eq!((view.is_current(), view.n_blocks()), expected);
             assert_eq!(view.digest(), Some(Digest::of(&run(0..expected.1 as u64).keys)));
         };

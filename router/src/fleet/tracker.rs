@@ -60,8 +60,8 @@ impl Tracker {
     fn apply(&mut self, report: Report) {
         match report {
             Report::Joined { worker } => self.joined(worker),
-            Report::Leaving { worker } => self.leaves(worker, true),
-            Report::Stayed { worker } => self.leaves(worker, false),
+            Report::Leaving { worker } => self.leaving(worker),
+            Report::Stayed { worker } => self.stayed(worker),
             Report::Left { worker } => self.left(worker),
             Report::Opened { worker, new } => self.opened(worker, *new),
             Report::Found { worker, declared } => self.found(worker, declared),
@@ -92,10 +92,16 @@ impl Tracker {
         self.workers.insert(worker, Tracked { view, life: None });
     }
 
-    fn leaves(&mut self, worker: WorkerIdx, is_leaving: bool) {
+    fn leaving(&mut self, worker: WorkerIdx) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
-        tracing::info!(worker = %tracked.view.name, is_leaving, "worker was told to go, or to stay");
-        tracked.view_mut().is_leaving = is_leaving;
+        tracing::info!(worker = %tracked.view.name, "worker is going, and gets no more requests");
+        tracked.view_mut().is_leaving = true;
+    }
+
+    fn stayed(&mut self, worker: WorkerIdx) {
+        let Some(tracked) = self.workers.get_mut(&worker) else { return };
+        tracing::info!(worker = %tracked.view.name, "worker stays after all");
+        tracked.view_mut().is_leaving = false;
     }
 
     fn left(&mut self, worker: WorkerIdx) {

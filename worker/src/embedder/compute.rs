@@ -212,7 +212,8 @@ fn sizes(model: &LlamaModel, config: &EmbedConfig) -> Sizes {
     };
     let text_tokens_max = wanted.min(trained);
     // llama.cpp tries a batch of a multiple of the sequences first; with another size, pooling by mean aborts the process.
-    let batch_tokens = text_tokens_max.max(config.engine.ubatch_tokens).next_multiple_of(u32::from(config.engine.n_slots));
+    let batch_tokens =
+        text_tokens_max.max(config.engine.ubatch_tokens).next_multiple_of(u32::from(config.engine.n_slots));
     Sizes { text_tokens_max, batch_tokens, ubatch_tokens: batch_tokens }
 }
 

@@ -9,10 +9,22 @@ use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_
 use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, TOP_LOGPROBS_MAX};
 
 pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
+    tokens_from(0, "0 computes the prompt and no more")
+}
+
+/// Returns the schema of a chat's longest answer.
+pub fn tokens_max_of_chat(_: &mut SchemaGenerator) -> Schema {
+    tokens_from(1, "at least 1")
+}
+
+fn tokens_from(least: i64, meaning: &str) -> Schema {
+    let description = format!(
+        "Is the most tokens of the answer: {meaning}, -1 is no limit; of `max_completion_tokens`, `max_tokens` and \
+         `n_predict` the first that is given counts."
+    );
     json_schema!({
-        "description": "Is the most tokens of the answer: at least 1, or -1 for no limit; of `max_completion_tokens`, \
-                        `max_tokens` and `n_predict` the first that is given counts.",
-        "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
+        "description": description,
+        "anyOf": [{"const": -1}, {"type": "integer", "minimum": least, "maximum": i64::MAX}, {"type": "null"}],
     })
 }
 

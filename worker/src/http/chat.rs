@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use super::context::RequestContext;
 use super::state::App;
 use super::wire::Shape;
 use crate::error::RequestError;
+use crate::fields::schemas::tokens_max_of_chat;
 use crate::lifecycle::{ReadPrompt, chat};
 use crate::serving::Serving;
 use crate::tools::ToolFields;
@@ -52,10 +54,13 @@ pub fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, R
 }
 
 /// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it.
-#[derive(Deserialize)]
-struct Limits {
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Limits {
+    #[schemars(schema_with = "tokens_max_of_chat")]
     max_completion_tokens: Option<i64>,
+    #[schemars(schema_with = "tokens_max_of_chat")]
     max_tokens: Option<i64>,
+    #[schemars(schema_with = "tokens_max_of_chat")]
     n_predict: Option<i64>,
 }
 
@@ -66,11 +71,11 @@ impl Limits {
             ("max_tokens", self.max_tokens),
             ("n_predict", self.n_predict),
         ];
-        match named.into_iter().find_map(|(param, n)| Some((param, n?))) {
-            Some((param, 0)) => {
+        match named.into_iter().find(|(_, n)| *n == Some(0)) {
+            Some((param, _)) => {
                 Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -248,7 +248,9 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     println!("{preset:?} {seed}: {used:?}");
     assert!(used.n_answers > 2 * life.n_waves / 3, "{used:?} says little");
     assert!(used.n_reused >= REUSED_MIN, "{used:?} says little");
-    assert!(oracle.is_none() || used.n_oracled > life.n_waves / 8);
+    // The oracle knows the model alone, and so few answers where most have an adapter.
+    let asks_oracle = oracle.is_some() && warm_config.adapters.is_empty();
+    assert!(!asks_oracle || used.n_oracled > life.n_waves / 8);
     stop(warm).await;
     stop(cold).await;
     drop(updates);

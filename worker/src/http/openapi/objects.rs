@@ -161,7 +161,7 @@ fn models() -> Named {
 }
 
 fn slot() -> Value {
-    let next = object(json!({"has_next_token": "boolean", "n_decoded": "integer"}));
+    let next = object(json!({"has_next_token": "boolean", "n_remain": "integer", "n_decoded": "integer"}));
     json!({
         "id": "integer",
         "n_ctx": "integer",

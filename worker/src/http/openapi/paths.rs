@@ -80,7 +80,8 @@ fn generation() -> Vec<Operation> {
 fn dialects() -> Vec<Operation> {
     let message = Answer::JsonOrEvents { whole: "Message", event: "MessageEvent" };
     let response = Answer::JsonOrEvents { whole: "Response", event: "NumberedResponseEvent" };
-    let anthropic = |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 429, 500, 501, 529], ..operation };
+    let anthropic =
+        |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 429, 500, 501, 529], ..operation };
     let responses = Operation {
         summary: "Makes a response, which is not stored.",
         ..post("/v1/responses", "ResponsesRequest", response)

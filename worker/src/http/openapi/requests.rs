@@ -9,6 +9,7 @@ use warmpath_common::prompts::{CompletionPrompt, InfillPrompt};
 
 use crate::engine::Generation;
 use crate::fields::GenerationFields;
+use crate::http::chat::Limits;
 use crate::http::native::Wish;
 use crate::http::props;
 use crate::http::tokenize::{DetokenizeRequest, TokenizeRequest};
@@ -23,6 +24,7 @@ pub(super) fn schemas(generator: &mut SchemaGenerator) -> Map<String, Value> {
 
     let mut chat = Fields::default();
     chat.read_by::<ToolFields>(generator);
+    chat.read_by::<Limits>(generator);
     chat.read_by_generation(generator);
     chat.read_by::<ChatPrompt>(generator);
     chat.add("echo", json!({"enum": [false, null], "description": "Is of completions only."}));
