@@ -294,8 +294,9 @@ async fn the_endpoints_of_a_kubernetes_service_are_workers_also_while_its_api_se
     wait_for_states(&router, &[(first, "ready"), (second, "leaving"), (third, "ready")]).await;
     assert_ne!(answering_worker(&router).await, uid(2));
     cluster.set(&[(first, ready)]);
-    let (_, _api_server) = cluster.serve(address);
+    let (_, api_server) = cluster.serve(address);
     wait_for_states(&router, &[(first, "ready"), (second, "leaving"), (third, "leaving")]).await;
+    tokio::task::block_in_place(|| drop(api_server));
 }
 
 #[tokio::test(flavor = "multi_thread")]
