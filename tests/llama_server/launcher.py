@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = {
     "ggml-org/test-model-stories260K": "stories.gguf",
     "ggml-org/test-model-stories260K-infill": "infill.gguf",
+    "ggml-org/stories15M_MOE": "infill.gguf",
+    "ggml-org/models/bert-bge-small/ggml-model-f16.gguf": "embed.gguf",
+    "ggml-org/models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf": "rank.gguf",
 }
 
 # Flags without a value that mean nothing to a worker: what they ask for is always so, or is about the web page.
@@ -23,7 +26,7 @@ DROPPED = {
     "--jinja", "--no-jinja", "--no-cache-idle-slots", "--backend_sampling", "--no-mmproj",
 }  # fmt: skip
 # Flags with a value that mean nothing to a worker.
-DROPPED_WITH_VALUE = {"--tags", "--n-gpu-layers", "--hf-file", "--media-path", "--reasoning"}
+DROPPED_WITH_VALUE = {"--tags", "--n-gpu-layers", "--media-path", "--reasoning"}
 # Flags with a value that a worker has, too, and what they are called there.
 RENAMED = {
     "--parallel": "--slots", "--n-predict": "--predict", "-ctk": "--cache-type-k", "-ctv": "--cache-type-v",
@@ -31,9 +34,9 @@ RENAMED = {
 }  # fmt: skip
 SAME = {
     "--temp", "--seed", "--batch-size", "--ubatch-size", "--threads", "--alias", "--ctx-size", "--slot-save-path",
-    "--cache-ram", "--chat-template-file", "--model", "--context-shift",
+    "--cache-ram", "--chat-template-file", "--model", "--pooling", "--lora",
 }  # fmt: skip
-WITHOUT_VALUE = {"--context-shift"}
+WITHOUT_VALUE = {"--context-shift", "--embedding", "--reranking"}
 
 # Templates that llama-server has by name, as its tests need them; any other text is a template itself.
 TEMPLATES = {
@@ -66,7 +69,7 @@ def translate(arguments):
             given["--kv-unified"] = "on"
         elif flag in ("--host", "--port"):
             address[flag] = next(words)
-        elif flag in ("--hf-repo", "--chat-template") or flag in DROPPED_WITH_VALUE:
+        elif flag in ("--hf-repo", "--hf-file", "--chat-template") or flag in DROPPED_WITH_VALUE:
             given[flag] = next(words)
         elif flag in SAME:
             given[flag] = next(words)
@@ -76,14 +79,16 @@ def translate(arguments):
             refuse(flag)
     if "," in address["--host"]:
         refuse("several addresses")
-    repo = given.pop("--hf-repo", None)
+    repo, file = given.pop("--hf-repo", None), given.pop("--hf-file", None)
     if "--model" not in given:
-        if repo not in MODELS:
+        name = MODELS.get(f"{repo}/{file}") or MODELS.get(repo)
+        if name is None:
             refuse(f"the model {repo}")
-        given["--model"] = str(Path(os.environ["WARMPATH_TEST_MODELS"]) / MODELS[repo])
+        given["--model"] = str(Path(os.environ["WARMPATH_TEST_MODELS"]) / name)
     # A worker answers to the names of its model alone; llama-server to every name.
     names = [given.pop("--alias", "tinyllama-2"), *os.environ.get("WARMPATH_TEST_NAMES", "").split(",")]
-    template = given.pop("--chat-template", None if "--chat-template-file" in given else "chatml")
+    has_own = "--chat-template-file" in given or not {"--embedding", "--reranking"}.isdisjoint(out)
+    template = given.pop("--chat-template", None if has_own else "chatml")
     if template is not None:
         given["--chat-template-file"] = write_template(TEMPLATES.get(template, template))
     # What the self-test chooses differs from machine to machine.

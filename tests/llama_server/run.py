@@ -72,6 +72,7 @@ def make_models():
     for name, arguments in read("models.json").items():
         vocabulary = arguments.get("vocab")
         more = ["--vocab", ROOT / "target/fixtures/vocab" / vocabulary] if vocabulary else []
+        more += ["--adapter", str(arguments["adapter"])] if "adapter" in arguments else []
         command = [BIN / "warmpath-bench", "model", "--preset", arguments["preset"], "--out", models / name, *more]
         subprocess.run(command, check=True)
     return models

@@ -40,7 +40,7 @@ pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -
     for (token, row) in (0_u32..).zip(turned.chunks_exact_mut(RANK)) {
         for (bit, cell) in row.iter_mut().enumerate() {
             // What is added to a sign to turn it around is twice its opposite.
-            *cell = if random.next_u32() % 2 == 0 { -2.0 * code_sign(&net, token, bit) } else { 0.0 };
+            *cell = if random.next_u32().is_multiple_of(2) { -2.0 * code_sign(&net, token, bit) } else { 0.0 };
         }
     }
     let mut channels = vec![0.0; RANK * spec.width];

@@ -215,6 +215,15 @@ fn a_model_without_a_template_says_so() {
 }
 
 #[test]
+fn an_encoder_s_vocabulary_of_word_pieces_is_read() {
+    let maker = PromptMaker::open(&fixtures().join("vocab/bert-bge.gguf"), PromptOptions::default()).unwrap();
+    // The ids of BERT's own vocabulary, between [CLS] and [SEP].
+    let expected = [101, 1045, 2903, 1996, 3574, 1997, 2166, 2003, 102];
+    assert_eq!(maker.tokenize("I believe the meaning of life is", AddSpecial::Yes, ParseSpecial::No), expected);
+    assert_eq!(maker.text("I believe the meaning of life is"), expected);
+}
+
+#[test]
 fn what_is_no_model_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"GGUF no more").unwrap();
