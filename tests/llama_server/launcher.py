@@ -34,7 +34,7 @@ RENAMED = {
 }  # fmt: skip
 SAME = {
     "--temp", "--seed", "--batch-size", "--ubatch-size", "--threads", "--alias", "--ctx-size", "--slot-save-path",
-    "--cache-ram", "--chat-template-file", "--model", "--pooling", "--lora",
+    "--cache-ram", "--chat-template-file", "--model", "--pooling",
 }  # fmt: skip
 WITHOUT_VALUE = {"--context-shift", "--embedding", "--reranking"}
 
@@ -71,6 +71,9 @@ def translate(arguments):
             address[flag] = next(words)
         elif flag in ("--hf-repo", "--hf-file", "--chat-template") or flag in DROPPED_WITH_VALUE:
             given[flag] = next(words)
+        elif flag == "--lora":
+            # A worker's requests ask for an adapter; llama-server's all have it, unless they say otherwise.
+            given["--lora-scaled"] = f"{next(words)}:1"
         elif flag in SAME:
             given[flag] = next(words)
         elif flag in RENAMED:

@@ -213,7 +213,7 @@ fn check(model: &LlamaModel) -> Result<(), String> {
     if (vocab.should_add_bos() || wpm) && vocab.bos().0 < 0 {
         return Err("texts must start with BOS, but there is no BOS token".to_owned());
     }
-    if vocab.should_add_eos() && vocab.eos().0 < 0 {
+    if !wpm && vocab.should_add_eos() && vocab.eos().0 < 0 {
         return Err("texts must end with EOS, but there is no EOS token".to_owned());
     }
     if wpm && vocab.sep().0 < 0 {
