@@ -91,6 +91,12 @@ impl Reply {
     }
 }
 
+/// Is a worker of a fleet of several models: its name, the model's kind and seed, its flags.
+pub type WorkerLine<'a> = (&'a str, Preset, u64, &'a str);
+
+/// Is how long a worker may take to load a made model.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Is a running fleet and a client of it.
 #[derive(Debug)]
 pub struct Rig {
@@ -106,6 +112,27 @@ impl Rig {
     /// Errors: a process does not start or does not get ready; its log is in the message.
     pub async fn start(n_workers: usize, router_args: &[&str]) -> anyhow::Result<Self> {
         Self::start_with(n_workers, &[], router_args).await
+    }
+
+    /// Starts a worker for each line, of several models, and a router.
+    ///
+    /// Errors: as [`Self::start_with`].
+    pub async fn start_models(lines: &[WorkerLine<'_>]) -> anyhow::Result<Self> {
+        let bin_dir = bin_dir()?;
+        let mut workers = Vec::new();
+        for (name, preset, seed, flags) in lines {
+            let model = made_model(*preset, *seed)?;
+            let fixed = "--listen 127.0.0.1:0 --threads 1 --flash-attn off --kv-unified off --cache-ram 16";
+            let args = format!("--name {name} --model {} {fixed} {flags}", model.display());
+            let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+            workers.push(Server::start(name, &bin_dir.join("warmpath-worker"), &args).await?);
+        }
+        for worker in &mut workers {
+            worker.ready(LOAD_TIMEOUT).await?;
+        }
+        let (model, n_workers) = (tiny_model()?, workers.len());
+        let spec = FleetSpec { bin_dir, model, n_workers, worker_args: Vec::new(), router_args: Vec::new() };
+        Self::of(Fleet::of(spec, workers).await?).await
     }
 
     /// Starts workers and a router, each with further flags.

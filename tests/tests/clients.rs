@@ -8,7 +8,8 @@ use std::process::Output;
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tokio::process::Command;
-use warmpath_tests::rig::{MODEL_NAME, Rig, root};
+use warmpath_bench::model::Preset;
+use warmpath_tests::rig::{MODEL_NAME, Rig, WorkerLine, root};
 
 /// Installs a client and its packages where that is not done yet.
 async fn install(name: &str) -> anyhow::Result<()> {
@@ -69,9 +70,14 @@ async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<
     let mut document = rig.get(&format!("{url}/openapi.json")).await?.json();
     // Or nearly every request would ask for a model that is not there.
     let schemas = document["components"]["schemas"].as_object_mut().context("the document has schemas")?;
-    for properties in schemas.values_mut().filter_map(|schema| schema.get_mut("properties")) {
-        if properties.get("model").is_some() && properties.get("cache_salt").is_some() {
-            properties["model"] = json!({ "enum": [MODEL_NAME] });
+    for (name, schema) in schemas.iter_mut().filter(|(name, _)| name.ends_with("Request")) {
+        let model = match name.as_str() {
+            "EmbeddingsRequest" => "embed",
+            "RerankRequest" => "rank",
+            _ => MODEL_NAME,
+        };
+        if let Some(field) = schema.pointer_mut("/properties/model") {
+            *field = json!({ "enum": [model] });
         }
     }
     let folder = tempfile::tempdir()?;
@@ -96,7 +102,13 @@ async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<
 #[tokio::test]
 #[ignore = "installs from PyPI: make test-clients"]
 async fn a_router_answers_what_its_document_says() -> anyhow::Result<()> {
-    let rig = Rig::start(1, &[]).await?;
+    let generates = format!("--alias {MODEL_NAME} --slots 4 --ctx-size 8192");
+    let workers: [WorkerLine<'_>; 3] = [
+        ("chat", Preset::Tiny, 1, &generates),
+        ("embed", Preset::TinyEmbed, 1, "--alias embed --embedding --slots 4"),
+        ("rank", Preset::TinyRank, 1, "--alias rank --rerank --slots 4"),
+    ];
+    let rig = Rig::start_models(&workers).await?;
     check_document(&rig, &rig.router_url(), "--include-path-regex=.*").await
 }
 

@@ -6,14 +6,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
 use warmpath_bench::model::Preset;
-use warmpath_tests::rig::{Reply, Rig, bin_dir, made_model};
-
-const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+use warmpath_tests::rig::{Reply, Rig, WorkerLine};
 
 /// Lists the workers: name, model and seed, flags.
-const WORKERS: &[(&str, Preset, u64, &str)] = &[
+const WORKERS: &[WorkerLine<'_>] = &[
     ("alpha-0", Preset::Tiny, 1, "--alias alpha,first --slots 2 --ctx-size 4096"),
     ("alpha-1", Preset::Tiny, 1, "--alias alpha --alias first --slots 2 --ctx-size 4096"),
     ("beta-0", Preset::Tiny, 2, "--alias beta --slots 2 --ctx-size 2048"),
@@ -21,24 +18,6 @@ const WORKERS: &[(&str, Preset, u64, &str)] = &[
     ("embed-1", Preset::TinyEmbed, 1, "--alias embed --embedding --slots 4"),
     ("rank-0", Preset::TinyRank, 1, "--alias rank --rerank"),
 ];
-
-async fn start() -> anyhow::Result<Rig> {
-    let bin_dir = bin_dir()?;
-    let mut workers = Vec::new();
-    for (name, preset, seed, flags) in WORKERS {
-        let model = made_model(*preset, *seed)?;
-        let fixed = "--listen 127.0.0.1:0 --threads 1 --flash-attn off --kv-unified off --cache-ram 16";
-        let args = format!("--name {name} --model {} {fixed} {flags}", model.display());
-        let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
-        workers.push(Server::start(name, &bin_dir.join("warmpath-worker"), &args).await?);
-    }
-    for worker in &mut workers {
-        worker.ready(LOAD_TIMEOUT).await?;
-    }
-    let model = made_model(Preset::Tiny, 1)?;
-    let spec = FleetSpec { bin_dir, model, n_workers: workers.len(), worker_args: Vec::new(), router_args: Vec::new() };
-    Rig::of(Fleet::of(spec, workers).await?).await
-}
 
 struct Asking<'a>(&'a Rig);
 
@@ -71,7 +50,7 @@ fn chat(model: Option<&str>, text: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()> {
-    let rig = start().await?;
+    let rig = Rig::start_models(WORKERS).await?;
     let ask = Asking(&rig);
 
     // A name leads to workers of its model, and their answer is what one of them gives by itself.
@@ -140,7 +119,7 @@ async fn models_say_what_they_can(rig: &Rig) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<()> {
-    let mut rig = start().await?;
+    let mut rig = Rig::start_models(WORKERS).await?;
     let texts: Vec<String> = (0..300).map(|idx| format!("text {idx} of a river and a stone")).collect();
     let asked = texts.chunks(10).map(|texts| json!({"input": texts, "model": "embed"}));
     let asked = asked.map(|body| {
