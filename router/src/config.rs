@@ -13,9 +13,10 @@ use warmpath_router_core::admission::AdmissionOptions;
 use warmpath_router_core::dispatch::DispatchOptions;
 use warmpath_router_core::membership::MembershipOptions;
 use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
+use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 
 pub use self::discovery::{
-    DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, WorkerAddress, WorkerApi, WorkerUrlError,
+    DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, Scheme, WorkerAddress, WorkerApi, WorkerUrlError,
     worker_address,
 };
 use self::flags::Flags;
@@ -112,22 +113,16 @@ pub const VACANCY: Duration = Duration::from_secs(60);
 /// Source: own choice: a change of what is found is seen at once; this is for those whose time has come to leave.
 pub const MEMBERSHIP_PAUSE: Duration = Duration::from_secs(1);
 
-/// Is the pause between two looks at the file of workers.
-///
-/// Source: own choice: a small file costs some microseconds.
-pub const WORKERS_FILE_PAUSE: Duration = Duration::from_secs(1);
-
 /// Is the longest file of workers. Units: bytes.
 pub const WORKERS_FILE_BYTES_MAX: usize = 4 << 20;
 
-/// Is the pause between two looks at the file of API keys.
-pub const KEYS_FILE_PAUSE: Duration = Duration::from_secs(1);
+/// Is how long a connection to a worker is kept that nothing uses.
+///
+/// Source: below a worker's own patience (`HEAD_TIMEOUT`), so that it is not the worker that ends it.
+pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 
 /// Is the longest file of API keys. Units: bytes.
 pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
-
-/// Is the pause between two looks at the files for TLS.
-pub const TLS_FILES_PAUSE: Duration = Duration::from_secs(1);
 
 /// Is how long a look at DNS may take.
 pub const DNS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -166,22 +161,11 @@ pub struct Config {
     /// Is the file of the API keys that clients must present; absent where everybody may ask.
     pub keys_file: Option<PathBuf>,
     /// Is the files from which clients are spoken to by TLS; absent where they are not.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<ServerFiles>,
     /// Is how long a connection may take to send a request's head, the time before it included.
     pub head_timeout: Duration,
     /// Is the requests' part.
     pub requests: RequestConfig,
-}
-
-/// Is the files of a TLS server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Holds its certificate, and those between it and a root.
-    pub cert: PathBuf,
-    /// Holds the certificate's private key.
-    pub key: PathBuf,
-    /// Holds the roots of the certificates that clients must show; absent where they need none.
-    pub client_ca: Option<PathBuf>,
 }
 
 /// Is how the fleet is followed.
@@ -195,8 +179,12 @@ pub struct FleetConfig {
     pub index_bytes_max: usize,
     /// Directs the choice.
     pub dispatch: DispatchOptions,
-    /// Is how long a worker may take to accept a connection.
+    /// Is how long a worker may take to accept a connection, TLS included.
     pub connect_timeout: Duration,
+    /// Is the file of the tokens that workers are shown; absent where they want none.
+    pub token_file: Option<PathBuf>,
+    /// Is the files from which workers are spoken to by TLS.
+    pub tls: ClientFiles,
 }
 
 /// Is a GGUF file that stock servers tokenize like.
@@ -225,8 +213,6 @@ pub struct RequestConfig {
     pub queue_max: usize,
     /// Is how long after its arrival a request may wait there.
     pub queue_timeout: Duration,
-    /// Is how long a worker may take to accept a connection.
-    pub connect_timeout: Duration,
     /// Is how long a worker may take to begin its answer.
     pub response_timeout: Duration,
     /// Is how long a worker may be silent within an answer.
@@ -260,13 +246,13 @@ pub enum ConfigError {
         url: String,
     },
     /// A name to be resolved is not of the form that is asked for.
-    #[error("--worker-dns {text}: it must be HOST:PORT or openai+HOST:PORT")]
+    #[error("--worker-dns {text}: it must be HOST:PORT or https://HOST:PORT, with or without openai+")]
     Dns {
         /// Is what was given.
         text: String,
     },
     /// A Kubernetes service is not of the form that is asked for.
-    #[error("--kubernetes-service {text}: it must be NAMESPACE/NAME:PORT")]
+    #[error("--kubernetes-service {text}: it must be NAMESPACE/NAME:PORT, with or without https://")]
     Kubernetes {
         /// Is what was given.
         text: String,
@@ -291,7 +277,6 @@ pub enum ConfigError {
 ///
 /// Errors: any [`ConfigError`]; it names the flag.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
-    let connect_timeout = seconds("--connect-timeout", flags.connect_timeout)?;
     at_least_one("--attempts-max", flags.attempts_max as usize)?;
     at_least_one("--requests-max", flags.requests_max)?;
     at_least_one("--body-max", flags.body_max)?;
@@ -315,10 +300,13 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 admission: Some(admission),
                 ..DispatchOptions::default()
             },
-            connect_timeout,
+            connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
+            token_file: flags.fleet_token_file,
+            tls: ClientFiles { ca: flags.worker_ca, own: cert_files(flags.worker_cert, flags.worker_key) },
         },
         keys_file: flags.api_keys_file,
-        tls: tls_files(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
+        tls: cert_files(flags.tls_cert, flags.tls_key)
+            .map(|own| ServerFiles { own, client_ca: flags.tls_client_ca }),
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         requests: RequestConfig {
             requests_max: flags.requests_max,
@@ -331,16 +319,15 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
             queue_max: flags.queue_max,
             queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
-            connect_timeout,
             response_timeout: seconds("--response-timeout", flags.response_timeout)?,
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
         },
     })
 }
 
-/// Returns the files for TLS; `clap` sees to it that certificate and key come together.
-fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>, client_ca: Option<PathBuf>) -> Option<TlsFiles> {
-    cert.zip(key).map(|(cert, key)| TlsFiles { cert, key, client_ca })
+/// Returns the files of a certificate; `clap` sees to it that certificate and key come together.
+fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Option<CertFiles> {
+    cert.zip(key).map(|(cert, key)| CertFiles { cert, key })
 }
 
 /// Is the longest time that a flag may set. Units: seconds.

@@ -138,6 +138,7 @@ fn failure_text(failure: Failure) -> &'static str {
         Failure::Timeout => "the worker did not answer in time",
         Failure::Full => "the worker's queue is full",
         Failure::Unready => "the worker does not serve at the moment",
+        Failure::Refused => "the worker does not let this router in",
         Failure::Broken => "the worker broke off its answer",
     }
 }

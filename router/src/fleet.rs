@@ -6,6 +6,7 @@
 //! thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any
 //! of them.
 
+pub mod client;
 pub mod given;
 pub mod indexer;
 pub mod members;
@@ -31,6 +32,7 @@ use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
 use warmpath_router_core::stock::{Declared, Sending};
 
+use self::client::Clients;
 use self::given::Given;
 use self::members::Member;
 use self::stock::Visit;
@@ -45,6 +47,7 @@ pub struct Fleet {
     /// Has the worker of each place, also where that has left and no other has come.
     members: ArcSwap<Vec<Arc<Member>>>,
     given: Vec<Given>,
+    clients: Clients,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
@@ -62,7 +65,7 @@ impl Fleet {
     /// Returns a fleet without workers, and starts the tasks that let those in that are `found` and listen to them.
     pub fn start(
         config: &FleetConfig,
-        (given, found): (Vec<Given>, Arc<Discovered>),
+        (given, found, clients): (Vec<Given>, Arc<Discovered>, Clients),
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
@@ -70,6 +73,7 @@ impl Fleet {
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
             given,
+            clients,
             view: ArcSwap::default(),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
@@ -84,7 +88,7 @@ impl Fleet {
         let (blocks, blocks_inbox) = mpsc::channel(BLOCK_REPORTS_QUEUED_MAX);
         let outbox = Outbox { reports: reports.clone(), blocks };
         tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), outbox));
-        tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), config.connect_timeout, reports));
+        tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
         tasks.spawn(tracker::track(Arc::clone(&fleet), inbox));
         let indexed = Arc::clone(&fleet);
         tasks.spawn_blocking(move || indexer::index(&indexed, writer, blocks_inbox, WORKER_BLOCKS_MAX));
@@ -252,6 +256,15 @@ impl Drop for Booking {
     }
 }
 
+/// Says why a worker cannot be followed.
+#[derive(Debug, Clone)]
+pub struct Trouble {
+    /// Says that it answers, and does not let this router in.
+    pub is_refusal: bool,
+    /// Says why, for a person.
+    pub reason: Arc<str>,
+}
+
 /// Is what the followers of workers and the vocabulary task tell the tracker.
 pub enum Report {
     /// A worker has joined; its member is seated.
@@ -312,10 +325,12 @@ pub enum Report {
         /// Names the worker.
         worker: WorkerIdx,
     },
-    /// A worker cannot be reached, or is not ready.
+    /// A worker cannot be reached, is not ready, or does not let this router in.
     Unreachable {
         /// Names the worker.
         worker: WorkerIdx,
+        /// Says why.
+        trouble: Trouble,
     },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,

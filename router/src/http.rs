@@ -24,6 +24,7 @@ use axum::routing::{any, get, post};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
+use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::state::App;
 use crate::error::RequestError;
@@ -116,7 +117,7 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     let is_anthropic = anthropic::is_path(request.uri().path());
     let mut response = next.run(request).await;
     if is_anthropic {
-        response = error::as_anthropic(response, &context.id);
+        response = as_anthropic(response, &context.id);
     }
 
     let endpoint = path.as_deref().unwrap_or("none");

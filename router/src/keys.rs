@@ -17,9 +17,9 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use warmpath_shell::files::{self, Failure};
 
-use crate::config::{KEYS_FILE_BYTES_MAX, KEYS_FILE_PAUSE};
-use crate::fleet::subscriber::chain;
+use crate::config::KEYS_FILE_BYTES_MAX;
 use crate::metrics::Metrics;
 
 /// Is the start of every key that this program makes.
@@ -188,24 +188,18 @@ impl Keys {
 
     /// Follows the file for as long as the router runs: a file that is wrong or gone changes nothing.
     pub async fn watch(self: Arc<Self>, path: PathBuf, metrics: Arc<Metrics>) {
-        let mut last = String::new();
-        loop {
-            tokio::time::sleep(KEYS_FILE_PAUSE).await;
-            match read(&path).and_then(|entries| keyed(entries, &self.by_hash.load())) {
-                Ok(keys) => {
-                    last.clear();
-                    self.by_hash.store(Arc::new(keys));
-                }
-                Err(error) => {
-                    metrics.key_file_failures.inc();
-                    let reason = chain(&error);
-                    if reason != last {
-                        tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last one stands");
-                    }
-                    last = reason;
-                }
+        let look = || {
+            let keys = keyed(read(&path)?, &self.by_hash.load())?;
+            self.by_hash.store(Arc::new(keys));
+            Ok::<_, KeysError>(())
+        };
+        let tell = |Failure { reason, is_new }| {
+            metrics.key_file_failures.inc();
+            if is_new {
+                tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last one stands");
             }
-        }
+        };
+        files::watch(look, tell).await;
     }
 }
 
@@ -264,6 +258,8 @@ pub fn new_key(name: &str) -> Result<(String, String), KeysError> {
 
 #[cfg(test)]
 mod tests {
+    use warmpath_shell::chain;
+
     use super::*;
 
     fn entry(name: &str, more: &str) -> (String, String) {

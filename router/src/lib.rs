@@ -10,7 +10,6 @@ pub mod fleet;
 pub mod http;
 pub mod keys;
 pub mod lifecycle;
-pub mod listen;
 pub mod metrics;
 pub mod prompt;
 pub mod server;

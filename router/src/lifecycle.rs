@@ -131,7 +131,7 @@ async fn attempt_until_answered(
         }
         let worker = choice.decision.worker;
         let member = app.fleet.member(worker);
-        let upstream = Upstream { client: app.client_for(&member), limits: &app.requests, base: &member.url, comments };
+        let upstream = Upstream { member: &member, limits: &app.requests, comments };
         let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);

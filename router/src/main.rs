@@ -1,28 +1,25 @@
 //! `warmpath-router`: reads the command line, serves, and stops on SIGTERM or SIGINT.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-use warmpath_router::config::flags::{Flags, LogFormat};
+use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::server::Server;
+use warmpath_shell::log;
 
 /// Replaces the system's allocator, which takes a seventh of the time of a long prompt (docs/decisions/0021-prompt-path.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every vocabulary it loads.
-const LOG_FILTER: &str = "info,llama-cpp-2=warn";
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     if let Some(name) = &flags.new_key {
         return print_new_key(name);
     }
-    start_log(flags.log_format);
+    log::start(flags.log_format);
     let config = resolve(flags)?;
     raise_file_limit(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
@@ -56,15 +53,5 @@ fn raise_file_limit(config: &Config) {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => tracing::warn!(limit, wanted, "fewer open files are allowed than --requests-max may need"),
         Err(error) => tracing::warn!(%error, "the limit on open files cannot be raised"),
-    }
-}
-
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
     }
 }

@@ -81,7 +81,9 @@ metrics! {
     refused_keys: IntCounter = counter("refused_keys_total");
     /// Looks at the file of API keys that failed; the last keys stand.
     key_file_failures: IntCounter = counter("key_file_failures_total");
-    /// Changes of the files for TLS that could not be used; the last certificates stand.
+    /// Looks at the file of the fleet's tokens that failed; the last tokens stand.
+    token_file_failures: IntCounter = counter("token_file_failures_total");
+    /// Looks at changed files for TLS, with clients or with workers, that failed; the last certificates stand.
     tls_failures: IntCounter = counter("tls_failures_total");
     /// Attempts that failed before the client saw anything, by failure.
     failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);

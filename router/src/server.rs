@@ -7,15 +7,18 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use warmpath_shell::fleet_token::{FleetTokens, TokenError};
+use warmpath_shell::listen;
+use warmpath_shell::tls::{ServerFiles, TlsError};
 
-use crate::config::Config;
+use crate::config::{Config, FleetConfig};
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
+use crate::fleet::client::Clients;
 use crate::fleet::given::{Given, GivenError};
 use crate::http::state::App;
 use crate::http::{admin_routes, client_routes};
 use crate::keys::{Keys, KeysError};
-use crate::listen::{self, TlsError};
 use crate::metrics::Metrics;
 
 /// Says why a router does not start.
@@ -44,7 +47,19 @@ pub enum StartError {
     },
     /// TLS cannot be spoken.
     #[error("--tls-cert, --tls-key, --tls-client-ca")]
-    Tls(#[from] TlsError),
+    Tls(#[source] TlsError),
+    /// TLS cannot be spoken with workers.
+    #[error("--worker-ca, --worker-cert, --worker-key")]
+    WorkerTls(#[source] TlsError),
+    /// The file of the fleet's tokens cannot be used.
+    #[error("--fleet-token-file {path}", path = .path.display())]
+    Token {
+        /// Is the file.
+        path: PathBuf,
+        /// Says why.
+        #[source]
+        source: TokenError,
+    },
     /// Workers cannot be looked for.
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
@@ -79,13 +94,18 @@ impl Server {
         let mut tasks = JoinSet::new();
         let given = config.fleet.vocabularies.iter().map(Given::open).collect::<Result<_, _>>()?;
         let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
-        let fleet = Fleet::start(&config.fleet, (given, found), Arc::clone(&metrics), &mut tasks);
+        let clients = open_clients(&config.fleet, &metrics, &mut tasks)?;
+        let fleet = Fleet::start(&config.fleet, (given, found, clients), Arc::clone(&metrics), &mut tasks);
         let keys = open_keys(config.keys_file, &metrics, &mut tasks)?;
         let app = App::new(fleet, config.requests, (keys, metrics));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();
-        let tls = config.tls.as_ref().map(|files| listen::tls(files, &app.metrics, &mut tasks)).transpose()?;
+        let tls = config.tls.as_ref().map(ServerFiles::open).transpose().map_err(StartError::Tls)?;
+        if let (Some(files), Some(tls)) = (config.tls, &tls) {
+            let (tls, metrics) = (tls.clone(), Arc::clone(&app.metrics));
+            tasks.spawn(async move { files.watch(tls, || metrics.tls_failures.inc()).await });
+        }
         let scheme = if tls.is_some() { "https" } else { "http" };
         listeners.spawn(listen::serve(listener, client_routes(app.clone()), (tls, config.head_timeout), stopped));
         // Operators may look on until the last answer has ended.
@@ -117,6 +137,23 @@ fn open_keys(
     let keys = Arc::new(keys);
     tasks.spawn(Arc::clone(&keys).watch(path, Arc::clone(metrics)));
     Ok(Some(keys))
+}
+
+/// Returns what connects to workers, and follows the files that it does so with.
+fn open_clients(
+    config: &FleetConfig,
+    metrics: &Arc<Metrics>,
+    tasks: &mut JoinSet<()>,
+) -> Result<Clients, StartError> {
+    let tls = config.tls.open().map_err(StartError::WorkerTls)?;
+    let (files, followed, counted) = (config.tls.clone(), Arc::clone(&tls), Arc::clone(metrics));
+    tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
+    let Some(path) = config.token_file.clone() else { return Ok(Clients::new(config.connect_timeout, tls, None)) };
+    let tokens = FleetTokens::open(&path).map_err(|source| StartError::Token { path: path.clone(), source })?;
+    let tokens = Arc::new(tokens);
+    let (followed, counted) = (Arc::clone(&tokens), Arc::clone(metrics));
+    tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
+    Ok(Clients::new(config.connect_timeout, tls, Some(tokens)))
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -135,10 +135,9 @@ async fn a_client_cannot_speak_for_the_router() {
         .header("x-request-id", "not visible: \u{e9}");
     assert_eq!(request.send().await.expect("an answer").status(), 200);
     let seen = worker.seen().remove(0).headers;
-    for absent in ["x-warmpath-slot", "x-warmpath-expected-block", "x-hop"] {
+    for absent in ["x-warmpath-slot", "x-warmpath-expected-block", "x-hop", "authorization"] {
         assert!(!seen.contains_key(absent), "{absent}");
     }
-    assert_eq!(seen["authorization"], "Bearer key");
     assert_eq!(seen["x-custom"], "kept");
     assert_eq!(seen["x-request-id"].len(), 36, "a fresh one");
 }

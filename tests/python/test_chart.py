@@ -111,6 +111,18 @@ MATRIX = {
         {"Certificate"},
         set(),
     ),
+    "fleet-token": ({"fleetToken": {"existingSecret": "fleet"}}, set(), set()),
+    "internal-tls": ({"internalTLS": {"enabled": True, "existingSecret": "workers"}}, set(), set()),
+    "internal-tls-cert-manager": (
+        {
+            "internalTLS": {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}},
+            "fleetToken": {"existingSecret": "fleet"},
+            "metrics": {"monitors": True},
+            "router": {"discovery": {"kind": "static"}},
+        },
+        {"Certificate", "PodMonitor", "ServiceMonitor"},
+        {"Role", "RoleBinding"},
+    ),
     "no-disruption-budgets": (
         {
             "router": {"podDisruptionBudget": {"enabled": False}},
@@ -272,6 +284,11 @@ REFUSED = {
     "a certificate without an issuer": (
         router(tls={"enabled": True, "certManager": {"enabled": True}}),
         "certManager.issuerRef",
+    ),
+    "internal TLS without a certificate": ({"internalTLS": {"enabled": True}}, "internalTLS"),
+    "an internal certificate without an issuer": (
+        {"internalTLS": {"enabled": True, "certManager": {"enabled": True}}},
+        "internalTLS.certManager.issuerRef",
     ),
     "an unknown kind of discovery": (router(discovery={"kind": "consul"}), "discovery"),
     "a route without a gateway": (router(httpRoute={"enabled": True}), "parentRefs"),
@@ -455,11 +472,13 @@ class Chart(unittest.TestCase):
         self.assertLessEqual(set(sets), services)
         args = next(spec["containers"][0]["args"] for spec, _, doc in pods(documents) if doc["kind"] == "Deployment")
         found = [arg for arg in args if re.match(r"--(worker=http|worker-dns|kubernetes-service)", arg)]
+        # By TLS names are those that the certificate bears.
+        tls, domain = ("https://", ".ns.svc") if "--worker-ca=/secrets/worker-ca/ca.crt" in args else ("", "")
         wanted = {
-            "--kubernetes-service": [f"--kubernetes-service=ns/{service}:8081" for service in sets],
-            "--worker-dns": [f"--worker-dns={service}:8081" for service in sets],
+            "--kubernetes-service": [f"--kubernetes-service={tls}ns/{service}:8081" for service in sets],
+            "--worker-dns": [f"--worker-dns={tls}{service}{domain}:8081" for service in sets],
             "--worker": [
-                f"--worker=http://{document['metadata']['name']}-{ordinal}.{service}:8081"
+                f"--worker={tls or 'http://'}{document['metadata']['name']}-{ordinal}.{service}{domain}:8081"
                 for service, document in sets.items()
                 for ordinal in range(document["spec"].get("replicas", 4))
             ],

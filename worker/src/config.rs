@@ -15,6 +15,7 @@ use std::time::Duration;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
+use warmpath_shell::tls::{CertFiles, ServerFiles};
 
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
@@ -27,6 +28,12 @@ const SLOTS_DEFAULT: u16 = 4;
 
 /// Is the longest time that `--drain-timeout` may name.
 const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Is how long a client may take to send a request's head, the time before it included.
+///
+/// Source: own choice: longer than the 90 s for which routers keep a connection that they do not use, so that none is ended just
+/// when a request is sent.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Is the whole configuration.
 #[derive(Debug, Clone)]
@@ -54,6 +61,10 @@ pub struct Config {
 pub struct HttpConfig {
     /// Is the address to bind.
     pub listen: std::net::SocketAddr,
+    /// Is the file of the tokens that are asked for; absent where everybody may ask.
+    pub token_file: Option<PathBuf>,
+    /// Is the files from which TLS is spoken; absent where it is not.
+    pub tls: Option<ServerFiles>,
     /// Is the longest request body. Units: bytes.
     pub body_bytes_max: usize,
     /// Is the folder for the state of slots, where clients may save it.
@@ -154,7 +165,16 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     }
     let silence_max = fields::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
-    Ok(HttpConfig { listen: flags.listen, body_bytes_max: flags.body_max, slot_save_path, silence_max })
+    // `clap` sees to it that certificate and key come together.
+    let own = flags.tls_cert.clone().zip(flags.tls_key.clone()).map(|(cert, key)| CertFiles { cert, key });
+    Ok(HttpConfig {
+        listen: flags.listen,
+        token_file: flags.fleet_token_file.clone(),
+        tls: own.map(|own| ServerFiles { own, client_ca: flags.tls_client_ca.clone() }),
+        body_bytes_max: flags.body_max,
+        slot_save_path,
+        silence_max,
+    })
 }
 
 fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {

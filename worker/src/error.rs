@@ -38,6 +38,9 @@ pub enum RequestError {
         /// Is the error about the chat.
         source: Box<RequestError>,
     },
+    /// The request presents no token that is known.
+    #[error("no token of this fleet, or one that is not known: send it as `Authorization: Bearer TOKEN`, or as `x-api-key: TOKEN`")]
+    Unauthorized,
     /// Nothing of this kind is stored.
     #[error("there is no response `{id}`: responses are not stored here")]
     NotStored {
@@ -178,6 +181,8 @@ pub enum RequestError {
 pub enum Class {
     /// The request can never succeed as it is.
     Client,
+    /// Nobody knows who asks.
+    Unauthorized,
     /// There is no such thing.
     NotFound,
     /// The path is right, the method is not.
@@ -236,6 +241,7 @@ impl RequestError {
             | Self::PinUnknown { .. }
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
             Self::NotEnabled { .. } | Self::NoFim(_) | Self::Cache(CacheError::NoStore) => Class::NotSupported,
+            Self::Unauthorized => Class::Unauthorized,
             Self::MethodRefused { .. } => Class::Method,
             Self::BodyTooLong { .. } => Class::TooLong,
             Self::PreparingFull { .. }
@@ -276,6 +282,7 @@ impl RequestError {
     /// Returns the error's name for programs, where it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
+            Self::Unauthorized => Some("invalid_api_key"),
             Self::BodyTooLong { .. } => Some("request_too_large"),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Respelled { source, .. } => source.code(),

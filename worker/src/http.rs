@@ -2,6 +2,7 @@
 //!
 //! Not here: what a request costs and does (`lifecycle`), when the worker starts and stops (`start`).
 
+mod access;
 mod answer;
 mod anthropic;
 pub mod body;
@@ -92,6 +93,7 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)
         .layer(DefaultBodyLimit::max(app.body_bytes_max))
+        .layer(middleware::from_fn_with_state(app.clone(), access::check))
         .layer(middleware::from_fn_with_state(app.clone(), context::around))
         .with_state(app)
 }

@@ -2,21 +2,17 @@
 //!
 //! Not here: everything else (`warmpath_worker::start` is next).
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-use warmpath_worker::config::flags::{Flags, LogFormat};
+use warmpath_shell::log;
+use warmpath_worker::config::flags::Flags;
 use warmpath_worker::{config, start};
-
-/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every model it loads.
-const LOG_FILTER: &str = "info,llama-cpp-2=warn";
 
 fn main() -> ExitCode {
     let flags = Flags::from_command_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    start_log(flags.log_format);
+    log::start(flags.log_format);
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -49,15 +45,5 @@ async fn first(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-    }
-}
-
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
     }
 }

@@ -67,6 +67,12 @@ macro_rules! metrics {
 metrics! {
     /// Requests by endpoint and status.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
+    /// Requests without a token that is known, where tokens are asked for.
+    refused_tokens: IntCounter = counter("refused_tokens_total");
+    /// Looks at the file of tokens that failed; the last tokens stand.
+    token_file_failures: IntCounter = counter("token_file_failures_total");
+    /// Looks at changed files for TLS that failed; the last certificates stand.
+    tls_failures: IntCounter = counter("tls_failures_total");
     /// Time from a request's arrival to its first token.
     ttft: Histogram = histogram("ttft_seconds", REQUEST_BUCKETS);
     /// Time of one answer after its first token, by the number of further tokens.

@@ -6,21 +6,23 @@
 mod load;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio::task::{JoinHandle, JoinSet};
 use tracing::{info, warn};
 use warmpath_common::ids::WorkerUid;
 use warmpath_gguf::GgufError;
 use warmpath_prompt::OpenError;
+use warmpath_shell::fleet_token::{FleetTokens, TokenError};
+use warmpath_shell::listen;
+use warmpath_shell::tls::{RustlsConfig, ServerFiles, TlsError};
 
-use crate::config::{Config, IdentityConfig};
+use crate::config::{Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::engine::StartError;
 use crate::http::{App, router};
 use crate::metrics::Metrics;
@@ -45,6 +47,18 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
+    /// TLS cannot be spoken.
+    #[error("--tls-cert, --tls-key, --tls-client-ca")]
+    Tls(#[source] TlsError),
+    /// The file of tokens cannot be used.
+    #[error("--fleet-token-file {path}", path = .path.display())]
+    Token {
+        /// Is the file.
+        path: PathBuf,
+        /// Says why.
+        #[source]
+        source: TokenError,
+    },
     /// The vocabulary or the chat template cannot be used.
     #[error("cannot make prompts for the model")]
     Prompt(#[source] OpenError),
@@ -64,6 +78,36 @@ pub struct Bound {
     config: Config,
     listener: TcpListener,
     address: SocketAddr,
+    doors: Doors,
+}
+
+/// Is what stands between the network and the worker.
+struct Doors {
+    tls: Option<RustlsConfig>,
+    tokens: Option<Arc<FleetTokens>>,
+    metrics: Arc<Metrics>,
+    /// Follow the files; they end with the worker.
+    tasks: JoinSet<()>,
+}
+
+impl Doors {
+    /// Errors: `Tls`, `Token`.
+    fn open(config: &HttpConfig) -> Result<Self, RunError> {
+        let metrics = Arc::new(Metrics::new());
+        let mut tasks = JoinSet::new();
+        let tls = config.tls.as_ref().map(ServerFiles::open).transpose().map_err(RunError::Tls)?;
+        if let (Some(files), Some(tls)) = (config.tls.clone(), tls.clone()) {
+            let counted = Arc::clone(&metrics);
+            tasks.spawn(async move { files.watch(tls, || counted.tls_failures.inc()).await });
+        }
+        let mut tokens = None;
+        if let Some(path) = config.token_file.clone() {
+            let open = FleetTokens::open(&path).map_err(|source| RunError::Token { path: path.clone(), source })?;
+            let (followed, counted) = (Arc::clone(tokens.insert(Arc::new(open))), Arc::clone(&metrics));
+            tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
+        }
+        Ok(Self { tls, tokens, metrics, tasks })
+    }
 }
 
 /// Is how a worker names itself, once its address is known.
@@ -77,18 +121,20 @@ pub struct Identity {
     pub boot_epoch: u64,
 }
 
-/// Checks the model's file and takes the address.
+/// Checks the model's file, and those for TLS and tokens, and takes the address.
 ///
-/// Errors: `Model`, `Listen`.
+/// Errors: `Model`, `Listen`, `Tls`, `Token`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let path = config.engine.model.clone();
     let checked = tokio::task::spawn_blocking(move || warmpath_gguf::check(&path).map(drop)).await;
     checked.map_err(RunError::Panicked)?.map_err(RunError::Model)?;
+    let doors = Doors::open(&config.http)?;
     let refuse = |source| RunError::Listen { address: config.http.listen, source };
     let listener = TcpListener::bind(config.http.listen).await.map_err(refuse)?;
     let address = listener.local_addr().map_err(refuse)?;
-    info!("listening on http://{address}");
-    Ok(Bound { config, listener, address })
+    let scheme = if doors.tls.is_some() { "https" } else { "http" };
+    info!("listening on {scheme}://{address}");
+    Ok(Bound { config, listener, address, doors })
 }
 
 impl Bound {
@@ -101,7 +147,8 @@ impl Bound {
     ///
     /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { config, listener, address } = self;
+        let Self { config, listener, address, doors } = self;
+        let Doors { tls, tokens, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -110,9 +157,10 @@ impl Bound {
             worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
             body_bytes_max: config.http.body_bytes_max,
             slot_save_path: config.http.slot_save_path.clone(),
-            metrics: Arc::new(Metrics::new()),
+            tokens,
+            metrics,
         };
-        let (http, close) = serve_http(listener, app.clone());
+        let (http, close) = serve_http(listener, tls, app.clone());
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 
@@ -138,7 +186,7 @@ impl Bound {
         info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
         phase.send_replace(Phase::Draining(served.clone()));
         served.drain(drain_timeout).await;
-        close.cancel();
+        close.send_replace(true);
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not take their responses");
         }
@@ -146,19 +194,9 @@ impl Bound {
     }
 }
 
-fn serve_http(listener: TcpListener, app: App) -> (JoinHandle<()>, CancellationToken) {
-    let close = CancellationToken::new();
-    let closed = close.clone().cancelled_owned();
-    let listener = listener.tap_io(|stream| {
-        // Small events must not wait for each other; without it they still arrive, only later.
-        let _ = stream.set_nodelay(true);
-    });
-    let http = tokio::spawn(async move {
-        let served = axum::serve(listener, router(app)).with_graceful_shutdown(closed).await;
-        if let Err(error) = served {
-            warn!(%error, "HTTP has ended");
-        }
-    });
+fn serve_http(listener: TcpListener, tls: Option<RustlsConfig>, app: App) -> (JoinHandle<()>, watch::Sender<bool>) {
+    let (close, closed) = watch::channel(false);
+    let http = tokio::spawn(listen::serve(listener, router(app), (tls, HEAD_TIMEOUT), closed));
     (http, close)
 }
 

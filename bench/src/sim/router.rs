@@ -88,6 +88,7 @@ impl Router {
             model: Some(Arc::clone(&model)),
             load: Load::default(),
             link: Link::Connecting,
+            trouble: None,
             excluded: None,
             n_blocks: 0,
             stock: None,

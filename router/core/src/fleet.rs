@@ -36,6 +36,18 @@ pub enum Link {
         /// Is when that was found.
         since: Instant,
     },
+    /// The worker answers, and does not let this router in.
+    Refused {
+        /// Is when that was found.
+        since: Instant,
+    },
+}
+
+impl Link {
+    /// Returns whether the worker is there as far as is known: it may not have been heard yet.
+    pub fn is_there(self) -> bool {
+        !matches!(self, Self::Down { .. } | Self::Refused { .. })
+    }
 }
 
 /// Is what the router knows of one worker.
@@ -53,6 +65,8 @@ pub struct WorkerView {
     pub load: Load,
     /// Says how the router is connected to it.
     pub link: Link,
+    /// Says why it cannot be followed, as of the last try; absent where it is.
+    pub trouble: Option<Arc<str>>,
     /// Says why it is kept out of the fleet; absent where it is not.
     pub excluded: Option<Disagreement>,
     /// Is the number of blocks that it holds, as far as the index knows; may be an update behind the index.
@@ -70,6 +84,8 @@ pub enum Unavailable {
     Connecting,
     /// It cannot be reached.
     Down,
+    /// It does not let this router in.
+    Refused,
     /// Its view is too old.
     Stale,
     /// It disagrees with the fleet.
@@ -96,6 +112,7 @@ impl Unavailable {
         match self {
             Self::Connecting => "connecting",
             Self::Down => "down",
+            Self::Refused => "refused",
             Self::Stale => "stale",
             Self::Excluded => "excluded",
             Self::Draining => "draining",
@@ -121,6 +138,7 @@ impl WorkerView {
         match self.link {
             Link::Connecting => Some(Unavailable::Connecting),
             Link::Down { .. } => Some(Unavailable::Down),
+            Link::Refused { .. } => Some(Unavailable::Refused),
             Link::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => Some(Unavailable::Stale),
             Link::Stale { .. } | Link::Live => self.load.draining.then_some(Unavailable::Draining),
         }
@@ -324,6 +342,7 @@ mod tests {
         check(&|_| {}, None);
         check(&|worker| worker.link = Link::Connecting, Some(Unavailable::Connecting));
         check(&|worker| worker.link = Link::Down { since: now }, Some(Unavailable::Down));
+        check(&|worker| worker.link = Link::Refused { since: now }, Some(Unavailable::Refused));
         check(&|worker| worker.link = Link::Stale { since: now }, None);
         check(&|worker| worker.link = Link::Stale { since: since(STALE_AGE_MAX) }, None);
         let older = STALE_AGE_MAX + Duration::from_millis(1);

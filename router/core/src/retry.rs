@@ -18,6 +18,8 @@ pub enum Failure {
     Full,
     /// The worker cannot serve now (503): it loads or shuts down.
     Unready,
+    /// The worker does not take the fleet's token (401).
+    Refused,
     /// The connection broke, or the answer made no sense, before any of it reached the client.
     Broken,
 }
@@ -26,7 +28,7 @@ impl Failure {
     /// Returns whether the failure counts against the worker's health; a full queue is no illness.
     pub fn is_illness(self) -> bool {
         match self {
-            Self::Connect | Self::Timeout | Self::Broken => true,
+            Self::Connect | Self::Timeout | Self::Refused | Self::Broken => true,
             Self::Full | Self::Unready => false,
         }
     }
@@ -38,6 +40,7 @@ impl Failure {
             Self::Timeout => "timeout",
             Self::Full => "full",
             Self::Unready => "unready",
+            Self::Refused => "refused",
             Self::Broken => "broken",
         }
     }

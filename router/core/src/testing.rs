@@ -47,6 +47,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         model: Some(Arc::new(model())),
         load: idle(),
         link: Link::Live,
+        trouble: None,
         excluded: None,
         n_blocks: 0,
         stock: None,

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
 use url::Url;
 
 use super::flags::Flags;
@@ -35,13 +36,44 @@ pub struct WorkerAddress {
     pub url: Url,
     /// Says what it speaks.
     pub api: WorkerApi,
+    /// Is the name that its certificate must bear, where it is found by a name; absent for the URL's host.
+    pub certified: Option<String>,
 }
 
 impl WorkerAddress {
+    /// Returns the name that the worker's certificate must bear; absent where it can be none.
+    pub fn server_name(&self) -> Option<ServerName<'static>> {
+        let host = self.certified.as_deref().or_else(|| self.url.host_str())?;
+        ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()
+    }
+
     /// Returns the worker at an address.
-    pub fn at(address: SocketAddr, api: WorkerApi) -> Self {
-        let url = Url::parse(&format!("http://{address}")).expect("an address is a host and a port");
-        Self { url, api }
+    fn at(address: SocketAddr, scheme: Scheme, api: WorkerApi) -> Self {
+        let url = Url::parse(&format!("{}://{address}", scheme.text())).expect("an address is a host and a port");
+        Self { url, api, certified: None }
+    }
+}
+
+/// Says how a worker is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// In plain text.
+    Http,
+    /// By TLS.
+    Https,
+}
+
+impl Scheme {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+
+    /// Returns the scheme that a name asks for, and the rest of it.
+    fn of(text: &str) -> (Self, &str) {
+        text.strip_prefix("https://").map_or((Self::Http, text), |rest| (Self::Https, rest))
     }
 }
 
@@ -57,6 +89,8 @@ pub enum WorkerApi {
 /// Is a name whose addresses are workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsName {
+    /// Says how they are spoken to.
+    pub scheme: Scheme,
     /// Is the name.
     pub host: String,
     /// Is the port that all of them listen on.
@@ -65,15 +99,33 @@ pub struct DnsName {
     pub api: WorkerApi,
 }
 
+impl DnsName {
+    /// Returns the worker at one of the name's addresses; its certificate must bear the name.
+    pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
+        let certified = (self.scheme == Scheme::Https).then(|| self.host.clone());
+        WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, self.api) }
+    }
+}
+
 /// Is a Kubernetes service whose endpoints are workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesService {
+    /// Says how they are spoken to.
+    pub scheme: Scheme,
     /// Is its namespace.
     pub namespace: String,
     /// Is its name.
     pub name: String,
     /// Is the port that the workers listen on.
     pub port: KubernetesPort,
+}
+
+impl KubernetesService {
+    /// Returns the worker at an endpoint; its certificate must bear the service's name, as `NAME.NAMESPACE.svc`.
+    pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
+        let certified = (self.scheme == Scheme::Https).then(|| format!("{}.{}.svc", self.name, self.namespace));
+        WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, WorkerApi::Warmpath) }
+    }
 }
 
 /// Is an endpoint's port.
@@ -92,11 +144,14 @@ pub enum WorkerUrlError {
     #[error("it is no URL")]
     NoUrl,
     /// It asks for another protocol.
-    #[error("the scheme must be http or openai+http")]
+    #[error("the scheme must be http or https, or openai+ and one of these")]
     Scheme,
     /// It names no host.
     #[error("the host is missing")]
     NoHost,
+    /// The host is no name that a certificate could bear.
+    #[error("the host is no name and no address")]
+    NoName,
     /// It has a path, a query, a user or a fragment.
     #[error("only scheme, host and port can be given")]
     TooMuch,
@@ -109,7 +164,7 @@ fn api_of(text: &str) -> (&str, WorkerApi) {
     text.strip_prefix(STOCK_PREFIX).map_or((text, WorkerApi::Warmpath), |rest| (rest, WorkerApi::OpenAi))
 }
 
-/// Returns the worker that a URL means: `http://HOST:PORT`, or `openai+http://HOST:PORT` for a stock server.
+/// Returns the worker that a URL means: `http://HOST:PORT` or `https://…`, with `openai+` before it for a stock server.
 ///
 /// Errors: every [`WorkerUrlError`].
 pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
@@ -118,14 +173,18 @@ pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
         url::ParseError::EmptyHost => WorkerUrlError::NoHost,
         _ => WorkerUrlError::NoUrl,
     })?;
-    if url.scheme() != "http" {
+    if !["http", "https"].contains(&url.scheme()) {
         return Err(WorkerUrlError::Scheme);
     }
     let has_user = !url.username().is_empty() || url.password().is_some();
     if has_user || url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
         return Err(WorkerUrlError::TooMuch);
     }
-    Ok(WorkerAddress { url, api })
+    let worker = WorkerAddress { url, api, certified: None };
+    if worker.server_name().is_none() {
+        return Err(WorkerUrlError::NoName);
+    }
+    Ok(worker)
 }
 
 /// Returns where flags say that workers are.
@@ -167,16 +226,18 @@ fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
 fn dns_name(text: &str) -> Result<DnsName, ConfigError> {
     let refuse = || ConfigError::Dns { text: text.to_owned() };
     let (rest, api) = api_of(text);
+    let (scheme, rest) = Scheme::of(rest);
     let (host, port) = rest.rsplit_once(':').ok_or_else(refuse)?;
     let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(refuse)?;
-    if host.is_empty() || host.contains(['/', ':', '@']) {
+    if host.contains(['/', ':', '@']) || ServerName::try_from(host).is_err() {
         return Err(refuse());
     }
-    Ok(DnsName { host: host.to_owned(), port, api })
+    Ok(DnsName { scheme, host: host.to_owned(), port, api })
 }
 
 fn service(text: &str) -> Result<KubernetesService, ConfigError> {
     let parts = || {
+        let (scheme, text) = Scheme::of(text);
         let (namespace, rest) = text.split_once('/')?;
         let (name, port) = rest.split_once(':')?;
         let is_name = |part: &str| {
@@ -192,7 +253,7 @@ fn service(text: &str) -> Result<KubernetesService, ConfigError> {
             Err(_) => return None,
         };
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        (is_name(&namespace) && is_name(&name)).then_some(KubernetesService { namespace, name, port })
+        (is_name(&namespace) && is_name(&name)).then_some(KubernetesService { scheme, namespace, name, port })
     };
     parts().ok_or_else(|| ConfigError::Kubernetes { text: text.to_owned() })
 }
@@ -228,10 +289,39 @@ mod tests {
     #[test]
     fn services_have_a_port_by_number_or_by_name() {
         let config = resolve_line("--kubernetes-service llm/chat:8081,llm/code:http").expect("a good line");
-        let service = |name: &str, port| KubernetesService { namespace: "llm".into(), name: name.into(), port };
+        let service = |name: &str, port| KubernetesService {
+            scheme: Scheme::Http,
+            namespace: "llm".into(),
+            name: name.into(),
+            port,
+        };
         let expected =
             [service("chat", KubernetesPort::Number(8081)), service("code", KubernetesPort::Name("http".into()))];
         assert_eq!(config.kubernetes, expected);
+    }
+
+    #[test]
+    fn certificates_are_those_of_the_name_by_which_a_worker_is_found() {
+        let line = "--worker https://a:1,openai+https://[::1]:2 --worker-dns https://c.example:3,openai+https://d:4 \
+                    --kubernetes-service https://llm/chat:8081";
+        let config = resolve_line(line).expect("a good line");
+        let at = "10.0.0.1:9".parse().expect("an address");
+        let found = [config.dns[0].worker(at), config.dns[1].worker(at), config.kubernetes[0].worker(at)];
+        let shown = config.workers.iter().chain(&found);
+        let shown: Vec<_> = shown
+            .map(|worker| {
+                let name = worker.server_name().expect("a name");
+                (worker.url.as_str(), name.to_str().into_owned(), worker.api)
+            })
+            .collect();
+        let expected = [
+            ("https://a:1/", "a", WorkerApi::Warmpath),
+            ("https://[::1]:2/", "::1", WorkerApi::OpenAi),
+            ("https://10.0.0.1:9/", "c.example", WorkerApi::Warmpath),
+            ("https://10.0.0.1:9/", "d", WorkerApi::OpenAi),
+            ("https://10.0.0.1:9/", "chat.llm.svc", WorkerApi::Warmpath),
+        ];
+        assert_eq!(shown, expected.map(|(url, name, api)| (url, name.to_owned(), api)));
     }
 
     #[test]
@@ -243,9 +333,8 @@ mod tests {
     #[test]
     fn bad_values_are_named() {
         for (line, expected) in [
-            ("--worker https://a:1", "--worker https://a:1: the scheme must be http or openai+http"),
-            ("--worker openai+https://a:1", "--worker openai+https://a:1: the scheme must be http or openai+http"),
-            ("--worker a:1:2", "--worker a:1:2: the scheme must be http or openai+http"),
+            ("--worker ftp://a:1", "--worker ftp://a:1: the scheme must be http or https, or openai+ and one of these"),
+            ("--worker a:1:2", "--worker a:1:2: the scheme must be http or https, or openai+ and one of these"),
             ("--worker a", "--worker a: it is no URL"),
             ("--worker openai+http://", "--worker openai+http://: the host is missing"),
             ("--worker openai+http://a:1/v1", "--worker openai+http://a:1/v1: only scheme, host and port can be given"),
@@ -253,16 +342,19 @@ mod tests {
             ("--worker http://me:secret@a:1", "--worker a:1: only scheme, host and port can be given"),
             ("--worker http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker openai+http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
-            ("--worker-dns a", "--worker-dns a: it must be HOST:PORT or openai+HOST:PORT"),
-            ("--worker-dns a:0", "--worker-dns a:0: it must be HOST:PORT or openai+HOST:PORT"),
-            ("--worker-dns http://a:1", "--worker-dns http://a:1: it must be HOST:PORT or openai+HOST:PORT"),
-            ("--kubernetes-service chat:8081", "--kubernetes-service chat:8081: it must be NAMESPACE/NAME:PORT"),
-            ("--kubernetes-service llm/chat", "--kubernetes-service llm/chat: it must be NAMESPACE/NAME:PORT"),
+            ("--worker-dns a", "--worker-dns a: it must be HOST:PORT or https://HOST:PORT, with or without openai+"),
+            ("--worker-dns a:0", "--worker-dns a:0: it must be HOST:PORT or https://HOST:PORT, with or without openai+"),
+            (
+                "--worker-dns http://a:1",
+                "--worker-dns http://a:1: it must be HOST:PORT or https://HOST:PORT, with or without openai+",
+            ),
+            ("--kubernetes-service chat:8081", "--kubernetes-service chat:8081: it must be NAMESPACE/NAME:PORT, with or without https://"),
+            ("--kubernetes-service llm/chat", "--kubernetes-service llm/chat: it must be NAMESPACE/NAME:PORT, with or without https://"),
             (
                 "--kubernetes-service llm/chat:99999",
-                "--kubernetes-service llm/chat:99999: it must be NAMESPACE/NAME:PORT",
+                "--kubernetes-service llm/chat:99999: it must be NAMESPACE/NAME:PORT, with or without https://",
             ),
-            ("--kubernetes-service llm/a,b:1", "--kubernetes-service llm/a: it must be NAMESPACE/NAME:PORT"),
+            ("--kubernetes-service llm/a,b:1", "--kubernetes-service llm/a: it must be NAMESPACE/NAME:PORT, with or without https://"),
         ] {
             assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
         }

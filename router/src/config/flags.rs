@@ -5,14 +5,15 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use warmpath_router_core::choose::Policy;
+use warmpath_shell::log::LogFormat;
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
-    /// URL of a worker, as http://10.0.0.5:8081, or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
+    /// URL of a worker, as http://10.0.0.5:8081 or https://worker.example:8081, or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
     #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',')]
     pub workers: Vec<String>,
 
@@ -20,19 +21,19 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKERS_FILE", value_name = "FILE")]
     pub workers_file: Option<PathBuf>,
 
-    /// Name whose addresses are workers, as workers.example:8081 or openai+llama.example:8080; may be repeated, or a list with commas.
-    #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "HOST:PORT", value_delimiter = ',')]
+    /// Name whose addresses are workers, as workers.example:8081, https://workers.example:8081 or openai+llama.example:8080; may be repeated, or a list with commas.
+    #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "[https://]HOST:PORT", value_delimiter = ',')]
     pub worker_dns: Vec<String>,
 
     /// Seconds between two looks at the names of --worker-dns.
     #[arg(long, env = "WARMPATH_DNS_INTERVAL", value_name = "SECONDS", default_value_t = 5.0)]
     pub dns_interval: f64,
 
-    /// Kubernetes service whose endpoints are workers, with the port's number or name; may be repeated, or a list with commas.
+    /// Kubernetes service whose endpoints are workers, with the port's number or name, and https:// before it for TLS; may be repeated, or a list with commas.
     #[arg(
         long = "kubernetes-service",
         env = "WARMPATH_KUBERNETES_SERVICE",
-        value_name = "NAMESPACE/NAME:PORT",
+        value_name = "[https://]NAMESPACE/NAME:PORT",
         value_delimiter = ','
     )]
     pub kubernetes_services: Vec<String>,
@@ -125,6 +126,22 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 
+    /// File of the fleet's token, which workers are shown (their own --fleet-token-file): one a line, the first is shown; read again when it changes.
+    #[arg(long, env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
+    pub fleet_token_file: Option<PathBuf>,
+
+    /// PEM file of the roots that the certificates of https:// workers must come from [default: the system's]; read again when it changes.
+    #[arg(long, env = "WARMPATH_WORKER_CA", value_name = "FILE")]
+    pub worker_ca: Option<PathBuf>,
+
+    /// PEM file of the certificate that is shown to workers that ask for one, and of those between it and a root.
+    #[arg(long, env = "WARMPATH_WORKER_CERT", value_name = "FILE", requires = "worker_key")]
+    pub worker_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's private key.
+    #[arg(long, env = "WARMPATH_WORKER_KEY", value_name = "FILE", requires = "worker_cert")]
+    pub worker_key: Option<PathBuf>,
+
     /// Seconds until a client must have sent the head of its next request; an idle connection is closed then.
     #[arg(long, env = "WARMPATH_HEAD_TIMEOUT", value_name = "SECONDS", default_value_t = 75.0)]
     pub head_timeout: f64,
@@ -140,13 +157,4 @@ pub struct Flags {
     /// Form of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-}
-
-/// Is the form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }

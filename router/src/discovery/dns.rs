@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Source, staying};
-use crate::config::{DNS_TIMEOUT, DnsName, WorkerAddress};
+use crate::config::{DNS_TIMEOUT, DnsName};
 use crate::metrics::Metrics;
 
 /// Follows a name for as long as the router runs. A name that cannot be resolved, or has no address, changes nothing.
@@ -18,7 +18,7 @@ pub(super) async fn watch(name: DnsName, pause: Duration, (source, metrics): (So
             Ok(addresses) => {
                 last_error.clear();
                 if addresses != current {
-                    let address = |address: &SocketAddr| WorkerAddress::at(*address, name.api);
+                    let address = |address: &SocketAddr| name.worker(*address);
                     source.set(addresses.iter().map(address).map(staying).collect());
                     current = addresses;
                 }

@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use warmpath_shell::files::{self, Failure};
+
 use super::{Source, staying};
-use crate::config::{WORKERS_FILE_BYTES_MAX, WORKERS_FILE_PAUSE, WorkerAddress, WorkerUrlError, worker_address};
-use crate::fleet::subscriber::chain;
+use crate::config::{WORKERS_FILE_BYTES_MAX, WorkerAddress, WorkerUrlError, worker_address};
 use crate::metrics::Metrics;
 
 /// Says why a file of workers cannot be used.
@@ -50,31 +51,27 @@ pub fn read(path: &Path) -> Result<Vec<WorkerAddress>, FileError> {
 pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Vec<WorkerAddress>, Arc<Metrics>)) {
     let mut current = first;
     source.set(current.iter().cloned().map(staying).collect());
-    let mut last_error = String::new();
-    loop {
-        tokio::time::sleep(WORKERS_FILE_PAUSE).await;
-        match read(&path) {
-            Ok(workers) => {
-                last_error.clear();
-                if workers != current {
-                    current = workers;
-                    source.set(current.iter().cloned().map(staying).collect());
-                }
-            }
-            Err(error) => {
-                metrics.discovery_failures.with_label_values(&["file"]).inc();
-                let reason = chain(&error);
-                if reason != last_error {
-                    tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stands");
-                }
-                last_error = reason;
-            }
+    let look = || {
+        let workers = read(&path)?;
+        if workers != current {
+            current = workers;
+            source.set(current.iter().cloned().map(staying).collect());
         }
-    }
+        Ok::<_, FileError>(())
+    };
+    let tell = |Failure { reason, is_new }| {
+        metrics.discovery_failures.with_label_values(&["file"]).inc();
+        if is_new {
+            tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stands");
+        }
+    };
+    files::watch(look, tell).await;
 }
 
 #[cfg(test)]
 mod tests {
+    use warmpath_shell::chain;
+
     use super::*;
 
     fn read_text(text: &str) -> Result<Vec<WorkerAddress>, FileError> {

@@ -14,10 +14,10 @@ use kube::runtime::watcher::{Config, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
 use warmpath_router_core::membership::Found;
+use warmpath_shell::chain;
 
 use super::Source;
-use crate::config::{KubernetesPort, KubernetesService, WorkerAddress, WorkerApi};
-use crate::fleet::subscriber::chain;
+use crate::config::{KubernetesPort, KubernetesService, WorkerAddress};
 use crate::metrics::Metrics;
 
 /// Is the label by which a slice says whose endpoints it lists.
@@ -65,7 +65,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
                 last_error.clear();
                 let listed = store.state();
-                source.set(listed.iter().flat_map(|slice| endpoints(slice, &service.port)).collect());
+                source.set(listed.iter().flat_map(|slice| endpoints(slice, &service)).collect());
             }
             Err(error) => {
                 metrics.discovery_failures.with_label_values(&["kubernetes"]).inc();
@@ -80,8 +80,8 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
 }
 
 /// Returns the workers that a slice lists.
-fn endpoints(slice: &EndpointSlice, port: &KubernetesPort) -> Vec<Found<WorkerAddress>> {
-    let number = match port {
+fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Found<WorkerAddress>> {
+    let number = match &service.port {
         KubernetesPort::Number(number) => Some(*number),
         KubernetesPort::Name(name) => {
             let ports = slice.ports.iter().flatten();
@@ -95,7 +95,7 @@ fn endpoints(slice: &EndpointSlice, port: &KubernetesPort) -> Vec<Found<WorkerAd
         let is_ending = endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false);
         // Every address of an endpoint is the same pod's.
         let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
-        let worker = address.map(|ip| WorkerAddress::at(SocketAddr::new(ip, number), WorkerApi::Warmpath));
+        let worker = address.map(|ip| service.worker(SocketAddr::new(ip, number)));
         found.extend(worker.map(|address| Found { address, is_ending }));
     }
     found
@@ -104,6 +104,11 @@ fn endpoints(slice: &EndpointSlice, port: &KubernetesPort) -> Vec<Found<WorkerAd
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Scheme;
+
+    fn service(port: KubernetesPort) -> KubernetesService {
+        KubernetesService { scheme: Scheme::Http, namespace: "llm".into(), name: "chat".into(), port }
+    }
 
     fn slice(json: serde_json::Value) -> EndpointSlice {
         serde_json::from_value(json).expect("a slice as the API server writes it")
@@ -122,12 +127,12 @@ mod tests {
                 {"addresses": ["10.0.0.4"]},
             ],
         }));
-        let listed = endpoints(&slice, &KubernetesPort::Name("http".into()));
+        let listed = endpoints(&slice, &service(KubernetesPort::Name("http".into())));
         let shown: Vec<_> = listed.iter().map(|found| (found.address.url.to_string(), found.is_ending)).collect();
         let expected = [("1", false), ("2", false), ("3", true), ("4", false)];
         assert_eq!(shown, expected.map(|(n, is_ending)| (format!("http://10.0.0.{n}:8081/"), is_ending)));
-        assert_eq!(endpoints(&slice, &KubernetesPort::Number(7))[0].address.url.as_str(), "http://10.0.0.1:7/");
-        assert_eq!(endpoints(&slice, &KubernetesPort::Name("other".into())), []);
+        assert_eq!(endpoints(&slice, &service(KubernetesPort::Number(7)))[0].address.url.as_str(), "http://10.0.0.1:7/");
+        assert_eq!(endpoints(&slice, &service(KubernetesPort::Name("other".into()))), []);
     }
 
     #[test]
@@ -137,7 +142,7 @@ mod tests {
             "addressType": "IPv6",
             "endpoints": [{"addresses": ["fd00::1"]}, {"addresses": ["host.example"]}],
         }));
-        let listed = endpoints(&slice, &KubernetesPort::Number(80));
+        let listed = endpoints(&slice, &service(KubernetesPort::Number(80)));
         let shown: Vec<_> = listed.iter().map(|found| found.address.url.as_str()).collect();
         assert_eq!(shown, ["http://[fd00::1]/"]);
     }

@@ -14,6 +14,7 @@ use url::Url;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::membership::{Change, Membership};
 
+use super::client::WorkerClient;
 use super::indexer::{BlockReport, BlockView};
 use super::stock::Stock;
 use super::subscriber::{Closed, Outbox};
@@ -25,6 +26,8 @@ use crate::discovery::Discovered;
 pub struct Member {
     /// Is its URL, without a path.
     pub url: Url,
+    /// Connects to it.
+    pub client: WorkerClient,
     /// Is the stock server that it is; absent for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
     /// Is what is published of its blocks.
@@ -34,9 +37,10 @@ pub struct Member {
 }
 
 impl Member {
-    pub(super) fn new(address: &WorkerAddress) -> Arc<Self> {
+    fn new(address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
         Arc::new(Self {
             url: address.url.clone(),
+            client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             blocks: BlockView::default(),
             heard_ms: AtomicU64::new(0),
@@ -117,13 +121,13 @@ impl Keeper {
     }
 
     async fn join(&mut self, worker: WorkerIdx, address: &WorkerAddress) -> Result<(), Closed> {
-        let member = Member::new(address);
+        let member = Member::new(address, self.fleet.clients.of(address));
         self.fleet.seat(worker, &member);
         self.outbox.tell(Report::Joined { worker }).await?;
-        let (fleet, outbox, timeout) = (Arc::clone(&self.fleet), self.outbox.clone(), self.config.connect_timeout);
+        let (fleet, outbox) = (Arc::clone(&self.fleet), self.outbox.clone());
         let follower = match &member.stock {
-            Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), (timeout, outbox))),
-            None => tokio::spawn(subscriber::follow(fleet, worker, timeout, outbox)),
+            Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), outbox)),
+            None => tokio::spawn(subscriber::follow(fleet, worker, outbox)),
         };
         self.followers.insert(worker, Follower(follower));
         Ok(())

@@ -10,22 +10,22 @@ mod visit;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::stock::{Counts, Declared, Footing, MemoryLimits, News, StockServer, place};
+use warmpath_shell::chain;
 
 use self::probe::{Probe, ProbeError};
 pub use self::visit::Visit;
 use super::given::Given;
 use super::indexer::BlockReport;
 use super::members::Member;
-use super::subscriber::{Closed, Outbox, chain};
+use super::subscriber::{Closed, Outbox};
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, Report};
+use super::{Fleet, Report, Trouble};
 use crate::config::STOCK_POLL;
 
 /// Is a stock server, shared by its follower and the requests at it.
@@ -140,10 +140,10 @@ pub async fn follow(
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     stock: Arc<Stock>,
-    (connect_timeout, outbox): (Duration, Outbox),
+    outbox: Outbox,
 ) {
     let member = fleet.member(worker);
-    let probe = Probe::new(member.url.clone(), connect_timeout);
+    let probe = Probe::new(member.client.clone());
     let follower = Follower { fleet, worker, member, stock, outbox };
     let mut last_label = "";
     loop {
@@ -155,7 +155,7 @@ pub async fn follow(
             tracing::warn!(worker = %follower.member.url, reason = %chain(&error), "stock server cannot be used");
         }
         last_label = error.label();
-        if follower.lost().await.is_err() {
+        if follower.lost(&error).await.is_err() {
             return;
         }
         tokio::time::sleep(STOCK_POLL).await;
@@ -223,10 +223,11 @@ impl Follower {
         Ok(())
     }
 
-    async fn lost(&self) -> Result<(), Closed> {
+    async fn lost(&self, error: &ProbeError) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();
         self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
-        self.outbox.tell(Report::Unreachable { worker }).await
+        let trouble = Trouble { is_refusal: false, reason: chain(error).into() };
+        self.outbox.tell(Report::Unreachable { worker, trouble }).await
     }
 }

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use futures::{StreamExt, TryStreamExt};
-use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
@@ -19,10 +20,12 @@ use warmpath_common::summary::{
 };
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
+use warmpath_shell::chain;
 
+use super::client::CallError;
 use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
-use super::{Fleet, Report};
+use super::{Fleet, Report, Trouble};
 use crate::config::{
     RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX,
     SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
@@ -31,8 +34,10 @@ use crate::config::{
 /// Says why a stream ended or could not be opened.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
-    #[error("no connection")]
-    Connect(#[source] reqwest::Error),
+    #[error(transparent)]
+    Connect(#[from] CallError),
+    #[error("the worker does not let this router in: it wants another fleet token (--fleet-token-file)")]
+    Refused,
     #[error("the worker answered {status}")]
     Status { status: u16 },
     #[error("the worker answered with another content type")]
@@ -59,7 +64,9 @@ impl StreamError {
     /// Returns a short name for metrics.
     fn label(&self) -> &'static str {
         match self {
+            Self::Connect(error) if error.is_tls() => "tls",
             Self::Connect(_) => "connect",
+            Self::Refused => "refused",
             Self::Status { .. } => "status",
             Self::ContentType => "content_type",
             Self::Broken(error) if error.kind() == std::io::ErrorKind::InvalidData => "frame_too_long",
@@ -86,7 +93,7 @@ impl StreamError {
 
     /// Returns whether the worker itself cannot be used, as far as one can see from here.
     fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Status { .. } | Self::ContentType | Self::Idle)
+        matches!(self, Self::Connect(_) | Self::Refused | Self::Status { .. } | Self::ContentType | Self::Idle)
     }
 }
 
@@ -113,19 +120,18 @@ impl Outbox {
 }
 
 /// Follows one worker for as long as it is in the fleet.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, connect_timeout: Duration, outbox: Outbox) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, outbox: Outbox) {
     let member = fleet.member(worker);
-    let url = endpoint(&member.url, STREAM_PATH);
+    let url = member.client.url(STREAM_PATH);
     let distrusts = member.blocks.distrusts();
     let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
     let mut subscriber = Subscriber { fleet, worker, member, outbox, distrusts, follower };
-    let client = client(connect_timeout);
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
     loop {
         let opened = Instant::now();
         let after = subscriber.follower.open();
-        let Err(error) = subscriber.read(client.get(behind(&url, after))).await else { return };
+        let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
         fleet.metrics.resyncs.with_label_values(&[error.label()]).inc();
         // A worker that is down is tried every second; it is said once.
@@ -153,35 +159,6 @@ fn behind(url: &Url, after: Option<Stamp>) -> Url {
     url
 }
 
-/// Returns a client for the workers' internal endpoints: no proxy, no redirects.
-pub(super) fn client(connect_timeout: Duration) -> reqwest::Client {
-    reqwest::Client::builder()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(connect_timeout)
-        .build()
-        .expect("a client without TLS has nothing to fail on")
-}
-
-/// Returns the URL of one of a worker's endpoints.
-pub(crate) fn endpoint(base: &Url, path: &str) -> Url {
-    let mut url = base.clone();
-    url.set_path(path);
-    url
-}
-
-/// Returns an error's text with those of its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 struct Subscriber {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
@@ -200,7 +177,8 @@ impl Subscriber {
         }
         if error.is_unreachable() {
             self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
-            self.outbox.tell(Report::Unreachable { worker }).await
+            let trouble = Trouble { is_refusal: matches!(error, StreamError::Refused), reason: chain(error).into() };
+            self.outbox.tell(Report::Unreachable { worker, trouble }).await
         } else {
             self.outbox.tell_blocks(BlockReport::Lost { worker }).await?;
             self.outbox.tell(Report::Lost { worker }).await
@@ -208,16 +186,18 @@ impl Subscriber {
     }
 
     /// Reads one stream to its end; `Ok` means that the router ends.
-    async fn read(&mut self, request: reqwest::RequestBuilder) -> Result<(), StreamError> {
-        let response = tokio::time::timeout(SUMMARY_IDLE_MAX, request.send()).await;
-        let response = response.map_err(|_| StreamError::Idle)?.map_err(StreamError::Connect)?;
-        if response.status() != reqwest::StatusCode::OK {
-            return Err(StreamError::Status { status: response.status().as_u16() });
+    async fn read(&mut self, url: &Url) -> Result<(), StreamError> {
+        let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.member.client.get(url)).await;
+        let response = response.map_err(|_| StreamError::Idle)??;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED => return Err(StreamError::Refused),
+            status => return Err(StreamError::Status { status: status.as_u16() }),
         }
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
             return Err(StreamError::ContentType);
         }
-        let bytes = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
+        let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
         let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
         let mut frames = FramedRead::new(bytes, codec);
         let mut gate = FloodGate::new();

@@ -19,7 +19,7 @@ use warmpath_router_core::stock::{Declared, Footing};
 
 use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, Report};
+use super::{Fleet, Report, Trouble};
 
 /// Is the most reports that are applied before the view is published.
 const BATCH_MAX: usize = 256;
@@ -69,7 +69,7 @@ impl Tracker {
             Report::Resumed { worker } => self.resumed(worker),
             Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
             Report::Lost { worker } => self.lost(worker),
-            Report::Unreachable { worker } => self.unreachable(worker),
+            Report::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
             Report::Vocabulary => self.models_changed = true,
         }
     }
@@ -83,6 +83,7 @@ impl Tracker {
             model: None,
             load: Load::default(),
             link: Link::Connecting,
+            trouble: None,
             excluded: None,
             n_blocks: 0,
             stock: member.stock.as_ref().map(|_| Footing::Load),
@@ -114,8 +115,8 @@ impl Tracker {
     }
 
     fn resumed(&mut self, worker: WorkerIdx) {
-        if let Some(tracked) = self.workers.get_mut(&worker) {
-            tracked.view_mut().link = Link::Live;
+        if let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) {
+            (view.link, view.trouble) = (Link::Live, None);
         }
     }
 
@@ -130,7 +131,7 @@ impl Tracker {
         }
         view.uid = Some(stamp.worker_uid);
         view.load = opening.load;
-        view.link = Link::Live;
+        (view.link, view.trouble) = (Link::Live, None);
         let name = view.name.clone();
         let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
         self.models_changed |= !same_model || !same_life || was != Link::Live;
@@ -158,20 +159,29 @@ impl Tracker {
             Link::Live => view.link = Link::Stale { since },
             // It answers, but nothing that could be understood.
             Link::Connecting => view.link = Link::Down { since },
-            Link::Stale { .. } | Link::Down { .. } => {}
+            Link::Stale { .. } | Link::Down { .. } | Link::Refused { .. } => {}
         }
     }
 
     /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
-    fn unreachable(&mut self, worker: WorkerIdx) {
+    fn unreachable(&mut self, worker: WorkerIdx, trouble: Trouble) {
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
-        if matches!(view.link, Link::Down { .. }) {
+        let Trouble { is_refusal, reason } = trouble;
+        let since = Instant::now();
+        let (link, was) = (if is_refusal { Link::Refused { since } } else { Link::Down { since } }, view.link);
+        view.trouble = Some(reason);
+        if std::mem::discriminant(&was) == std::mem::discriminant(&link) {
             return;
         }
-        view.link = Link::Down { since: Instant::now() };
+        view.link = link;
         view.load = Load::default();
         view.n_blocks = 0;
-        tracing::warn!(worker = %view.name, "worker cannot be reached");
+        let reason = view.trouble.as_deref();
+        if is_refusal {
+            tracing::error!(worker = %view.name, reason, "worker refuses this router");
+        } else {
+            tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
+        }
         self.models_changed = true;
     }
 
@@ -188,7 +198,7 @@ impl Tracker {
     fn settle(&mut self) {
         self.stock.place(&self.fleet, self.workers.values_mut().map(|tracked| &mut tracked.view).collect());
         let vocabularies = self.fleet.vocabularies();
-        let is_there = |view: &WorkerView| !matches!(view.link, Link::Down { .. });
+        let is_there = |view: &WorkerView| view.link.is_there();
         let views: Vec<_> = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         let models: Vec<_> = views.iter().map(|view| view.model.as_deref().filter(|_| is_there(view))).collect();
         let mut verdicts = agreement::settle(&models);
@@ -219,7 +229,7 @@ impl Tracker {
 impl Tracker {
     fn found(&mut self, worker: WorkerIdx, declared: Declared) {
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
-        view.link = Link::Live;
+        (view.link, view.trouble) = (Link::Live, None);
         tracing::info!(worker = %view.name, names = ?declared.names, slots = declared.n_slots, "stock server is found");
         self.stock.found(worker, declared);
         self.models_changed = true;

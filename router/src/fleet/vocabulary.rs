@@ -19,8 +19,9 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router_core::agreement::Disagreement;
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::stock::text::is_text;
+use warmpath_shell::chain;
 
-use super::subscriber::{chain, client, endpoint};
+use super::client::{CallError, WorkerClient};
 use super::{Fleet, Report};
 use crate::config::{
     VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
@@ -119,7 +120,15 @@ enum FetchError {
     Fetch {
         url: String,
         #[source]
-        source: reqwest::Error,
+        source: CallError,
+    },
+    #[error("{url} was answered with {status}")]
+    Status { url: String, status: u16 },
+    #[error("{url} broke off")]
+    Broken {
+        url: String,
+        #[source]
+        source: axum::Error,
     },
     #[error("{url} did not arrive within {} s", VOCABULARY_TIMEOUT.as_secs())]
     Timeout { url: String },
@@ -159,8 +168,7 @@ struct Retry {
 }
 
 /// Keeps the vocabularies for as long as the router runs.
-pub async fn fetch(fleet: Arc<Fleet>, connect_timeout: Duration, reports: mpsc::Sender<Report>) {
-    let client = client(connect_timeout);
+pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
     let mut retries: HashMap<VocabularyKey, Retry> = HashMap::new();
     loop {
         let wanted = wanted(&fleet, &fleet.view());
@@ -180,7 +188,7 @@ pub async fn fetch(fleet: Arc<Fleet>, connect_timeout: Duration, reports: mpsc::
             }
             continue;
         };
-        let state = settle(&fleet, &client, key, &mut retries).await;
+        let state = settle(&fleet, key, &mut retries).await;
         fleet.metrics.vocabularies.with_label_values(&[state.label()]).inc();
         publish(&fleet, key, state);
         if reports.send(Report::Vocabulary).await.is_err() {
@@ -192,11 +200,10 @@ pub async fn fetch(fleet: Arc<Fleet>, connect_timeout: Duration, reports: mpsc::
 /// Tries once to have a vocabulary.
 async fn settle(
     fleet: &Fleet,
-    client: &reqwest::Client,
     key: VocabularyKey,
     retries: &mut HashMap<VocabularyKey, Retry>,
 ) -> VocabularyState {
-    match obtain(fleet, client, key).await {
+    match obtain(fleet, key).await {
         Ok(state) => {
             // Workers may be put right, under the same model.
             match state.disagreement() {
@@ -219,14 +226,15 @@ async fn settle(
     }
 }
 
-async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> Result<VocabularyState, FetchError> {
+async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, FetchError> {
     let is_loaded = |state: &&VocabularyState| matches!(state, VocabularyState::Ready(_));
     if fleet.vocabularies().values().filter(is_loaded).count() >= VOCABULARIES_MAX {
         return Err(FetchError::TooMany);
     }
     let view = fleet.view();
     let has_it = |worker: &&Arc<WorkerView>| {
-        !matches!(worker.link, Link::Down { .. } | Link::Connecting)
+        worker.link.is_there()
+            && worker.link != Link::Connecting
             && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
     };
@@ -235,8 +243,9 @@ async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> 
     let nth = rand::random_range(0..sources.len().max(1));
     let worker = sources.get(nth).ok_or(FetchError::NoWorker)?;
     let model = worker.model.as_deref().ok_or(FetchError::NoWorker)?;
-    let url = endpoint(&fleet.member(worker.idx).url, VOCABULARY_PATH);
-    let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(client, &url))
+    let client = fleet.member(worker.idx).client.clone();
+    let url = client.url(VOCABULARY_PATH);
+    let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(&client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
     let path = file.path().to_owned();
@@ -247,15 +256,18 @@ async fn obtain(fleet: &Fleet, client: &reqwest::Client, key: VocabularyKey) -> 
 }
 
 /// Fetches `url` into a temporary file that goes when it is dropped.
-async fn download(client: &reqwest::Client, url: &url::Url) -> Result<tempfile::NamedTempFile, FetchError> {
+async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::NamedTempFile, FetchError> {
     let fetch = |source| FetchError::Fetch { url: url.to_string(), source };
     let keep = |source| FetchError::Keep { url: url.to_string(), source };
-    let response = client.get(url.clone()).send().await.and_then(reqwest::Response::error_for_status).map_err(fetch)?;
+    let response = client.get(url).await.map_err(fetch)?;
+    if !response.status().is_success() {
+        return Err(FetchError::Status { url: url.to_string(), status: response.status().as_u16() });
+    }
     let mut file = tempfile::Builder::new().prefix("warmpath-vocabulary-").suffix(".gguf").tempfile().map_err(keep)?;
     let mut n_bytes = 0;
-    let mut chunks = response.bytes_stream();
+    let mut chunks = response.into_body().into_data_stream();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(fetch)?;
+        let chunk = chunk.map_err(|source| FetchError::Broken { url: url.to_string(), source })?;
         n_bytes += chunk.len();
         if n_bytes > VOCABULARY_BYTES_MAX {
             return Err(FetchError::TooLong { url: url.to_string() });

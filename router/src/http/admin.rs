@@ -14,7 +14,7 @@ use warmpath_router_core::fleet::{Link, WorkerView};
 use super::state::App;
 
 /// Lists every state that a worker can be in, so that each has its metric from the start.
-const STATES: &[&str] = &["ready", "connecting", "down", "stale", "excluded", "draining", "leaving", "failing"];
+const STATES: &[&str] = &["ready", "connecting", "down", "refused", "stale", "excluded", "draining", "leaving", "failing"];
 
 /// Answers with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
@@ -52,7 +52,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     drop(books);
     let stale = match worker.link {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Link::Connecting | Link::Live | Link::Down { .. } => None,
+        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } => None,
     };
     let member = app.fleet.member(worker.idx);
     let blocks = &member.blocks;
@@ -61,6 +61,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "uid": worker.uid,
         "mode": mode(worker),
         "state": state(app, worker),
+        "trouble": worker.trouble.as_deref(),
         "excluded": worker.excluded.as_ref().map(ToString::to_string),
         "stale_seconds": stale,
         "age_seconds": app.fleet.age(&member).map(|age| age.as_secs_f64()),

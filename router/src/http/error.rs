@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::json;
 use warmpath_common::dialects::anthropic;
-use warmpath_common::ids::RequestId;
 use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
 use crate::prompt::Shape;
@@ -67,25 +67,6 @@ pub fn failed_stream_event(message: &str, shape: Shape, n_events: u32) -> String
             format!("data: {body}\n\n")
         }
     }
-}
-
-/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
-#[derive(Debug, Clone)]
-struct Refused {
-    message: String,
-}
-
-/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
-pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
-    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
-    let status = response.status().as_u16();
-    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
-    let body = serde_json::to_vec(&body).expect("strings have a JSON form");
-    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
-    *response.status_mut() = own;
-    response.headers_mut().remove(header::CONTENT_LENGTH);
-    *response.body_mut() = body.into();
-    response
 }
 
 fn status(class: Class) -> StatusCode {

@@ -11,7 +11,6 @@ use warmpath_router_core::retry::RetryBudget;
 use crate::config::RequestConfig;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
-use crate::fleet::members::Member;
 use crate::keys::{Key, KeyPlace, Keys};
 use crate::lifecycle::turn::Turns;
 use crate::metrics::Metrics;
@@ -26,10 +25,6 @@ pub struct App {
     pub requests: Arc<RequestConfig>,
     /// Is the metrics.
     pub metrics: Arc<Metrics>,
-    /// Connects to Warmpath workers.
-    client: reqwest::Client,
-    /// Connects to stock servers.
-    stock_client: reqwest::Client,
     /// Bounds the work before a choice.
     pub preparing: Arc<Preparing>,
     /// Is when the router started. Units: seconds since 1970.
@@ -62,22 +57,9 @@ impl Drop for Place {
 impl App {
     /// Returns the state of a router that has answered nothing.
     pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, (keys, metrics): (Option<Arc<Keys>>, Arc<Metrics>)) -> Self {
-        let client = |idle_max| {
-            reqwest::Client::builder()
-                .no_proxy()
-                .redirect(reqwest::redirect::Policy::none())
-                .connect_timeout(requests.connect_timeout)
-                .pool_max_idle_per_host(idle_max)
-                .tcp_nodelay(true)
-                .build()
-                .expect("a client without TLS has nothing to fail on")
-        };
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             fleet,
-            client: client(usize::MAX),
-            // A connection for each request: llama-server ends one after 5 s or 100 requests, and what is sent just then is lost.
-            stock_client: client(0),
             preparing: Arc::default(),
             started_s: started.as_secs(),
             turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
@@ -89,11 +71,6 @@ impl App {
             requests: Arc::new(requests),
             metrics,
         }
-    }
-
-    /// Returns what connects to a worker.
-    pub fn client_for(&self, worker: &Member) -> &reqwest::Client {
-        if worker.stock.is_some() { &self.stock_client } else { &self.client }
     }
 
     /// Returns a place for one more request of a key, where keys are asked for.

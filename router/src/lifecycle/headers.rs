@@ -7,6 +7,7 @@ use std::str::FromStr;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use url::Url;
 use warmpath_common::headers;
+use warmpath_shell::bearer;
 
 use super::{Arrival, Choice};
 
@@ -54,9 +55,10 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     OURS.iter().for_each(|name| drop(headers.remove(*name)));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
     if choice.booking.is_visit() {
-        // A stock server knows no hints.
+        // A stock server knows no hints, and may want a key of its own.
         return headers;
     }
+    bearer::strip(&mut headers);
     if let Some(slot) = choice.decision.slot {
         set(&mut headers, headers::SLOT, &slot.to_string());
     }

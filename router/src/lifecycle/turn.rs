@@ -15,12 +15,10 @@ use tokio::sync::Notify;
 use warmpath_common::model::Fingerprint;
 use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fair_queue::{Entrant, FairQueue, TenantKey, WaiterId};
+use warmpath_shell::bearer;
 
 use crate::config::QUEUE_POLL;
 use crate::metrics::Metrics;
-
-/// Is the header in which Anthropic's clients send their key.
-pub const API_KEY: &str = "x-api-key";
 
 /// Is the line of each model, for which nobody waits at most times.
 pub struct Turns {
@@ -94,7 +92,7 @@ impl Turns {
         if let Some(tenant) = tenant {
             return TenantKey(self.hasher.hash_one(tenant));
         }
-        let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(API_KEY));
+        let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(bearer::API_KEY));
         TenantKey(self.hasher.hash_one(key.map(|value| value.as_bytes())))
     }
 

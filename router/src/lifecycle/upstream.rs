@@ -12,20 +12,19 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use url::Url;
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::retry::Failure;
 
 use super::early::Comments;
 use super::{Arrival, Choice, headers};
 use crate::config::{RequestConfig, WHOLE_ANSWER_BYTES_MAX};
-use crate::fleet::subscriber::endpoint;
+use crate::fleet::client::CallError;
+use crate::fleet::members::Member;
 
 /// Is the way to one worker.
 pub(super) struct Upstream<'a> {
-    pub(super) client: &'a reqwest::Client,
+    pub(super) member: &'a Member,
     pub(super) limits: &'a RequestConfig,
-    pub(super) base: &'a Url,
     pub(super) comments: &'a Comments,
 }
 
@@ -104,16 +103,18 @@ impl From<Failure> for AttemptError {
 impl Upstream<'_> {
     /// Sends the request and waits until there is something to show.
     pub(super) async fn attempt(&self, arrival: &Arrival, choice: &Choice) -> Result<Answer, AttemptError> {
-        let request = self
-            .client
-            .request(arrival.method.clone(), endpoint(self.base, &arrival.path))
-            .headers(headers::to_worker(arrival, choice))
-            .body(arrival.body.clone());
-        let response = tokio::time::timeout(self.limits.response_timeout, request.send()).await;
+        let client = &self.member.client;
+        let url = client.url(&arrival.path);
+        let target = (arrival.method.clone(), &url);
+        let call = client.call(target, headers::to_worker(arrival, choice), arrival.body.clone());
+        let response = tokio::time::timeout(self.limits.response_timeout, call).await;
         let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
-        let head = Head { status: response.status(), headers: response.headers().clone() };
-        let mut pieces = pieces(response, self.limits.idle_timeout);
+        let (parts, body) = response.into_parts();
+        let head = Head { status: parts.status, headers: parts.headers };
+        let mut pieces = pieces(body, self.limits.idle_timeout);
         let refused = match head.status {
+            // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's.
+            StatusCode::UNAUTHORIZED if self.member.stock.is_none() => return Err(Failure::Refused.into()),
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
             status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
@@ -137,21 +138,15 @@ impl Upstream<'_> {
     }
 }
 
-fn failure(error: &reqwest::Error) -> Failure {
-    if error.is_connect() {
-        Failure::Connect
-    } else if error.is_timeout() {
-        Failure::Timeout
-    } else {
-        Failure::Broken
-    }
+fn failure(error: &CallError) -> Failure {
+    if error.is_connect() { Failure::Connect } else { Failure::Broken }
 }
 
-fn pieces(response: reqwest::Response, idle_timeout: Duration) -> Pieces {
-    let body = response.bytes_stream();
+fn pieces(body: Body, idle_timeout: Duration) -> Pieces {
+    let body = body.into_data_stream();
     futures::stream::unfold(body, move |mut body| async move {
         match tokio::time::timeout(idle_timeout, body.next()).await {
-            Ok(Some(piece)) => Some((piece.map_err(|error| failure(&error)), body)),
+            Ok(Some(piece)) => Some((piece.map_err(|_| Failure::Broken), body)),
             Ok(None) => None,
             Err(_) => Some((Err(Failure::Timeout), body)),
         }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt;
@@ -60,6 +61,8 @@ pub struct Seen {
 pub struct Script {
     pub snapshot: Snapshot,
     pub behaviour: Behaviour,
+    /// Is the token that every request must present; absent where none is asked for.
+    pub token: Option<String>,
     /// Says whether the vocabulary can be fetched.
     pub has_vocabulary: bool,
     /// Says whether heartbeats are sent.
@@ -76,6 +79,8 @@ pub const RING: RingLimits = RingLimits { updates_max: 1000, bytes_max: 1 << 20 
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// Lists every path that was asked for, with the headers, those that were refused among them.
+    asked: Mutex<Vec<(String, HeaderMap)>>,
     /// Carries the bytes of updates to every stream; no bytes end it.
     updates: broadcast::Sender<Bytes>,
     n_streams: AtomicUsize,
@@ -97,6 +102,7 @@ impl FakeWorker {
         let script = Script {
             snapshot,
             behaviour: Behaviour::Answer,
+            token: None,
             has_vocabulary: true,
             has_heartbeat: true,
             raw_stream: None,
@@ -105,6 +111,7 @@ impl FakeWorker {
         let shared = Arc::new(Shared {
             script: Mutex::new(script),
             seen: Mutex::default(),
+            asked: Mutex::default(),
             updates: broadcast::channel(100_000).0,
             n_streams: AtomicUsize::new(0),
             n_left: AtomicUsize::new(0),
@@ -203,6 +210,11 @@ impl FakeWorker {
 
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.seen.lock().expect("no test panics here").clone()
+    }
+
+    /// Returns every path that was asked for, with the headers.
+    pub fn asked(&self) -> Vec<(String, HeaderMap)> {
+        self.shared.asked.lock().expect("no test panics here").clone()
     }
 
     /// Returns how many summary streams were opened.
@@ -316,7 +328,19 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages/count_tokens", post(answer))
         .route("/v1/responses", post(answer))
         .route("/tokenize", post(answer))
+        .layer(from_fn_with_state(Arc::clone(&shared), guard))
         .with_state(shared)
+}
+
+async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let wanted = shared.script.lock().expect("no test panics here").token.clone();
+    let asked = (request.uri().path().to_owned(), request.headers().clone());
+    shared.asked.lock().expect("no test panics here").push(asked);
+    let shown = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    if wanted.is_some_and(|token| shown != Some(&format!("Bearer {token}"))) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    next.run(request).await
 }
 
 /// Is what a router asks a stream for.

@@ -5,17 +5,28 @@ use std::path::Path;
 use super::Finding;
 
 /// Lists what each crate of the tree may use of the others; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
     ("warmpath-prompt", &["warmpath-common", "warmpath-gguf", "warmpath-llama-chat"]),
     ("warmpath-router-core", &["warmpath-common"]),
-    ("warmpath-router", &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core"]),
+    ("warmpath-shell", &["warmpath-common"]),
+    (
+        "warmpath-router",
+        &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core", "warmpath-shell"],
+    ),
     ("warmpath-worker-core", &["warmpath-common"]),
     (
         "warmpath-worker",
-        &["warmpath-common", "warmpath-gguf", "warmpath-llama-chat", "warmpath-prompt", "warmpath-worker-core"],
+        &[
+            "warmpath-common",
+            "warmpath-gguf",
+            "warmpath-llama-chat",
+            "warmpath-prompt",
+            "warmpath-shell",
+            "warmpath-worker-core",
+        ],
     ),
     (
         "warmpath-bench",

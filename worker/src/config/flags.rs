@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
+use warmpath_shell::log::LogFormat;
 
 use super::generation::GenerationFlags;
 
@@ -190,6 +191,22 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
     pub body_max: usize,
 
+    /// File of tokens of which every request must present one, but those for health and metrics: one a line, of 32 characters or more; read again when it changes. Routers have it as --fleet-token-file.
+    #[arg(long, visible_alias = "api-key-file", env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
+    pub fleet_token_file: Option<PathBuf>,
+
+    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it changes.
+    #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's private key.
+    #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// PEM file of the roots of the certificates that routers and other clients must show; without it they need none.
+    #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
@@ -229,15 +246,6 @@ pub enum Pooling {
     Last,
     /// A score.
     Rank,
-}
-
-/// Is the form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// Is a type of the KV cache, as llama-server names it.

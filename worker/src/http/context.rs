@@ -14,8 +14,8 @@ use axum::response::Response;
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_shell::dialect_errors::as_anthropic;
 
-use super::error;
 use super::state::App;
 
 /// Is what a request's headers say.
@@ -74,7 +74,7 @@ pub async fn around(State(app): State<App>, mut request: Request, next: Next) ->
     let is_anthropic = anthropic::is_path(request.uri().path());
     let mut response = next.run(request).await;
     if is_anthropic {
-        response = error::as_anthropic(response, &context.id);
+        response = as_anthropic(response, &context.id);
     }
 
     let endpoint = path.as_deref().unwrap_or("none");

@@ -5,9 +5,8 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use warmpath_common::dialects::anthropic;
-use warmpath_common::ids::RequestId;
 use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
+use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
 
@@ -23,6 +22,7 @@ const RETRY_UNAVAILABLE_S: u32 = 5;
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
         Class::Client | Class::NotFound | Class::Method | Class::TooLong => "invalid_request_error",
+        Class::Unauthorized => "authentication_error",
         Class::NotSupported => "not_supported_error",
         Class::Overload => "rate_limit_error",
         Class::Unavailable => "unavailable_error",
@@ -37,13 +37,6 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     };
     let (message, kind) = (error.to_string(), kind.to_owned());
     ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
-}
-
-/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
-#[derive(Debug, Clone)]
-pub struct Refused {
-    /// Says what was wrong, for a person.
-    pub message: String,
 }
 
 /// Logs what the client is not told.
@@ -63,6 +56,7 @@ pub fn status_of(error: &RequestError) -> u16 {
 fn status(class: Class) -> StatusCode {
     match class {
         Class::Client => StatusCode::BAD_REQUEST,
+        Class::Unauthorized => StatusCode::UNAUTHORIZED,
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
@@ -90,17 +84,4 @@ impl IntoResponse for RequestError {
         }
         response
     }
-}
-
-/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
-pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
-    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
-    let status = response.status().as_u16();
-    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
-    let body = serde_json::to_vec(&body).expect("strings have a JSON form");
-    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
-    *response.status_mut() = own;
-    response.headers_mut().remove(header::CONTENT_LENGTH);
-    *response.body_mut() = body.into();
-    response
 }

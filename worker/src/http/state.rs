@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use tokio::sync::watch;
+use warmpath_shell::fleet_token::FleetTokens;
 
 use crate::engine::EngineError;
 use crate::error::RequestError;
@@ -23,6 +24,8 @@ pub struct App {
     pub body_bytes_max: usize,
     /// Is the folder for the state of slots, where clients may save it.
     pub slot_save_path: Option<PathBuf>,
+    /// Is the tokens of which a request must present one; absent where everybody may ask.
+    pub tokens: Option<Arc<FleetTokens>>,
     /// Counts what happens.
     pub metrics: Arc<Metrics>,
 }

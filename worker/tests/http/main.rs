@@ -2,6 +2,7 @@
 //!
 //! Not here: whether the tokens are right (the engine's own tests), several workers (`warmpath-tests`).
 
+mod access;
 mod adapters;
 mod answers;
 mod bad_input;

@@ -2,15 +2,16 @@
 {{- define "warmpath.discoveryArgs" -}}
 {{- $kind := .Values.router.discovery.kind }}
 {{- $port := include "warmpath.workerPort" . }}
+{{- $tls := ternary "https://" "" .Values.internalTLS.enabled }}
 {{- range (include "warmpath.pools" . | fromYaml).pools }}
 {{- $pool := . }}
 {{- if eq $kind "kubernetes" }}
-- --kubernetes-service={{ $.Release.Namespace }}/{{ .fullname }}:{{ $port }}
+- --kubernetes-service={{ $tls }}{{ $.Release.Namespace }}/{{ .fullname }}:{{ $port }}
 {{- else if eq $kind "dns" }}
-- --worker-dns={{ .fullname }}:{{ $port }}
+- --worker-dns={{ $tls }}{{ .fullname }}{{ if $tls }}.{{ $.Release.Namespace }}.svc{{ end }}:{{ $port }}
 {{- else }}
 {{- range until (int (ternary .autoscaling.maxReplicas .replicas .autoscaled)) }}
-- --worker=http://{{ $pool.fullname }}-{{ . }}.{{ $pool.fullname }}:{{ $port }}
+- --worker={{ default "http://" $tls }}{{ $pool.fullname }}-{{ . }}.{{ $pool.fullname }}{{ if $tls }}.{{ $.Release.Namespace }}.svc{{ end }}:{{ $port }}
 {{- end }}
 {{- end }}
 {{- end }}

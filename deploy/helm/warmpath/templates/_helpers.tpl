@@ -105,6 +105,17 @@ warmpath/pool: {{ .name | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the workers' certificate; fails where there is none. */}}
+{{- define "warmpath.workerTLSSecret" -}}
+{{- with .Values.internalTLS -}}
+{{- if .certManager.enabled -}}
+{{- printf "%s-worker-tls" (include "warmpath.fullname" $) -}}
+{{- else -}}
+{{- required "internalTLS: set existingSecret, or certManager.enabled" .existingSecret -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The port that workers serve on. */}}
 {{- define "warmpath.workerPort" -}}8081{{- end -}}
 

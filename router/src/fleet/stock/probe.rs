@@ -4,16 +4,13 @@
 //! OpenAI-like server has; what llama-server and vLLM say beyond that (`/health`, `/props`, `/slots`, `/metrics`) is used
 //! where it is there. Answers are bounded in time and size, and what makes no sense counts as absent.
 
-use std::time::Duration;
-
 use futures::StreamExt;
 use serde_json::Value;
-use url::Url;
 use warmpath_router_core::agreement::{NAME_BYTES_MAX, NAMES_MAX};
 use warmpath_router_core::stock::{Declared, Pulse};
 
 use crate::config::{STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_SLOTS_DEFAULT};
-use crate::fleet::subscriber::endpoint;
+use crate::fleet::client::{CallError, WorkerClient};
 
 const MODELS: &str = "/v1/models";
 const HEALTH: &str = "/health";
@@ -36,7 +33,13 @@ pub(super) enum ProbeError {
     Fetch {
         path: &'static str,
         #[source]
-        source: reqwest::Error,
+        source: CallError,
+    },
+    #[error("{path} broke off")]
+    Broken {
+        path: &'static str,
+        #[source]
+        source: axum::Error,
     },
     #[error("{path} did not come within {} s", STOCK_ANSWER_TIMEOUT.as_secs())]
     Timeout { path: &'static str },
@@ -52,7 +55,9 @@ impl ProbeError {
     /// Returns a short name for metrics.
     pub(super) fn label(&self) -> &'static str {
         match self {
+            Self::Fetch { source, .. } if source.is_tls() => "tls",
             Self::Fetch { .. } => "connect",
+            Self::Broken { .. } => "broken",
             Self::Timeout { .. } => "timeout",
             Self::Status { .. } => "status",
             Self::TooLong { .. } => "too_long",
@@ -75,22 +80,13 @@ pub(super) struct Ways {
 
 /// Asks one server.
 pub(super) struct Probe {
-    client: reqwest::Client,
-    base: Url,
+    client: WorkerClient,
 }
 
 impl Probe {
-    /// Returns the probe of the server at `base`.
-    pub(super) fn new(base: Url, connect_timeout: Duration) -> Self {
-        // llama-server ends a connection after 5 s or 100 requests, and one that ends just then fails the request.
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(connect_timeout)
-            .pool_max_idle_per_host(0)
-            .build()
-            .expect("a client without TLS has nothing to fail on");
-        Self { client, base }
+    /// Returns the probe of the server to which `client` connects.
+    pub(super) fn new(client: WorkerClient) -> Self {
+        Self { client }
     }
 
     /// Returns what the server serves and where it tells how it is.
@@ -143,14 +139,14 @@ impl Probe {
 
     async fn fetch(&self, path: &'static str) -> Result<Vec<u8>, ProbeError> {
         let failed = |source| ProbeError::Fetch { path, source };
-        let response = self.client.get(endpoint(&self.base, path)).send().await.map_err(failed)?;
+        let response = self.client.get(&self.client.url(path)).await.map_err(failed)?;
         if !response.status().is_success() {
             return Err(ProbeError::Status { path, status: response.status().as_u16() });
         }
         let mut body = Vec::new();
-        let mut pieces = response.bytes_stream();
+        let mut pieces = response.into_body().into_data_stream();
         while let Some(piece) = pieces.next().await {
-            body.extend_from_slice(&piece.map_err(failed)?);
+            body.extend_from_slice(&piece.map_err(|source| ProbeError::Broken { path, source })?);
             if body.len() > STOCK_ANSWER_BYTES_MAX {
                 return Err(ProbeError::TooLong { path });
             }

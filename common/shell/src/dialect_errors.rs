@@ -1,0 +1,28 @@
+//! Errors of ours as other dialects write them.
+//!
+//! Not here: OpenAI's error object, in which every error begins (`http::error` of router and worker).
+
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+use warmpath_common::dialects::anthropic;
+use warmpath_common::ids::RequestId;
+
+/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// Says what was wrong, for a person.
+    pub message: String,
+}
+
+/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
+pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
+    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
+    let status = response.status().as_u16();
+    let body = anthropic::ErrorBody::new(status, &message).of_request(id);
+    let body = serde_json::to_vec(&body).expect("strings have a JSON form");
+    let own = StatusCode::from_u16(anthropic::status(status)).expect("Anthropic's statuses are below 1000");
+    *response.status_mut() = own;
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    *response.body_mut() = body.into();
+    response
+}

@@ -1,0 +1,200 @@
+//! The fleet's token: what a router shows its workers, and a worker asks of everybody.
+//!
+//! Not here: where it is asked for and sent. The idea: a file of several tokens, one a line, so that they can be changed while
+//! the fleet runs: who asks takes any of them, who shows shows the first, and another one where that is refused.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use axum::http::HeaderValue;
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::files::{self, Failure};
+
+/// Is the shortest token. Units: bytes.
+///
+/// Source: 128 random bits in hexadecimal digits, which cannot be guessed.
+pub const TOKEN_BYTES_MIN: usize = 32;
+
+/// Is the longest token. Units: bytes.
+///
+/// Source: own choice: far below the 8 KiB that servers take as a header.
+pub const TOKEN_BYTES_MAX: usize = 1024;
+
+/// Is the most tokens of a file.
+///
+/// Source: own choice: a change needs two.
+pub const TOKENS_MAX: usize = 8;
+
+/// Is the longest file of tokens. Units: bytes.
+///
+/// Source: own choice: every token at its longest, and as much of comments.
+pub const FILE_BYTES_MAX: usize = 16 << 10;
+
+/// Says why a file of tokens cannot be used. No token is quoted.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It cannot be read.
+    #[error("it cannot be read")]
+    Read(#[source] std::io::Error),
+    /// It is too long.
+    #[error("it has more than {FILE_BYTES_MAX} bytes")]
+    FileTooLong,
+    /// It holds no token.
+    #[error("it holds no token")]
+    Empty,
+    /// It holds too many.
+    #[error("it holds more than {TOKENS_MAX} tokens")]
+    TooMany,
+    /// A token has a length that cannot be used.
+    #[error("line {line}: a token must have {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes")]
+    Length {
+        /// Is the line's number, from 1.
+        line: usize,
+    },
+    /// A token cannot stand in a header.
+    #[error("line {line}: a token must be of letters, digits, and - . _ ~ + / =")]
+    Characters {
+        /// Is the line's number, from 1.
+        line: usize,
+    },
+}
+
+/// Is a token as it is shown and compared; it shows itself to no log.
+#[derive(Clone, PartialEq, Eq)]
+struct Token(HeaderValue);
+
+impl Token {
+    /// Is what stands before the token in the header.
+    const SCHEME: &'static str = "Bearer ";
+
+    fn bytes(&self) -> &[u8] {
+        &self.0.as_bytes()[Self::SCHEME.len()..]
+    }
+}
+
+/// Is the tokens that are in force now.
+pub struct FleetTokens {
+    tokens: ArcSwap<Vec<Token>>,
+}
+
+impl std::fmt::Debug for FleetTokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FleetTokens").finish_non_exhaustive()
+    }
+}
+
+impl FleetTokens {
+    /// Reads a file of tokens: one a line; empty lines and those that begin with `#` do not count.
+    ///
+    /// Errors: every [`TokenError`].
+    pub fn open(path: &Path) -> Result<Self, TokenError> {
+        Ok(Self { tokens: ArcSwap::from_pointee(read(path)?) })
+    }
+
+    /// Returns whether what somebody presents is one of the tokens; the time says nothing about how far it is.
+    pub fn accept(&self, presented: &[u8]) -> bool {
+        let tokens = self.tokens.load();
+        tokens.iter().fold(Choice::from(0), |known, token| known | token.bytes().ct_eq(presented)).into()
+    }
+
+    /// Returns the values of the header `authorization` that may be shown, the first one first; at least one.
+    pub fn shown(&self) -> Vec<HeaderValue> {
+        self.tokens.load().iter().map(|token| token.0.clone()).collect()
+    }
+
+    /// Follows the file for as long as it is polled: one that is wrong or gone changes nothing.
+    pub async fn watch(self: Arc<Self>, path: PathBuf, mut failed: impl FnMut()) {
+        let look = || {
+            let tokens = read(&path)?;
+            if **self.tokens.load() != tokens {
+                tracing::info!(path = %path.display(), n_tokens = tokens.len(), "the fleet's tokens are read anew");
+                self.tokens.store(Arc::new(tokens));
+            }
+            Ok::<_, TokenError>(())
+        };
+        let tell = |Failure { reason, is_new }| {
+            failed();
+            if is_new {
+                tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last one stands");
+            }
+        };
+        files::watch(look, tell).await;
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
+    let text = std::fs::read_to_string(path).map_err(TokenError::Read)?;
+    if text.len() > FILE_BYTES_MAX {
+        return Err(TokenError::FileTooLong);
+    }
+    let lines = text.lines().map(str::trim).enumerate().map(|(idx, line)| (idx + 1, line));
+    let mut tokens = Vec::new();
+    for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
+        if tokens.len() == TOKENS_MAX {
+            return Err(TokenError::TooMany);
+        }
+        tokens.push(token(line, text)?);
+    }
+    if tokens.is_empty() { Err(TokenError::Empty) } else { Ok(tokens) }
+}
+
+/// Source of the characters: RFC 6750, section 2.1.
+fn token(line: usize, text: &str) -> Result<Token, TokenError> {
+    if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&text.len()) {
+        return Err(TokenError::Length { line });
+    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
+    if !text.bytes().all(is_plain) {
+        return Err(TokenError::Characters { line });
+    }
+    let value = HeaderValue::from_str(&format!("{}{text}", Token::SCHEME));
+    let mut value = value.map_err(|_| TokenError::Characters { line })?;
+    value.set_sensitive(true);
+    Ok(Token(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(text: &str) -> Result<FleetTokens, TokenError> {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), text).expect("it can be written");
+        FleetTokens::open(file.path())
+    }
+
+    #[test]
+    fn any_token_of_the_file_is_taken_and_the_first_is_shown_first() {
+        let (first, second) = ("a".repeat(TOKEN_BYTES_MIN), "b/+=._~-".repeat(8));
+        let tokens = open(&format!("# ours\n{first}\n\n  {second}  \r\n")).expect("a good file");
+        assert!(tokens.accept(first.as_bytes()) && tokens.accept(second.as_bytes()));
+        for wrong in ["", &first[1..], &format!("{first}a"), &first.to_uppercase(), "# ours"] {
+            assert!(!tokens.accept(wrong.as_bytes()), "{wrong}");
+        }
+        let shown = tokens.shown();
+        assert_eq!((shown.len(), shown[0].to_str().expect("text")), (2, format!("Bearer {first}").as_str()));
+        assert!(!format!("{tokens:?} {shown:?}").contains(&first), "it shows itself to no log");
+    }
+
+    #[test]
+    fn a_wrong_file_is_refused_by_what_is_wrong_and_shows_no_token() {
+        let good = "a".repeat(TOKEN_BYTES_MIN);
+        let check = |text: &str, expected: &str| {
+            let error = crate::chain(&open(text).expect_err(text));
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains(&good[1..]), "{error}");
+        };
+        check("", "it holds no token");
+        check("# nothing\n\n", "it holds no token");
+        check(&format!("{good}\n{}", &good[1..]), "line 2: a token must have 32 to 1024 bytes");
+        check(&"a".repeat(TOKEN_BYTES_MAX + 1), "line 1: a token must have");
+        check(&format!("#\n{good} {good}"), "line 2: a token must be of letters");
+        check(&format!("{good}\u{e9}"), "line 1: a token must be of letters");
+        check(&format!("{good}\n").repeat(TOKENS_MAX + 1), "more than 8 tokens");
+        check(&"#".repeat(FILE_BYTES_MAX + 1), "more than 16384 bytes");
+        let error = FleetTokens::open(Path::new("/nonexistent/token")).expect_err("no file");
+        assert!(matches!(error, TokenError::Read(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,24 @@
+//! What router and worker share of the world around their cores: the listener, TLS, the fleet's token, files that change,
+//! the log, errors in other dialects.
+//!
+//! Not here: what is served, decided or computed. The idea: whatever keeps a door is written once, so that both have the same.
+
+pub mod bearer;
+pub mod dialect_errors;
+pub mod files;
+pub mod fleet_token;
+pub mod listen;
+pub mod log;
+pub mod tls;
+
+/// Returns an error's text with those of its causes.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

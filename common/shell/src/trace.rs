@@ -1,0 +1,297 @@
+//! Traces: what a request's time went to, as spans that a collector gets by OTLP.
+//!
+//! Not here: sending (`trace::export`), what the spans of router and worker are. The idea: a span is made when its part of the
+//! request is over, from times that are measured anyhow; it holds numbers and names, never a text of the client's or the
+//! model's. A trace goes on from the client's `traceparent` and is handed to the worker; whoever begins it decides
+//! whether it is recorded.
+
+pub mod export;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+use axum::http::{HeaderMap, HeaderValue};
+use tokio::sync::mpsc;
+
+use self::export::Message;
+
+/// Is the header that names trace and parent.
+///
+/// Source: W3C Trace Context, section 3.2.
+pub const TRACEPARENT: &str = "traceparent";
+
+/// Is the version of that header, and the length of a value of this version. Units: bytes.
+const VERSION: &str = "00";
+const TRACEPARENT_BYTES: usize = 55;
+
+/// Is the flag that says that the trace is recorded.
+const SAMPLED: u8 = 1;
+
+/// Says which part a span has in a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It happens within the process.
+    Internal,
+    /// It answers a call.
+    Server,
+    /// It makes a call.
+    Client,
+}
+
+/// Is a value that a span says of itself; there is none for texts of requests and answers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Is a name: of a worker, a model's endpoint, a reason.
+    Name(String),
+    /// Is a count.
+    Count(u64),
+}
+
+/// Makes traces; without a collector it makes none.
+#[derive(Debug, Clone, Default)]
+pub struct Tracer(Option<Arc<Recorder>>);
+
+#[derive(Debug)]
+struct Recorder {
+    spans: mpsc::Sender<Message>,
+    /// Is the share of the traces that begin here which are recorded.
+    ratio: f64,
+    n_lost: AtomicU64,
+}
+
+/// Is a span as the collector gets it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Record {
+    trace: u128,
+    id: u64,
+    parent: Option<u64>,
+    state: Option<HeaderValue>,
+    name: &'static str,
+    kind: Kind,
+    start: Instant,
+    end: Instant,
+    values: Vec<(&'static str, Value)>,
+    failure: Option<&'static str>,
+}
+
+/// Is a part of a request's way; it ends when it is dropped.
+#[derive(Debug)]
+pub struct Span(Option<Box<Open>>);
+
+#[derive(Debug)]
+struct Open {
+    record: Record,
+    /// Is where it goes; absent where the trace is not recorded.
+    recorder: Option<Arc<Recorder>>,
+}
+
+impl Tracer {
+    /// Returns how many spans were lost because the collector was away or slow.
+    pub fn n_lost(&self) -> u64 {
+        self.0.as_ref().map_or(0, |recorder| recorder.n_lost.load(Ordering::Relaxed))
+    }
+
+    /// Begins the span of a request that has arrived: in its client's trace, or as one of its own.
+    pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived: Instant) -> Span {
+        let Some(recorder) = &self.0 else { return Span(None) };
+        let given = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
+        let fresh = || {
+            let trace: u128 = rand::random_range(1..=u128::MAX);
+            // The lower half is as random as the whole.
+            (trace, None, (trace as u64 as f64) < recorder.ratio * u64::MAX as f64)
+        };
+        let (trace, parent, is_sampled) = given.map_or_else(fresh, |(trace, parent, flag)| (trace, Some(parent), flag));
+        // A state belongs to the parent that came with it.
+        let state = parent.and_then(|_| headers.get("tracestate").cloned());
+        let record = Record {
+            trace,
+            id: rand::random_range(1..=u64::MAX),
+            parent,
+            state,
+            name,
+            kind: Kind::Server,
+            start: arrived,
+            end: arrived,
+            values: Vec::new(),
+            failure: None,
+        };
+        Span(Some(Box::new(Open { record, recorder: is_sampled.then(|| Arc::clone(recorder)) })))
+    }
+
+    /// Waits until every span that has ended is sent, or has been tried.
+    pub async fn flush(&self) {
+        let Some(recorder) = &self.0 else { return };
+        let (done, wait) = tokio::sync::oneshot::channel();
+        if recorder.spans.send(Message::Flush(done)).await.is_ok() {
+            // An error means that the exporter has ended.
+            let _ = wait.await;
+        }
+    }
+}
+
+impl Span {
+    /// Returns a span that is no part of a trace.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Begins a part of this one, now.
+    pub fn child(&self, name: &'static str, kind: Kind) -> Self {
+        let Some(open) = &self.0 else { return Self(None) };
+        let now = Instant::now();
+        let record = Record {
+            id: rand::random_range(1..=u64::MAX),
+            parent: Some(open.record.id),
+            name,
+            kind,
+            start: now,
+            end: now,
+            values: Vec::new(),
+            failure: None,
+            ..open.record.clone()
+        };
+        Self(Some(Box::new(Open { record, recorder: open.recorder.clone() })))
+    }
+
+    /// Records a part of this one that is over.
+    pub fn part(&self, name: &'static str, (start, end): (Instant, Instant), values: Vec<(&'static str, Value)>) {
+        let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() else { return };
+        recorder.take(Record {
+            id: rand::random_range(1..=u64::MAX),
+            parent: Some(record.id),
+            name,
+            kind: Kind::Internal,
+            start,
+            end,
+            values,
+            failure: None,
+            ..record.clone()
+        });
+    }
+
+    /// Says a name of it.
+    pub fn name(&mut self, key: &'static str, name: impl Into<String>) {
+        self.set(key, || Value::Name(name.into()));
+    }
+
+    /// Says a count of it.
+    pub fn count(&mut self, key: &'static str, count: impl Into<u64>) {
+        self.set(key, || Value::Count(count.into()));
+    }
+
+    fn set(&mut self, key: &'static str, value: impl FnOnce() -> Value) {
+        if let Some(Open { record, recorder: Some(_) }) = self.0.as_deref_mut() {
+            record.values.push((key, value()));
+        }
+    }
+
+    /// Says that it failed, and how.
+    pub fn fail(&mut self, failure: &'static str) {
+        if let Some(open) = &mut self.0 {
+            open.record.failure = Some(failure);
+        }
+    }
+
+    /// Returns the trace's name for logs; absent where there is none.
+    pub fn trace_id(&self) -> Option<String> {
+        self.0.as_ref().map(|open| format!("{:032x}", open.record.trace))
+    }
+
+    /// Returns what goes on in this trace from here, as the header that says so; absent where there is no trace.
+    pub fn traceparent(&self) -> Option<HeaderValue> {
+        let open = self.0.as_ref()?;
+        let flags = if open.recorder.is_some() { SAMPLED } else { 0 };
+        let text = format!("{VERSION}-{:032x}-{:016x}-{flags:02x}", open.record.trace, open.record.id);
+        HeaderValue::from_str(&text).ok()
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(Open { mut record, recorder: Some(recorder) }) = self.0.take().map(|open| *open) {
+            record.end = Instant::now();
+            recorder.take(record);
+        }
+    }
+}
+
+impl Recorder {
+    fn take(&self, record: Record) {
+        if self.spans.try_send(Message::Span(record)).is_err() {
+            self.n_lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns trace, parent and whether it is recorded, of a `traceparent` that is one.
+///
+/// Source: W3C Trace Context, section 3.2.2: a later version may have more behind a dash; `ff` and zeros are no names.
+fn parse(text: &str) -> Option<(u128, u64, bool)> {
+    let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let (head, rest) = text.split_at_checked(TRACEPARENT_BYTES)?;
+    let mut parts = head.split('-');
+    let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let has_form = [version.len(), trace.len(), parent.len(), flags.len()] == [2, 32, 16, 2]
+        && [version, trace, parent, flags].into_iter().all(is_hex)
+        && version != "ff"
+        && (rest.is_empty() || (version != VERSION && rest.starts_with('-')));
+    let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| has_form && *trace != 0)?;
+    let parent = u64::from_str_radix(parent, 16).ok().filter(|parent| *parent != 0)?;
+    Some((trace, parent, u8::from_str_radix(flags, 16).ok()? & SAMPLED != 0))
+}
+
+/// Returns the time of day of a moment. Units: nanoseconds since 1970.
+fn unix_ns(moment: Instant) -> u128 {
+    let ago = moment.elapsed();
+    let then = SystemTime::now().checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH);
+    then.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traceparent_is_one_or_none() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace = 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736;
+        assert_eq!(parse(good), Some((trace, 0x00f0_67aa_0ba9_02b7, true)));
+        assert_eq!(parse(&good.replace("-01", "-00")), Some((trace, 0x00f0_67aa_0ba9_02b7, false)));
+        assert!(parse(&format!("{}-more", good.replacen("00", "01", 1))).is_some(), "a later version");
+        for wrong in [
+            "",
+            &good[1..],
+            &format!("{good}-more"),
+            &good.replacen("00", "ff", 1),
+            &good.to_uppercase(),
+            &good.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
+            &good.replace("00f067aa0ba902b7", &"0".repeat(16)),
+            &good.replace('-', "+"),
+            &"\u{e9}".repeat(40),
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_parent_decides_what_is_recorded_and_else_the_ratio() {
+        let (spans, mut sent) = mpsc::channel(8);
+        let tracer = |ratio| Tracer(Some(Arc::new(Recorder { spans: spans.clone(), ratio, n_lost: AtomicU64::new(0) })));
+        let given = |flags: &str| {
+            let value = format!("00-{}-{}-{flags}", "a".repeat(32), "b".repeat(16));
+            HeaderMap::from_iter([(TRACEPARENT.parse().expect("a name"), value.parse().expect("a value"))])
+        };
+        let mut is_recorded = |ratio, headers: &HeaderMap| {
+            let span = tracer(ratio).request(headers, "request", Instant::now());
+            let says = span.traceparent().is_some_and(|value| value.as_bytes().ends_with(b"-01"));
+            drop(span);
+            let is_sent = sent.try_recv().is_ok();
+            assert_eq!(says, is_sent);
+            is_sent
+        };
+        assert!(is_recorded(0.0, &given("01")) && !is_recorded(1.0, &given("00")));
+        assert!(is_recorded(1.0, &HeaderMap::new()) && !is_recorded(0.0, &HeaderMap::new()));
+        assert!(Tracer::default().request(&given("01"), "request", Instant::now()).traceparent().is_none());
+    }
+}

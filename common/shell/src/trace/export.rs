@@ -1,0 +1,214 @@
+//! Sends spans to a collector: OTLP over HTTP, in JSON.
+//!
+//! Not here: what a span is (`trace`). The idea: spans wait in a bounded queue and are sent in batches by one task; when the
+//! collector is away or slow they are dropped and counted, and no request waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::{Request, Uri, header};
+use http_body_util::Full;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::ServerName;
+use serde_json::{Value as Json, json};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::{Kind, Record, Recorder, Tracer, Value, unix_ns};
+use crate::connect::{Connector, Secured};
+use crate::tls::{ClientFiles, TlsError};
+
+/// Is the most spans that wait to be sent; one more is lost.
+///
+/// Source: own choice: a second of 500 requests a second with eight spans each.
+const SPANS_QUEUED_MAX: usize = 4096;
+
+/// Is the most spans of one message.
+///
+/// Source: the default of OpenTelemetry's batch processor.
+const BATCH_MAX: usize = 512;
+
+/// Is how long spans may wait for others.
+const BATCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Is how long the collector may take.
+///
+/// Source: the default of OpenTelemetry's OTLP exporter.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Is the path behind the endpoint.
+///
+/// Source: OTLP specification, section OTLP/HTTP.
+const TRACES_PATH: &str = "/v1/traces";
+
+/// Says where spans go, and which.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TraceConfig {
+    /// Is the collector's URL, without the path of traces.
+    pub endpoint: String,
+    /// Is the share of the traces that begin here which are recorded. Range: 0 to 1.
+    pub ratio: f64,
+}
+
+/// Says why spans cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The endpoint is no URL that can be used.
+    #[error("--otlp-endpoint {endpoint}: it must be http://HOST:PORT or https://HOST:PORT, a path may follow")]
+    Endpoint {
+        /// Is what was given.
+        endpoint: String,
+    },
+    /// The share is none.
+    #[error("--trace-ratio must be a share, 0 to 1")]
+    Ratio,
+    /// TLS cannot be spoken.
+    #[error("--otlp-endpoint")]
+    Tls(#[from] TlsError),
+}
+
+/// Is what the task takes.
+#[derive(Debug)]
+pub(super) enum Message {
+    Span(Record),
+    Flush(oneshot::Sender<()>),
+}
+
+impl Tracer {
+    /// Returns what makes traces of `service`, and starts the task that sends them.
+    ///
+    /// Errors: every [`TraceError`]; it is not tried whether the collector answers.
+    pub fn start(config: &TraceConfig, service: &'static str, tasks: &mut JoinSet<()>) -> Result<Self, TraceError> {
+        let refuse = || TraceError::Endpoint { endpoint: config.endpoint.clone() };
+        let base = config.endpoint.trim_end_matches('/');
+        let target: Uri = format!("{base}{TRACES_PATH}").parse().map_err(|_| refuse())?;
+        let host = target.host().ok_or_else(refuse)?.trim_matches(['[', ']']).to_owned();
+        let tls = match target.scheme_str() {
+            Some("http") => None,
+            Some("https") => {
+                let name = ServerName::try_from(host).map_err(|_| refuse())?;
+                Some(Secured { config: ClientFiles::default().open()?, name })
+            }
+            _ => return Err(refuse()),
+        };
+        if !(0.0..=1.0).contains(&config.ratio) {
+            return Err(TraceError::Ratio);
+        }
+        let client = Client::builder(TokioExecutor::new()).build(Connector::new(tls, SEND_TIMEOUT));
+        let (spans, inbox) = mpsc::channel(SPANS_QUEUED_MAX);
+        let recorder = Arc::new(Recorder { spans, ratio: config.ratio, n_lost: AtomicU64::new(0) });
+        let exporter = Exporter { client, target, service, recorder: Arc::clone(&recorder), is_failing: false };
+        tasks.spawn(exporter.run(inbox));
+        Ok(Self(Some(recorder)))
+    }
+}
+
+struct Exporter {
+    client: Client<Connector, Full<Bytes>>,
+    target: Uri,
+    service: &'static str,
+    recorder: Arc<Recorder>,
+    /// Says that the last message was not taken, so that it is said once.
+    is_failing: bool,
+}
+
+impl Exporter {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Message>) {
+        let mut batch = Vec::new();
+        while let Some(first) = inbox.recv().await {
+            let mut waiting = Vec::new();
+            sort(first, &mut batch, &mut waiting);
+            let late = tokio::time::sleep(BATCH_PAUSE);
+            tokio::pin!(late);
+            while batch.len() < BATCH_MAX && waiting.is_empty() {
+                tokio::select! {
+                    () = &mut late => break,
+                    message = inbox.recv() => match message {
+                        Some(message) => sort(message, &mut batch, &mut waiting),
+                        None => break,
+                    },
+                }
+            }
+            self.send(std::mem::take(&mut batch)).await;
+            for done in waiting {
+                // An error means that nobody waits any more.
+                let _ = done.send(());
+            }
+        }
+    }
+
+    async fn send(&mut self, batch: Vec<Record>) {
+        if batch.is_empty() {
+            return;
+        }
+        let body = message(self.service, &batch).to_string();
+        let request = Request::post(self.target.clone()).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Full::from(body)).expect("a URL and a type are a request");
+        let reason = match tokio::time::timeout(SEND_TIMEOUT, self.client.request(request)).await {
+            Ok(Ok(response)) if response.status().is_success() => {
+                self.is_failing = false;
+                return;
+            }
+            Ok(Ok(response)) => format!("it answered {}", response.status()),
+            Ok(Err(error)) => crate::chain(&error),
+            Err(_) => "it did not answer in time".to_owned(),
+        };
+        self.recorder.n_lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        if !std::mem::replace(&mut self.is_failing, true) {
+            tracing::warn!(collector = %self.target, %reason, "spans cannot be sent; they are dropped");
+        }
+    }
+}
+
+fn sort(message: Message, batch: &mut Vec<Record>, waiting: &mut Vec<oneshot::Sender<()>>) {
+    match message {
+        Message::Span(record) => batch.push(record),
+        Message::Flush(done) => waiting.push(done),
+    }
+}
+
+/// Source: OTLP's `trace.proto` in the JSON mapping: ids in hexadecimal, 64-bit numbers as texts, enumerations as numbers.
+fn message(service: &str, batch: &[Record]) -> Json {
+    let spans: Vec<Json> = batch.iter().map(span).collect();
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [
+            {"key": "service.name", "value": {"stringValue": service}},
+            {"key": "service.version", "value": {"stringValue": env!("CARGO_PKG_VERSION")}},
+        ]},
+        "scopeSpans": [{"scope": {"name": "warmpath"}, "spans": spans}],
+    }]})
+}
+
+fn span(record: &Record) -> Json {
+    let attribute = |(key, value): &(&str, Value)| match value {
+        Value::Name(name) => json!({"key": key, "value": {"stringValue": name}}),
+        Value::Count(count) => json!({"key": key, "value": {"intValue": count.to_string()}}),
+    };
+    let kind = match record.kind {
+        Kind::Internal => 1,
+        Kind::Server => 2,
+        Kind::Client => 3,
+    };
+    let mut span = json!({
+        "traceId": format!("{:032x}", record.trace),
+        "spanId": format!("{:016x}", record.id),
+        "name": record.name,
+        "kind": kind,
+        "startTimeUnixNano": unix_ns(record.start).to_string(),
+        "endTimeUnixNano": unix_ns(record.end).to_string(),
+        "attributes": record.values.iter().map(attribute).collect::<Vec<_>>(),
+    });
+    if let Some(parent) = record.parent {
+        span["parentSpanId"] = json!(format!("{parent:016x}"));
+    }
+    if let Some(state) = record.state.as_ref().and_then(|state| state.to_str().ok()) {
+        span["traceState"] = json!(state);
+    }
+    if let Some(failure) = record.failure {
+        span["status"] = json!({"code": 2, "message": failure});
+    }
+    span
+}
