@@ -14,6 +14,7 @@ use warmpath_router_core::dispatch::DispatchOptions;
 use warmpath_router_core::membership::MembershipOptions;
 use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
+use warmpath_shell::trace::export::TraceConfig;
 
 pub use self::discovery::{
     DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, Scheme, WorkerAddress, WorkerApi, WorkerUrlError,
@@ -121,6 +122,11 @@ pub const WORKERS_FILE_BYTES_MAX: usize = 4 << 20;
 /// Source: below a worker's own patience (`HEAD_TIMEOUT`), so that it is not the worker that ends it.
 pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 
+/// Is how long the end of a router waits for the last spans to be sent.
+///
+/// Source: own choice: well below the 5 s that units and charts add to the drain timeout.
+pub const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Is the longest file of API keys. Units: bytes.
 pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
 
@@ -164,6 +170,8 @@ pub struct Config {
     pub tls: Option<ServerFiles>,
     /// Is how long a connection may take to send a request's head, the time before it included.
     pub head_timeout: Duration,
+    /// Says where traces go; absent where there are none.
+    pub trace: Option<TraceConfig>,
     /// Is the requests' part.
     pub requests: RequestConfig,
 }
@@ -308,6 +316,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         tls: cert_files(flags.tls_cert, flags.tls_key)
             .map(|own| ServerFiles { own, client_ca: flags.tls_client_ca }),
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
+        trace: flags.trace.config(),
         requests: RequestConfig {
             requests_max: flags.requests_max,
             body_bytes_max: flags.body_max,

@@ -28,6 +28,7 @@ use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::index::Match;
 use warmpath_router_core::retry::{Failure, Verdict};
 use warmpath_router_core::stock::Sending;
+use warmpath_shell::trace::{Kind, Span};
 
 use crate::error::RequestError;
 use crate::fleet::Booking;
@@ -45,6 +46,8 @@ use upstream::{Answer, AttemptError, Refusal, Upstream};
 pub struct Arrival {
     /// Names the request.
     pub id: RequestId,
+    /// Is its part of a trace, which ends with its answer.
+    pub span: Span,
     /// Is when its head arrived.
     pub at: Instant,
     /// Is the method.
@@ -67,6 +70,8 @@ pub struct Arrival {
 struct Choice {
     decision: Decision,
     booking: Booking,
+    /// Is the attempt's part of a trace, which ends with its answer.
+    span: Span,
     /// Is what was predicted; absent where the prompt is not known.
     predicted_cached_tokens: Option<u32>,
     /// Is when the worker was chosen.
@@ -87,7 +92,9 @@ pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestErro
         cache_salt: headers::text(&arrival.headers, warmpath_common::headers::CACHE_SALT).map(str::to_owned),
         is_tenant_s: arrival.key.is_some(),
     };
+    let start = Instant::now();
     let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
+    arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
     let (app, shape) = (app.clone(), arrival.shape);
@@ -121,7 +128,7 @@ async fn attempt_until_answered(
     app.deposit_retry();
     let mut trail = Trail::default();
     loop {
-        let choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
+        let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
             Ok(choice) => choice,
             Err(error @ RequestError::NoWorker { .. }) => return trail.give_up().unwrap_or(Err(error)),
             Err(error) => return Err(error),
@@ -141,9 +148,14 @@ async fn attempt_until_answered(
             Err(error) => error,
         };
         choice.booking.failed(failure);
+        choice.span.fail(failure.label());
         app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
         tracing::info!(
-            request_id = %arrival.id, worker = %member.url, failure = failure.label(), "attempt failed"
+            request_id = %arrival.id,
+            trace_id = arrival.span.trace_id(),
+            worker = %member.url,
+            failure = failure.label(),
+            "attempt failed"
         );
         trail.failed(worker, failure, refusal);
         let may_repeat = may_repeat(app, &arrival, &trail);
@@ -225,6 +237,9 @@ async fn take_turn(
     let retry_after = || app.fleet.relief(Some(&prepared.model)).retry_after(app.turns.n_waiting(wish.model) + 1);
     match turn {
         Ok((choice, place)) => {
+            if place.is_some() {
+                arrival.span.part("router.wait", (start, Instant::now()), Vec::new());
+            }
             trail.place = place;
             Ok(choice)
         }
@@ -296,6 +311,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     };
     tracing::debug!(
         request_id = %arrival.id,
+        trace_id = arrival.span.trace_id(),
         worker = %app.fleet.member(decision.worker).url,
         reason = %decision.reason,
         prompt_tokens = known,
@@ -303,9 +319,17 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         cost_ms = decision.cost.total_ms(),
         "chose worker"
     );
+    let mut span = arrival.span.child("router.attempt", Kind::Client);
+    span.name("warmpath.worker", app.fleet.member(decision.worker).name());
+    span.name("warmpath.route", decision.reason.to_string());
+    if let Some(n_tokens) = known {
+        span.count("warmpath.prompt_tokens", n_tokens);
+        span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
+    }
     Ok(Choice {
         decision,
         booking,
+        span,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
         chosen_at: start,
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
@@ -362,7 +386,7 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
         Answer::Stream { head, first, rest } => {
             let kind = head.body_kind();
             let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
-            let relay = Relay::new(app, arrival, choice.booking, name);
+            let relay = Relay::new(app, arrival, (choice.booking, choice.span), name);
             Body::from_stream(relay.stream(first, rest, kind))
         }
     };

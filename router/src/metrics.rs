@@ -137,6 +137,8 @@ metrics! {
     index_bytes: IntGauge = gauge("index_bytes");
     /// Claims that the prefix index has dropped for its memory limit.
     index_shed: IntGauge = gauge("index_shed_claims");
+    /// Spans of traces that were dropped because the collector was away or slow.
+    lost_spans: IntGauge = gauge("lost_spans");
     /// The version, as a label.
     info: IntGaugeVec = gauges("info", &["version"]);
 }

@@ -10,8 +10,10 @@ use tokio::task::JoinSet;
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::listen;
 use warmpath_shell::tls::{ServerFiles, TlsError};
+use warmpath_shell::trace::Tracer;
+use warmpath_shell::trace::export::TraceError;
 
-use crate::config::{Config, FleetConfig};
+use crate::config::{Config, FleetConfig, TRACE_FLUSH_TIMEOUT};
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
@@ -51,6 +53,9 @@ pub enum StartError {
     /// TLS cannot be spoken with workers.
     #[error("--worker-ca, --worker-cert, --worker-key")]
     WorkerTls(#[source] TlsError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Trace(TraceError),
     /// The file of the fleet's tokens cannot be used.
     #[error("--fleet-token-file {path}", path = .path.display())]
     Token {
@@ -97,7 +102,9 @@ impl Server {
         let clients = open_clients(&config.fleet, &metrics, &mut tasks)?;
         let fleet = Fleet::start(&config.fleet, (given, found, clients), Arc::clone(&metrics), &mut tasks);
         let keys = open_keys(config.keys_file, &metrics, &mut tasks)?;
-        let app = App::new(fleet, config.requests, (keys, metrics));
+        let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
+        let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
+        let app = App::new(fleet, config.requests, (keys, metrics, tracer));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();
@@ -124,6 +131,8 @@ impl Server {
         if tokio::time::timeout(self.drain_timeout, all).await.is_err() {
             tracing::warn!(seconds = self.drain_timeout.as_secs_f64(), "answers were cut off by the drain timeout");
         }
+        // An error means that the collector is too slow to wait for.
+        let _ = tokio::time::timeout(TRACE_FLUSH_TIMEOUT, self.app.tracer.flush()).await;
     }
 }
 

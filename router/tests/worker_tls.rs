@@ -2,56 +2,14 @@
 //!
 //! Not here: TLS with clients (`tls`), the token with workers that follow a script (`tokens`).
 
+#[path = "support/real_worker.rs"]
+mod real_worker;
 mod support;
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-
+use real_worker::{RealWorker, bound};
 use support::authority::{Authority, get, text};
 use support::{TestRouter, config_of, eventually, long_text};
-use tokio::sync::oneshot;
-use warmpath_bench::model::Preset;
-use warmpath_bench::model::cache::cached_model;
 use warmpath_router::server::Server;
-use warmpath_worker::config::{flags::Flags, resolve};
-use warmpath_worker::start::{RunError, bind};
-
-fn tiny() -> &'static Path {
-    static TINY: OnceLock<PathBuf> = OnceLock::new();
-    TINY.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("router-worker-tls");
-        std::fs::create_dir_all(&folder).expect("the folder can be made");
-        cached_model(Preset::Tiny, 1, &folder).expect("the model can be made")
-    })
-}
-
-/// Is a real worker in this process, which ends when this is dropped.
-struct RealWorker {
-    address: SocketAddr,
-    _stop: oneshot::Sender<()>,
-}
-
-async fn bound(flags: &[&str]) -> Result<warmpath_worker::start::Bound, RunError> {
-    let fixed = "warmpath-worker --listen 127.0.0.1:0 --alias tiny --threads 1 --slots 2 --ctx-size 4096 --flash-attn off \
-                 --kv-unified off --model";
-    let line = fixed.split_whitespace().chain([text(tiny())]).chain(flags.iter().copied());
-    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse");
-    bind(resolve(flags).expect("the flags fit together")).await
-}
-
-impl RealWorker {
-    async fn start(flags: &[&str]) -> Self {
-        let bound = bound(flags).await.expect("the worker binds");
-        let (address, (stop, stopped)) = (bound.address(), oneshot::channel::<()>());
-        tokio::spawn(bound.serve(async { drop(stopped.await) }));
-        Self { address, _stop: stop }
-    }
-
-    fn url(&self, scheme: &str) -> String {
-        format!("{scheme}://localhost:{}", self.address.port())
-    }
-}
 
 async fn router(url: String, flags: &[&str]) -> TestRouter {
     let server = Server::start(config_of(&[url], flags)).await.expect("port 0 is free");

@@ -123,6 +123,7 @@ MATRIX = {
         {"Certificate", "PodMonitor", "ServiceMonitor"},
         {"Role", "RoleBinding"},
     ),
+    "tracing": ({"tracing": {"otlpEndpoint": "http://collector:4318", "ratio": 0.1}}, set(), set()),
     "no-disruption-budgets": (
         {
             "router": {"podDisruptionBudget": {"enabled": False}},

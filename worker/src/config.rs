@@ -16,6 +16,7 @@ use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
 use warmpath_shell::tls::{CertFiles, ServerFiles};
+use warmpath_shell::trace::export::TraceConfig;
 
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
@@ -52,6 +53,8 @@ pub struct Config {
     pub prompt: PromptConfig,
     /// Is how answers are generated where a request says nothing.
     pub generation: Generation,
+    /// Says where traces go; absent where there are none.
+    pub trace: Option<TraceConfig>,
     /// Is how long running answers may take once the worker is asked to stop.
     pub drain_timeout: Duration,
 }
@@ -137,6 +140,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         embedding: embedding::embedding_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
         generation: generation::defaults(&flags.generation)?,
+        trace: flags.trace.config(),
         drain_timeout: drain_timeout(&flags)?,
         identity: identity_config(flags)?,
     })

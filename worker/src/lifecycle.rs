@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{self, Applied, Wanted};
+use warmpath_shell::trace::Span;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
 use crate::engine::{CompiledSchema, EngineError, Event, Generation, ShiftWish, Submission};
@@ -50,6 +51,8 @@ pub const CHOICES_MAX: u32 = 128;
 pub struct Arrival {
     /// Names the request.
     pub id: RequestId,
+    /// Is its part of a trace, which ends with its answer.
+    pub span: Span,
     /// Is when it arrived.
     pub at: Instant,
     /// Is the slot that the router would like.
@@ -182,16 +185,16 @@ type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
 /// Returns the answer to a request once its first choice has a slot.
 ///
 /// Errors: any [`RequestError`] that shows before the first token.
-pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, arrival: Arrival) -> Result<Answer, RequestError> {
+pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, mut arrival: Arrival) -> Result<Answer, RequestError> {
     serving.check_room()?;
-    let clock = Clock::start(&arrival, metrics);
+    let mut clock = Clock::start(&mut arrival, metrics);
     let on_the_way = serving.engine.announce();
     let work = move |serving: &Serving| {
         let _on_the_way = on_the_way;
         prepare(serving, arrival)
     };
     let prepared = serving.prepare(work).await;
-    metrics.prompt.observe(clock.elapsed_s());
+    clock.prepared();
     let (form, submitted) = prepared?;
     Answer::begin(form, submitted, clock).await
 }

@@ -73,6 +73,8 @@ metrics! {
     token_file_failures: IntCounter = counter("token_file_failures_total");
     /// Looks at changed files for TLS that failed; the last certificates stand.
     tls_failures: IntCounter = counter("tls_failures_total");
+    /// Spans of traces that were dropped because the collector was away or slow.
+    lost_spans: IntGauge = gauge("lost_spans");
     /// Time from a request's arrival to its first token.
     ttft: Histogram = histogram("ttft_seconds", REQUEST_BUCKETS);
     /// Time of one answer after its first token, by the number of further tokens.

@@ -21,6 +21,8 @@ use warmpath_prompt::OpenError;
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::listen;
 use warmpath_shell::tls::{RustlsConfig, ServerFiles, TlsError};
+use warmpath_shell::trace::Tracer;
+use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
 use crate::config::{Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::engine::StartError;
@@ -50,6 +52,9 @@ pub enum RunError {
     /// TLS cannot be spoken.
     #[error("--tls-cert, --tls-key, --tls-client-ca")]
     Tls(#[source] TlsError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Trace(TraceError),
     /// The file of tokens cannot be used.
     #[error("--fleet-token-file {path}", path = .path.display())]
     Token {
@@ -85,14 +90,15 @@ pub struct Bound {
 struct Doors {
     tls: Option<RustlsConfig>,
     tokens: Option<Arc<FleetTokens>>,
+    tracer: Tracer,
     metrics: Arc<Metrics>,
     /// Follow the files; they end with the worker.
     tasks: JoinSet<()>,
 }
 
 impl Doors {
-    /// Errors: `Tls`, `Token`.
-    fn open(config: &HttpConfig) -> Result<Self, RunError> {
+    /// Errors: `Tls`, `Token`, `Trace`.
+    fn open(config: &HttpConfig, trace: Option<&TraceConfig>) -> Result<Self, RunError> {
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
         let tls = config.tls.as_ref().map(ServerFiles::open).transpose().map_err(RunError::Tls)?;
@@ -106,7 +112,9 @@ impl Doors {
             let (followed, counted) = (Arc::clone(tokens.insert(Arc::new(open))), Arc::clone(&metrics));
             tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
         }
-        Ok(Self { tls, tokens, metrics, tasks })
+        let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();
+        let tracer = tracer.map_err(RunError::Trace)?.unwrap_or_default();
+        Ok(Self { tls, tokens, tracer, metrics, tasks })
     }
 }
 
@@ -123,12 +131,12 @@ pub struct Identity {
 
 /// Checks the model's file, and those for TLS and tokens, and takes the address.
 ///
-/// Errors: `Model`, `Listen`, `Tls`, `Token`.
+/// Errors: `Model`, `Listen`, `Tls`, `Token`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let path = config.engine.model.clone();
     let checked = tokio::task::spawn_blocking(move || warmpath_gguf::check(&path).map(drop)).await;
     checked.map_err(RunError::Panicked)?.map_err(RunError::Model)?;
-    let doors = Doors::open(&config.http)?;
+    let doors = Doors::open(&config.http, config.trace.as_ref())?;
     let refuse = |source| RunError::Listen { address: config.http.listen, source };
     let listener = TcpListener::bind(config.http.listen).await.map_err(refuse)?;
     let address = listener.local_addr().map_err(refuse)?;
@@ -148,7 +156,7 @@ impl Bound {
     /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let Self { config, listener, address, doors } = self;
-        let Doors { tls, tokens, metrics, tasks: _tasks } = doors;
+        let Doors { tls, tokens, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -158,6 +166,7 @@ impl Bound {
             body_bytes_max: config.http.body_bytes_max,
             slot_save_path: config.http.slot_save_path.clone(),
             tokens,
+            tracer: tracer.clone(),
             metrics,
         };
         let (http, close) = serve_http(listener, tls, app.clone());
@@ -190,6 +199,8 @@ impl Bound {
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not take their responses");
         }
+        // An error means that the collector is too slow to wait for.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, tracer.flush()).await;
         stopped
     }
 }

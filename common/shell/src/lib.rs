@@ -1,15 +1,17 @@
 //! What router and worker share of the world around their cores: the listener, TLS, the fleet's token, files that change,
-//! the log, errors in other dialects.
+//! the log, errors in other dialects, traces.
 //!
 //! Not here: what is served, decided or computed. The idea: whatever keeps a door is written once, so that both have the same.
 
 pub mod bearer;
+pub mod connect;
 pub mod dialect_errors;
 pub mod files;
 pub mod fleet_token;
 pub mod listen;
 pub mod log;
 pub mod tls;
+pub mod trace;
 
 /// Returns an error's text with those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {

@@ -21,6 +21,11 @@ use self::export::Message;
 /// Source: W3C Trace Context, section 3.2.
 pub const TRACEPARENT: &str = "traceparent";
 
+/// Is the header in which vendors say more.
+///
+/// Source: W3C Trace Context, section 3.3.
+pub const TRACESTATE: &str = "tracestate";
+
 /// Is the version of that header, and the length of a value of this version. Units: bytes.
 const VERSION: &str = "00";
 const TRACEPARENT_BYTES: usize = 55;
@@ -103,7 +108,7 @@ impl Tracer {
         };
         let (trace, parent, is_sampled) = given.map_or_else(fresh, |(trace, parent, flag)| (trace, Some(parent), flag));
         // A state belongs to the parent that came with it.
-        let state = parent.and_then(|_| headers.get("tracestate").cloned());
+        let state = parent.and_then(|_| headers.get(TRACESTATE).cloned());
         let record = Record {
             trace,
             id: rand::random_range(1..=u64::MAX),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use warmpath_router_core::choose::Policy;
 use warmpath_shell::log::LogFormat;
+use warmpath_shell::trace::export::TraceFlags;
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
@@ -153,6 +154,10 @@ pub struct Flags {
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
+
+    /// Are those of traces.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 
     /// Form of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]

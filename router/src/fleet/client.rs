@@ -4,26 +4,18 @@
 //! to workers, so that no call can forget the token, and none can show it to somebody else. Certificates and token are looked
 //! at for each connection and each request: what is renewed counts at once.
 
-use std::error::Error as StdError;
-use std::io;
-use std::pin::Pin;
+use std::error::Error as _;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper_rustls::MaybeHttpsStream;
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tower::Service;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use url::Url;
+use warmpath_shell::connect::{ConnectError, Connector, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
@@ -50,21 +42,8 @@ impl CallError {
     pub fn is_tls(&self) -> bool {
         let Self::Call(error) = self else { return false };
         let connect = error.source().and_then(|source| source.downcast_ref::<ConnectError>());
-        matches!(connect, Some(ConnectError::PlainText | ConnectError::Tls(_)))
+        connect.is_some_and(ConnectError::is_tls)
     }
-}
-
-/// Says why no connection came about.
-#[derive(Debug, thiserror::Error)]
-enum ConnectError {
-    #[error("it cannot be reached")]
-    Tcp(#[source] Box<dyn StdError + Send + Sync>),
-    #[error("it speaks no TLS, and its URL says https")]
-    PlainText,
-    #[error("TLS with it failed")]
-    Tls(#[source] io::Error),
-    #[error("no connection within {} s", .0.as_secs_f64())]
-    Late(Duration),
 }
 
 /// Makes what connects to workers.
@@ -83,15 +62,11 @@ impl Clients {
 
     /// Returns what connects to the worker at an address.
     pub fn of(&self, address: &WorkerAddress) -> WorkerClient {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        http.set_connect_timeout(Some(self.connect_timeout));
         let tls = (address.url.scheme() == "https").then(|| Secured {
             config: Arc::clone(&self.tls),
             name: address.server_name().expect("a URL's host is a name or an address"),
         });
-        let connector = Connector { http, tls, timeout: self.connect_timeout };
+        let connector = Connector::new(tls, self.connect_timeout);
         let (idle_max, tokens) = match address.api {
             WorkerApi::Warmpath => (usize::MAX, self.tokens.clone()),
             // A connection for each request: llama-server ends one after 5 s or 100 requests, and what is sent just then is lost.
@@ -154,59 +129,5 @@ impl WorkerClient {
             request.headers_mut().insert(header::AUTHORIZATION, next);
         }
         Ok(self.client.request(request).await.map_err(CallError::Call)?.map(Body::new))
-    }
-}
-
-/// Opens connections to one worker.
-#[derive(Clone)]
-struct Connector {
-    http: HttpConnector,
-    /// Is what is spoken there; absent where it is plain HTTP.
-    tls: Option<Secured>,
-    timeout: Duration,
-}
-
-#[derive(Clone)]
-struct Secured {
-    config: CurrentClient,
-    /// Is the name that the worker's certificate must bear.
-    name: ServerName<'static>,
-}
-
-type Connection = MaybeHttpsStream<TokioIo<TcpStream>>;
-
-impl Service<Uri> for Connector {
-    type Response = Connection;
-    type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<Connection, ConnectError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        self.http.poll_ready(cx).map_err(|error| ConnectError::Tcp(error.into()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let (tcp, tls, timeout) = (self.http.call(uri), self.tls.clone(), self.timeout);
-        let connect = async move {
-            let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
-            match tls {
-                None => Ok(MaybeHttpsStream::Http(stream)),
-                Some(Secured { config, name }) => {
-                    let connector = TlsConnector::from(config.load_full());
-                    let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-                    Ok(MaybeHttpsStream::from(secured))
-                }
-            }
-        };
-        Box::pin(async move {
-            tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))?
-        })
-    }
-}
-
-fn failed_handshake(error: io::Error) -> ConnectError {
-    let reason = error.get_ref().and_then(|reason| reason.downcast_ref::<rustls::Error>());
-    match reason {
-        Some(rustls::Error::InvalidMessage(_)) => ConnectError::PlainText,
-        _ => ConnectError::Tls(error),
     }
 }

@@ -128,6 +128,7 @@ fn copy_fleet(app: &App) {
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));
+    metrics.lost_spans.set(i64::try_from(app.tracer.n_lost()).unwrap_or(i64::MAX));
     metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
 }
 

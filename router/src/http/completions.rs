@@ -118,7 +118,11 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
         salt(&mut parts.headers, key);
     }
     let body = read_whole(&app, body).await?;
+    let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
+    span.name("http.route", parts.uri.path());
+    span.name("warmpath.request_id", context.id.as_str());
     let arrival = Arrival {
+        span,
         id: context.id,
         at: context.arrived,
         method: parts.method,

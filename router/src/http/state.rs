@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
+use warmpath_shell::trace::Tracer;
 
 use crate::config::RequestConfig;
 use crate::error::RequestError;
@@ -25,6 +26,8 @@ pub struct App {
     pub requests: Arc<RequestConfig>,
     /// Is the metrics.
     pub metrics: Arc<Metrics>,
+    /// Makes traces.
+    pub tracer: Tracer,
     /// Bounds the work before a choice.
     pub preparing: Arc<Preparing>,
     /// Is when the router started. Units: seconds since 1970.
@@ -56,10 +59,11 @@ impl Drop for Place {
 
 impl App {
     /// Returns the state of a router that has answered nothing.
-    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, (keys, metrics): (Option<Arc<Keys>>, Arc<Metrics>)) -> Self {
+    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer)) -> Self {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             fleet,
+            tracer,
             preparing: Arc::default(),
             started_s: started.as_secs(),
             turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),

@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use url::Url;
 use warmpath_common::headers;
 use warmpath_shell::bearer;
+use warmpath_shell::trace::TRACEPARENT;
 
 use super::{Arrival, Choice};
 
@@ -54,6 +55,9 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     headers.remove(header::EXPECT);
     OURS.iter().for_each(|name| drop(headers.remove(*name)));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
+    if let Some(parent) = choice.span.traceparent() {
+        headers.insert(HeaderName::from_static(TRACEPARENT), parent);
+    }
     if choice.booking.is_visit() {
         // A stock server knows no hints, and may want a key of its own.
         return headers;

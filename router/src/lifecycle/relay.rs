@@ -19,6 +19,7 @@ use crate::prompt::Shape;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::retry::Failure;
 use warmpath_router_core::stock::usage::EventReader;
+use warmpath_shell::trace::Span;
 
 /// Says that an answer broke off; the connection to the client ends with it.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,8 @@ pub(super) struct Relay {
     shape: Shape,
     /// Counts the events of a stream whose events are numbered.
     numbered: Option<EventReader>,
+    /// Are the attempt's part of a trace and the request's, in the order in which they end.
+    spans: (Span, Span),
     _place: Place,
     outcome: Outcome,
 }
@@ -48,7 +51,7 @@ enum Outcome {
 
 impl Relay {
     /// Returns the relay of an answer that has begun; the request's body is no longer needed.
-    pub(super) fn new(app: &App, arrival: Arrival, booking: Booking, worker: String) -> Self {
+    pub(super) fn new(app: &App, arrival: Arrival, (booking, attempt): (Booking, Span), worker: String) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),
             request_id: arrival.id,
@@ -57,6 +60,7 @@ impl Relay {
             booking,
             shape: arrival.shape,
             numbered: (arrival.shape == Shape::Responses).then(EventReader::default),
+            spans: (attempt, arrival.span),
             _place: arrival.place,
             outcome: Outcome::Open,
         }
@@ -115,8 +119,13 @@ impl State {
         relay.outcome = Outcome::Broken;
         relay.metrics.broken_answers.inc();
         relay.booking.failed(failure);
+        relay.spans.0.fail(failure.label());
         tracing::warn!(
-            request_id = %relay.request_id, worker = %relay.worker, failure = failure.label(), "answer broke off"
+            request_id = %relay.request_id,
+            trace_id = relay.spans.1.trace_id(),
+            worker = %relay.worker,
+            failure = failure.label(),
+            "answer broke off"
         );
         if self.kind == BodyKind::Other {
             return Err(BrokenOff);

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 use warmpath_shell::log::LogFormat;
+use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
 
@@ -210,6 +211,10 @@ pub struct Flags {
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
+
+    /// Are those of traces.
+    #[command(flatten)]
+    pub trace: TraceFlags,
 
     /// Form of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]

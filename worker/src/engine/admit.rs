@@ -147,10 +147,12 @@ impl Stepper<'_> {
 
     fn start(&mut self, waiting: Waiting, plan: SlotPlan) {
         let Waiting { admission, fetching, .. } = waiting;
+        let began = Instant::now();
         let (slot, cached) = match self.reuse(&self.wish(&admission), &plan, admission.submission.shifts) {
             Some(reused) => (reused.slot, self.prepare_moved(&reused)),
             None => (plan.slot, self.prepare((&admission, &fetching), &plan)),
         };
+        let restored = began.elapsed();
         let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
         self.cache.let_go(&fetching);
         let submission = &admission.submission;
@@ -169,7 +171,7 @@ impl Stepper<'_> {
         self.unsaved.remove(&slot);
         self.view.counters.admit(submission.prompt.len() as u64, cached);
         self.n_started += 1;
-        let started = Started { slot, cached };
+        let started = Started { slot, cached, restored };
         self.priorities[usize::from(slot.0)] = submission.priority;
         let stops = self.checkpoint_stops(&admission, cached.total());
         let sequence = Sequence::start(admission, started, self.n_started);

@@ -3,6 +3,7 @@
 //! Not here: how a submission is run (`thread`), where events go (the HTTP side).
 
 use std::ops::AddAssign;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -224,6 +225,8 @@ pub struct Started {
     pub slot: SlotId,
     /// Says where the prompt tokens came from that were reused.
     pub cached: CachedTokens,
+    /// Is how long it took to bring their state into the slot.
+    pub restored: Duration,
 }
 
 impl Started {

@@ -61,7 +61,10 @@ pub async fn start(
     body: Body,
     read_prompts: ReadPrompts,
 ) -> Result<Messages, RequestError> {
+    let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
+    span.name("warmpath.request_id", context.id.as_str());
     let arrival = Arrival {
+        span,
         id: context.id,
         at: context.arrived,
         wanted_slot: context.wanted_slot,

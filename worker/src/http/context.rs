@@ -15,6 +15,7 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_shell::dialect_errors::as_anthropic;
+use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 
 use super::state::App;
 
@@ -29,6 +30,8 @@ pub struct RequestContext {
     pub wanted_slot: Option<SlotId>,
     /// Is the number of reused tokens that the router counts on.
     pub predicted_cached_tokens: Option<u32>,
+    /// Holds the headers by which the request is part of a trace.
+    pub trace: HeaderMap,
     /// Is the tenant's salt.
     pub cache_salt: Option<String>,
 }
@@ -41,6 +44,10 @@ impl RequestContext {
             arrived: Instant::now(),
             wanted_slot: number(headers, headers::SLOT).map(SlotId),
             predicted_cached_tokens: number(headers, headers::PREDICTED_CACHED_TOKENS),
+            trace: [TRACEPARENT, TRACESTATE]
+                .into_iter()
+                .filter_map(|name| Some((HeaderName::from_static(name), headers.get(name)?.clone())))
+                .collect(),
             cache_salt: text(headers, headers::CACHE_SALT).map(str::to_owned),
         }
     }

@@ -40,6 +40,7 @@ pub async fn metrics(State(app): State<App>) -> Response {
     if let Ok(served) = app.served() {
         let (counters, cache) = served.counted();
         app.metrics.copy_engine(&counters, &cache);
+        app.metrics.lost_spans.set(i64::try_from(app.tracer.n_lost()).unwrap_or(i64::MAX));
         as_llama_server = app.metrics.encode_as_llama_server(&counters);
     }
     let described = [

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::http::HeaderValue;
 use tokio::sync::watch;
 use warmpath_shell::fleet_token::FleetTokens;
+use warmpath_shell::trace::Tracer;
 
 use crate::engine::EngineError;
 use crate::error::RequestError;
@@ -26,6 +27,8 @@ pub struct App {
     pub slot_save_path: Option<PathBuf>,
     /// Is the tokens of which a request must present one; absent where everybody may ask.
     pub tokens: Option<Arc<FleetTokens>>,
+    /// Makes traces.
+    pub tracer: Tracer,
     /// Counts what happens.
     pub metrics: Arc<Metrics>,
 }

@@ -6,6 +6,7 @@ use axum::http::HeaderValue;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use warmpath_shell::trace::Tracer;
 
 use super::*;
 use crate::metrics::Metrics;
@@ -16,7 +17,15 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let (phase, seen) = watch::channel(Phase::Loading { percent });
     let worker = HeaderValue::from_static("w");
     let app =
-        App { phase: seen, worker, body_bytes_max: 1000, slot_save_path: None, tokens: None, metrics: Arc::new(Metrics::new()) };
+        App {
+            phase: seen,
+            worker,
+            body_bytes_max: 1000,
+            slot_save_path: None,
+            tokens: None,
+            tracer: Tracer::default(),
+            metrics: Arc::new(Metrics::new()),
+        };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));
     tokio::spawn(async move { axum::serve(listener, router(app)).await });

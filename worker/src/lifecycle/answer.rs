@@ -9,6 +9,7 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use warmpath_common::ids::{RequestId, Token};
+use warmpath_shell::trace::{Span, Value};
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
@@ -163,23 +164,60 @@ impl Choice {
 pub(super) struct Clock {
     request_id: RequestId,
     arrived: Instant,
+    /// Is when the part of the request began that runs now.
+    part_began: Instant,
     saw_token: bool,
+    span: Span,
     metrics: Arc<Metrics>,
 }
 
 impl Clock {
-    pub(super) fn start(arrival: &Arrival, metrics: &Arc<Metrics>) -> Self {
+    pub(super) fn start(arrival: &mut Arrival, metrics: &Arc<Metrics>) -> Self {
         let request_id = arrival.id.clone();
-        Self { request_id, arrived: arrival.at, saw_token: false, metrics: Arc::clone(metrics) }
+        Self {
+            request_id,
+            arrived: arrival.at,
+            part_began: arrival.at,
+            saw_token: false,
+            span: std::mem::replace(&mut arrival.span, Span::none()),
+            metrics: Arc::clone(metrics),
+        }
     }
 
     pub(super) fn elapsed_s(&self) -> f64 {
         self.arrived.elapsed().as_secs_f64()
     }
 
+    /// Takes note that the prompt is prepared, or cannot be.
+    pub(super) fn prepared(&mut self) {
+        self.metrics.prompt.observe(self.elapsed_s());
+        self.part("worker.prepare", Instant::now(), Vec::new());
+    }
+
+    /// Takes note that the first choice has its slot.
+    fn started(&mut self, started: &Started) {
+        let now = Instant::now();
+        self.part("worker.queue", now.checked_sub(started.restored).unwrap_or(now), Vec::new());
+        let CachedTokens { resident, ram, disk, shifted } = started.cached;
+        if started.cached.total() > 0 {
+            let by_tier = [("resident", resident), ("ram", ram), ("disk", disk), ("shifted", shifted)];
+            let count = |(key, n): (&'static str, u32)| (key, Value::Count(n.into()));
+            self.part("worker.restore", now, by_tier.map(count).into());
+        }
+        self.span.name("warmpath.slot", started.slot.to_string());
+        self.span.count("warmpath.cached_tokens", started.cached.total());
+    }
+
+    /// Records the part of the request that ends, and begins the next.
+    fn part(&mut self, name: &'static str, end: Instant, values: Vec<(&'static str, Value)>) {
+        let start = std::mem::replace(&mut self.part_began, end);
+        self.span.part(name, (start.min(end), end), values);
+    }
+
     fn token(&mut self) {
         if !self.saw_token {
             self.saw_token = true;
+            self.part("worker.prefill", Instant::now(), Vec::new());
             self.metrics.ttft.observe(self.elapsed_s());
         }
     }
@@ -192,19 +230,31 @@ impl Clock {
     }
 }
 
+impl Drop for Clock {
+    fn drop(&mut self) {
+        if self.saw_token {
+            self.part("worker.decode", Instant::now(), Vec::new());
+        }
+    }
+}
+
 impl Answer {
     /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
     ///
     /// Errors: `Engine`, when the first choice fails before it starts.
-    pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, clock: Clock) -> Result<Self, RequestError> {
+    pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, mut clock: Clock) -> Result<Self, RequestError> {
         let (mut choices, mut receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let started = match receivers[0].recv().await {
             Some(Event::Started(started)) => started,
-            Some(Event::Failed(error)) => return Err(error.into()),
+            Some(Event::Failed(error)) => {
+                clock.span.fail("engine");
+                return Err(error.into());
+            }
             Some(event) => return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") }),
             None => return Err(EngineError::Stopped.into()),
         };
         choices[0].start(started, &clock.metrics);
+        clock.started(&started);
         let events = receivers
             .into_iter()
             .enumerate()
@@ -257,7 +307,10 @@ impl Answer {
                     return Ok(Some(Step::Text { choice, text, token, probabilities }));
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
-                Event::Failed(error) => return Err(error.into()),
+                Event::Failed(error) => {
+                    self.clock.span.fail("engine");
+                    return Err(error.into());
+                }
             }
         }
         Ok(None)
@@ -270,6 +323,9 @@ impl Answer {
         self.n_open -= 1;
         if self.n_open == 0 {
             self.clock.metrics.request.observe(self.clock.elapsed_s());
+            let totals = self.totals();
+            self.clock.span.count("warmpath.prompt_tokens", totals.prompt_tokens);
+            self.clock.span.count("warmpath.completion_tokens", totals.completion_tokens);
             self.log();
         }
         Step::Finished { choice, reason }
@@ -279,6 +335,7 @@ impl Answer {
         let totals = self.totals();
         tracing::info!(
             request_id = %self.clock.request_id,
+            trace_id = self.clock.span.trace_id(),
             slot = %self.started.slot,
             prompt_tokens = totals.computed_tokens + totals.reused.total(),
             prefix_cache_tokens = totals.reused.total(),

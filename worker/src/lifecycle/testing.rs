@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use warmpath_common::ids::RequestId;
+use warmpath_shell::trace::Span;
 
 use super::answer::{Answer, Choice, Clock, Form};
 use super::{Arrival, Delivery};
@@ -14,7 +15,8 @@ use crate::metrics::Metrics;
 
 /// Returns an answer of one choice to a prompt of `prompt_tokens`, as these events tell it; the first must be `Started`.
 pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiver<Event>) -> Answer {
-    let arrival = Arrival {
+    let mut arrival = Arrival {
+        span: Span::none(),
         id: RequestId::new("r-1").expect("a name"),
         at: Instant::now(),
         wanted_slot: None,
@@ -23,7 +25,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiv
         body: Body(bytes::Bytes::new()),
         read_prompts: |_, _| Ok(Vec::new()),
     };
-    let clock = Clock::start(&arrival, &Arc::new(Metrics::new()));
+    let clock = Clock::start(&mut arrival, &Arc::new(Metrics::new()));
     let form = Form {
         delivery: Delivery::Stream,
         silence_max: Some(Duration::from_secs(15)),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Request, Uri, header};
+use clap::Args;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -51,6 +52,26 @@ pub struct TraceConfig {
     pub endpoint: String,
     /// Is the share of the traces that begin here which are recorded. Range: 0 to 1.
     pub ratio: f64,
+}
+
+/// Is the flags of traces.
+#[derive(Debug, Clone, Args)]
+pub struct TraceFlags {
+    /// URL of an OpenTelemetry collector that gets traces of requests, as http://10.0.0.9:4318; without it there are none.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
+    /// Share of the traces that begin here which are recorded; one that a client has begun is recorded if its client says so.
+    #[arg(long, env = "WARMPATH_TRACE_RATIO", value_name = "RATIO", default_value_t = 1.0)]
+    pub trace_ratio: f64,
+}
+
+impl TraceFlags {
+    /// Returns where traces go; absent where there are none.
+    pub fn config(&self) -> Option<TraceConfig> {
+        let endpoint = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty())?;
+        Some(TraceConfig { endpoint, ratio: self.trace_ratio })
+    }
 }
 
 /// Says why spans cannot be sent.

@@ -1,5 +1,7 @@
 //! Tests of the dialects' events, each of them exactly: what a short answer, a thought, a call, a limit and a failure are made of.
 
+use std::time::Duration;
+
 use axum::body::to_bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -17,7 +19,7 @@ const CACHED_TOKENS: u32 = 16;
 
 fn started() -> Event {
     let cached = CachedTokens { resident: CACHED_TOKENS, ..CachedTokens::default() };
-    Event::Started(Started { slot: SlotId(0), cached })
+    Event::Started(Started { slot: SlotId(0), cached, restored: Duration::ZERO })
 }
 
 fn text(text: &str) -> Event {

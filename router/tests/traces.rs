@@ -1,0 +1,154 @@
+//! Traces: one for each request, from the client's through the router to the worker's prompt and answer.
+//!
+//! Not here: which traces are recorded, and the header's form (`warmpath-shell`).
+
+#[path = "support/real_worker.rs"]
+mod real_worker;
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use real_worker::RealWorker;
+use serde_json::{Value, json};
+use support::worker::{Behaviour, FakeWorker};
+use support::{TestRouter, eventually, serve_apart};
+use tokio::runtime::Runtime;
+
+/// Is a collector that keeps what it gets.
+struct Collector {
+    url: String,
+    messages: Arc<Mutex<Vec<Value>>>,
+    runtime: Option<Runtime>,
+}
+
+impl Collector {
+    fn start() -> Self {
+        let messages: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let take = async |State(messages): State<Arc<Mutex<Vec<Value>>>>, Json(message): Json<Value>| {
+            messages.lock().expect("no test panics here").push(message);
+            Json(json!({}))
+        };
+        let routes = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&messages));
+        let (address, runtime) = serve_apart("127.0.0.1:0".parse().expect("an address"), routes);
+        Self { url: format!("http://{address}"), messages, runtime: Some(runtime) }
+    }
+
+    /// Returns every span, each with its service.
+    fn spans(&self) -> Vec<Value> {
+        let messages = self.messages.lock().expect("no test panics here");
+        let mut spans = Vec::new();
+        for resource in messages.iter().flat_map(|message| message["resourceSpans"].as_array().expect("a list")) {
+            let service = &resource["resource"]["attributes"][0]["value"]["stringValue"];
+            for span in resource["scopeSpans"][0]["spans"].as_array().expect("a list") {
+                let mut span = span.clone();
+                span["service"] = service.clone();
+                spans.push(span);
+            }
+        }
+        spans
+    }
+
+    async fn span(&self, name: &str) -> Value {
+        let find = || self.spans().into_iter().find(|span| span["name"] == name);
+        eventually(name, || async { find().is_some() }).await;
+        find().expect("it is there")
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn ns(span: &Value, which: &str) -> u128 {
+    span[which].as_str().expect("a number as text").parse().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_one_connected_trace_without_any_text() {
+    let collector = Collector::start();
+    let flags = ["--otlp-endpoint", collector.url.as_str()];
+    // The worker records what its router records, and nothing of its own.
+    let worker = RealWorker::start(&[&flags[..], &["--trace-ratio", "0"]].concat()).await;
+    let router = TestRouter::ready_for(&[worker.url("http")], &flags).await;
+    let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let body = json!({"messages": [{"role": "user", "content": "chestnuts"}], "max_tokens": 4, "stream": true});
+    let request = router.client.post(router.url("/v1/chat/completions")).body(body.to_string());
+    let request = request.header("traceparent", format!("00-{trace}-{parent}-01")).header("tracestate", "v=1");
+    let answer = request.send().await.expect("an answer").text().await.expect("text");
+    assert!(answer.contains("[DONE]"), "{answer}");
+
+    let expected = [
+        ("router.request", None, 2),
+        ("router.prepare", Some("router.request"), 1),
+        ("router.attempt", Some("router.request"), 3),
+        ("worker.request", Some("router.attempt"), 2),
+        ("worker.prepare", Some("worker.request"), 1),
+        ("worker.queue", Some("worker.request"), 1),
+        ("worker.prefill", Some("worker.request"), 1),
+        ("worker.decode", Some("worker.request"), 1),
+    ];
+    for (name, of, kind) in expected {
+        let span = collector.span(name).await;
+        assert_eq!((&span["traceId"], &span["kind"]), (&json!(trace), &json!(kind)), "{name}");
+        assert_eq!(span["traceState"], "v=1", "{name}");
+        assert_eq!(span["service"], format!("warmpath-{}", name.split('.').next().expect("a service")));
+        let above = match of {
+            None => json!({"spanId": parent, "startTimeUnixNano": "0", "endTimeUnixNano": u64::MAX.to_string()}),
+            Some(of) => collector.span(of).await,
+        };
+        assert_eq!(span["parentSpanId"], above["spanId"], "{name}");
+        // Each time is turned into the time of day by itself.
+        let slack = 5_000_000;
+        assert!(ns(&span, "startTimeUnixNano") + slack >= ns(&above, "startTimeUnixNano"), "{name}: {span} {above}");
+        assert!(ns(&span, "endTimeUnixNano") <= ns(&above, "endTimeUnixNano") + slack, "{name}: {span} {above}");
+        assert!(ns(&span, "startTimeUnixNano") <= ns(&span, "endTimeUnixNano") + slack, "{name}");
+    }
+    let all = collector.spans();
+    assert_eq!(all.len(), expected.len(), "{all:?}");
+    let ids: std::collections::HashSet<_> = all.iter().map(|span| span["spanId"].to_string()).collect();
+    assert_eq!(ids.len(), all.len());
+    let said = format!("{all:?}");
+    assert!(!said.contains("chestnuts"), "{said}");
+    let texts: Vec<Value> = answer.split("data: ").filter_map(|event| serde_json::from_str(event.trim()).ok()).collect();
+    for text in texts.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()) {
+        assert!(text.len() < 4 || !said.contains(text), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_attempt_is_a_span_of_its_own_and_a_collector_that_is_away_harms_nobody() {
+    let mut collector = Collector::start();
+    let (bad, good) = (FakeWorker::start(1), FakeWorker::start(2));
+    bad.with(|script| script.behaviour = Behaviour::Refuse(503));
+    let flags = ["--otlp-endpoint", collector.url.as_str(), "--policy", "round-robin"];
+    let router = TestRouter::ready(&[&bad, &good], &flags).await;
+    eventually("both are ready", || async { router.state_of(1).await == "ready" && router.state_of(0).await == "ready" }).await;
+    eventually("one attempt fails", || async {
+        assert_eq!(router.chat("hello").await.status(), 200);
+        router.metric("warmpath_router_failed_attempts_total{failure=\"unready\"}").await > 0.0
+    })
+    .await;
+    eventually("the failed attempt is told", || async {
+        let spans = collector.spans();
+        let failed = spans.iter().find(|span| span["status"]["message"] == "unready");
+        let Some(failed) = failed else { return false };
+        let of_trace = spans.iter().filter(|span| span["traceId"] == failed["traceId"]);
+        of_trace.filter(|span| span["name"] == "router.attempt").count() == 2
+    })
+    .await;
+    let seen = bad.seen()[0].headers["traceparent"].to_str().expect("text").to_owned();
+    assert!(seen.ends_with("-01"), "{seen}");
+
+    let runtime = collector.runtime.take().expect("it runs");
+    tokio::task::block_in_place(|| drop(runtime));
+    assert_eq!(router.chat("hello").await.status(), 200);
+    router.wait_for_metric("warmpath_router_lost_spans", 1.0).await;
+    assert_eq!(router.chat("hello").await.status(), 200);
+}
