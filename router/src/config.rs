@@ -313,8 +313,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             tls: ClientFiles { ca: flags.worker_ca, own: cert_files(flags.worker_cert, flags.worker_key) },
         },
         keys_file: flags.api_keys_file,
-        tls: cert_files(flags.tls_cert, flags.tls_key)
-            .map(|own| ServerFiles { own, client_ca: flags.tls_client_ca }),
+        tls: cert_files(flags.tls_cert, flags.tls_key).map(|own| ServerFiles { own, client_ca: flags.tls_client_ca }),
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         trace: flags.trace.config(),
         requests: RequestConfig {

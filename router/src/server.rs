@@ -149,11 +149,7 @@ fn open_keys(
 }
 
 /// Returns what connects to workers, and follows the files that it does so with.
-fn open_clients(
-    config: &FleetConfig,
-    metrics: &Arc<Metrics>,
-    tasks: &mut JoinSet<()>,
-) -> Result<Clients, StartError> {
+fn open_clients(config: &FleetConfig, metrics: &Arc<Metrics>, tasks: &mut JoinSet<()>) -> Result<Clients, StartError> {
     let tls = config.tls.open().map_err(StartError::WorkerTls)?;
     let (files, followed, counted) = (config.tls.clone(), Arc::clone(&tls), Arc::clone(metrics));
     tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });

@@ -54,8 +54,10 @@ async fn every_call_to_a_worker_shows_the_token_and_none_to_a_stock_server() {
     let stock = FakeStock::start("other");
     let file = TokenFile::new(&token('a'));
     let router = TestRouter::ready_for(&[worker.url(), format!("openai+{}", stock.url())], &file.flags()).await;
-    for (model, path) in [("tiny", "/v1/chat/completions"), ("other", "/v1/chat/completions"), ("tiny", "/v1/messages")] {
-        let body = chat_body("hello", false).replacen('{', &format!("{{\"model\": \"{model}\", \"max_tokens\": 5, "), 1);
+    for (model, path) in [("tiny", "/v1/chat/completions"), ("other", "/v1/chat/completions"), ("tiny", "/v1/messages")]
+    {
+        let body =
+            chat_body("hello", false).replacen('{', &format!("{{\"model\": \"{model}\", \"max_tokens\": 5, "), 1);
         let request = router.client.post(router.url(path)).bearer_auth("of-the-client").header("x-api-key", "its-own");
         assert_eq!(request.body(body).send().await.expect("an answer").status(), 200, "{model} {path}");
     }
@@ -106,7 +108,10 @@ async fn tokens_are_changed_without_a_lost_request() {
     let shows = async |letter: char| {
         eventually("the file is read", || async {
             assert_eq!(router.chat("hello").await.status(), 200);
-            worker.asked().last().is_some_and(|(_, headers)| headers["authorization"] == format!("Bearer {}", token(letter)))
+            worker
+                .asked()
+                .last()
+                .is_some_and(|(_, headers)| headers["authorization"] == format!("Bearer {}", token(letter)))
         })
         .await;
     };

@@ -116,7 +116,8 @@ async fn a_request_is_one_connected_trace_without_any_text() {
     assert_eq!(ids.len(), all.len());
     let said = format!("{all:?}");
     assert!(!said.contains("chestnuts"), "{said}");
-    let texts: Vec<Value> = answer.split("data: ").filter_map(|event| serde_json::from_str(event.trim()).ok()).collect();
+    let texts: Vec<Value> =
+        answer.split("data: ").filter_map(|event| serde_json::from_str(event.trim()).ok()).collect();
     for text in texts.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()) {
         assert!(text.len() < 4 || !said.contains(text), "{text}");
     }
@@ -129,7 +130,10 @@ async fn a_failed_attempt_is_a_span_of_its_own_and_a_collector_that_is_away_harm
     bad.with(|script| script.behaviour = Behaviour::Refuse(503));
     let flags = ["--otlp-endpoint", collector.url.as_str(), "--policy", "round-robin"];
     let router = TestRouter::ready(&[&bad, &good], &flags).await;
-    eventually("both are ready", || async { router.state_of(1).await == "ready" && router.state_of(0).await == "ready" }).await;
+    eventually("both are ready", || async {
+        router.state_of(1).await == "ready" && router.state_of(0).await == "ready"
+    })
+    .await;
     eventually("one attempt fails", || async {
         assert_eq!(router.chat("hello").await.status(), 200);
         router.metric("warmpath_router_failed_attempts_total{failure=\"unready\"}").await > 0.0

@@ -94,7 +94,11 @@ async fn a_certificate_must_bear_the_name_by_which_the_worker_is_found() {
     let url = format!("https://{}", worker.address);
     eventually("its address is ready", || async {
         let page = by_name.fleet().await;
-        page["workers"].as_array().expect("a list").iter().any(|worker| worker["url"] == url && worker["state"] == "ready")
+        page["workers"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .any(|worker| worker["url"] == url && worker["state"] == "ready")
     })
     .await;
 }

@@ -39,7 +39,9 @@ pub enum RequestError {
         source: Box<RequestError>,
     },
     /// The request presents no token that is known.
-    #[error("no token of this fleet, or one that is not known: send it as `Authorization: Bearer TOKEN`, or as `x-api-key: TOKEN`")]
+    #[error(
+        "no token of this fleet, or one that is not known: send it as `Authorization: Bearer TOKEN`, or as `x-api-key: TOKEN`"
+    )]
     Unauthorized,
     /// Nothing of this kind is stored.
     #[error("there is no response `{id}`: responses are not stored here")]

@@ -185,7 +185,11 @@ type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
 /// Returns the answer to a request once its first choice has a slot.
 ///
 /// Errors: any [`RequestError`] that shows before the first token.
-pub async fn start(serving: &Arc<Serving>, metrics: &Arc<Metrics>, mut arrival: Arrival) -> Result<Answer, RequestError> {
+pub async fn start(
+    serving: &Arc<Serving>,
+    metrics: &Arc<Metrics>,
+    mut arrival: Arrival,
+) -> Result<Answer, RequestError> {
     serving.check_room()?;
     let mut clock = Clock::start(&mut arrival, metrics);
     let on_the_way = serving.engine.announce();

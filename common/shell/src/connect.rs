@@ -93,9 +93,7 @@ impl Service<Uri> for Connector {
             let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
             Ok(MaybeHttpsStream::from(secured))
         };
-        Box::pin(async move {
-            tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))?
-        })
+        Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }
 }
 

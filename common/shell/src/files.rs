@@ -20,10 +20,7 @@ pub struct Failure {
 }
 
 /// Looks every second for as long as it is polled, and tells each look that fails.
-pub async fn watch<E: std::error::Error>(
-    mut look: impl FnMut() -> Result<(), E>,
-    mut failed: impl FnMut(Failure),
-) {
+pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(Failure)) {
     let mut last = String::new();
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;

@@ -282,7 +282,8 @@ mod tests {
     #[test]
     fn the_parent_decides_what_is_recorded_and_else_the_ratio() {
         let (spans, mut sent) = mpsc::channel(8);
-        let tracer = |ratio| Tracer(Some(Arc::new(Recorder { spans: spans.clone(), ratio, n_lost: AtomicU64::new(0) })));
+        let tracer =
+            |ratio| Tracer(Some(Arc::new(Recorder { spans: spans.clone(), ratio, n_lost: AtomicU64::new(0) })));
         let given = |flags: &str| {
             let value = format!("00-{}-{}-{flags}", "a".repeat(32), "b".repeat(16));
             HeaderMap::from_iter([(TRACEPARENT.parse().expect("a name"), value.parse().expect("a value"))])

@@ -343,18 +343,30 @@ mod tests {
             ("--worker http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker openai+http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker-dns a", "--worker-dns a: it must be HOST:PORT or https://HOST:PORT, with or without openai+"),
-            ("--worker-dns a:0", "--worker-dns a:0: it must be HOST:PORT or https://HOST:PORT, with or without openai+"),
+            (
+                "--worker-dns a:0",
+                "--worker-dns a:0: it must be HOST:PORT or https://HOST:PORT, with or without openai+",
+            ),
             (
                 "--worker-dns http://a:1",
                 "--worker-dns http://a:1: it must be HOST:PORT or https://HOST:PORT, with or without openai+",
             ),
-            ("--kubernetes-service chat:8081", "--kubernetes-service chat:8081: it must be NAMESPACE/NAME:PORT, with or without https://"),
-            ("--kubernetes-service llm/chat", "--kubernetes-service llm/chat: it must be NAMESPACE/NAME:PORT, with or without https://"),
+            (
+                "--kubernetes-service chat:8081",
+                "--kubernetes-service chat:8081: it must be NAMESPACE/NAME:PORT, with or without https://",
+            ),
+            (
+                "--kubernetes-service llm/chat",
+                "--kubernetes-service llm/chat: it must be NAMESPACE/NAME:PORT, with or without https://",
+            ),
             (
                 "--kubernetes-service llm/chat:99999",
                 "--kubernetes-service llm/chat:99999: it must be NAMESPACE/NAME:PORT, with or without https://",
             ),
-            ("--kubernetes-service llm/a,b:1", "--kubernetes-service llm/a: it must be NAMESPACE/NAME:PORT, with or without https://"),
+            (
+                "--kubernetes-service llm/a,b:1",
+                "--kubernetes-service llm/a: it must be NAMESPACE/NAME:PORT, with or without https://",
+            ),
         ] {
             assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
         }

@@ -131,7 +131,10 @@ mod tests {
         let shown: Vec<_> = listed.iter().map(|found| (found.address.url.to_string(), found.is_ending)).collect();
         let expected = [("1", false), ("2", false), ("3", true), ("4", false)];
         assert_eq!(shown, expected.map(|(n, is_ending)| (format!("http://10.0.0.{n}:8081/"), is_ending)));
-        assert_eq!(endpoints(&slice, &service(KubernetesPort::Number(7)))[0].address.url.as_str(), "http://10.0.0.1:7/");
+        assert_eq!(
+            endpoints(&slice, &service(KubernetesPort::Number(7)))[0].address.url.as_str(),
+            "http://10.0.0.1:7/"
+        );
         assert_eq!(endpoints(&slice, &service(KubernetesPort::Name("other".into()))), []);
     }
 

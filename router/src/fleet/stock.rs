@@ -136,12 +136,7 @@ impl From<ProbeError> for Left {
 }
 
 /// Follows one stock server for as long as it is in the fleet.
-pub async fn follow(
-    fleet: Arc<Fleet>,
-    worker: WorkerIdx,
-    stock: Arc<Stock>,
-    outbox: Outbox,
-) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, outbox: Outbox) {
     let member = fleet.member(worker);
     let probe = Probe::new(member.client.clone());
     let follower = Follower { fleet, worker, member, stock, outbox };

@@ -198,11 +198,7 @@ pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
 }
 
 /// Tries once to have a vocabulary.
-async fn settle(
-    fleet: &Fleet,
-    key: VocabularyKey,
-    retries: &mut HashMap<VocabularyKey, Retry>,
-) -> VocabularyState {
+async fn settle(fleet: &Fleet, key: VocabularyKey, retries: &mut HashMap<VocabularyKey, Retry>) -> VocabularyState {
     match obtain(fleet, key).await {
         Ok(state) => {
             // Workers may be put right, under the same model.

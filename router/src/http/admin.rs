@@ -14,7 +14,8 @@ use warmpath_router_core::fleet::{Link, WorkerView};
 use super::state::App;
 
 /// Lists every state that a worker can be in, so that each has its metric from the start.
-const STATES: &[&str] = &["ready", "connecting", "down", "refused", "stale", "excluded", "draining", "leaving", "failing"];
+const STATES: &[&str] =
+    &["ready", "connecting", "down", "refused", "stale", "excluded", "draining", "leaving", "failing"];
 
 /// Answers with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {

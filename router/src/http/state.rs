@@ -59,7 +59,11 @@ impl Drop for Place {
 
 impl App {
     /// Returns the state of a router that has answered nothing.
-    pub fn new(fleet: Arc<Fleet>, requests: RequestConfig, (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer)) -> Self {
+    pub fn new(
+        fleet: Arc<Fleet>,
+        requests: RequestConfig,
+        (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer),
+    ) -> Self {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             fleet,

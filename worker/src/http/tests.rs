@@ -16,16 +16,15 @@ use crate::serving::Phase;
 async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let (phase, seen) = watch::channel(Phase::Loading { percent });
     let worker = HeaderValue::from_static("w");
-    let app =
-        App {
-            phase: seen,
-            worker,
-            body_bytes_max: 1000,
-            slot_save_path: None,
-            tokens: None,
-            tracer: Tracer::default(),
-            metrics: Arc::new(Metrics::new()),
-        };
+    let app = App {
+        phase: seen,
+        worker,
+        body_bytes_max: 1000,
+        slot_save_path: None,
+        tokens: None,
+        tracer: Tracer::default(),
+        metrics: Arc::new(Metrics::new()),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));
     tokio::spawn(async move { axum::serve(listener, router(app)).await });

@@ -28,7 +28,10 @@ async fn whoever_presents_no_token_hears_so_in_the_api_s_own_words() {
         worker.post("/v1/chat/completions", &chat).header("x-api-key", &new),
     ] {
         let response = request.send().await.expect("the worker responds");
-        assert_eq!((response.status().as_u16(), response.headers()["www-authenticate"].as_bytes()), (401, &b"Bearer"[..]));
+        assert_eq!(
+            (response.status().as_u16(), response.headers()["www-authenticate"].as_bytes()),
+            (401, &b"Bearer"[..])
+        );
         let error = response.json::<Value>().await.expect("JSON")["error"].clone();
         assert_eq!((&error["type"], &error["code"]), (&json!("authentication_error"), &json!("invalid_api_key")));
     }
