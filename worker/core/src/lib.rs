@@ -10,6 +10,7 @@ pub mod checkpoints;
 pub mod chunk_index;
 pub mod costs;
 pub mod embed_plan;
+pub mod grammar;
 pub mod output;
 pub mod prefix_tree;
 pub mod probabilities;

@@ -1,0 +1,269 @@
+//! The rows of a grammar: everything that it may be in the middle of at one place of a text, and what a character makes of it.
+//!
+//! Not here: how a row is completed (`closure`), tokens and their bytes (`follower`).
+//! The idea: an item is a dot in an alternative with a set of callers, where it goes on when the alternative is over. Callers are
+//! items themselves, sets of them are kept once, and so are rows: the same text in the same surroundings gives the same
+//! row, however long it is. What a row and a character give is remembered, so a grammar soon runs like a table.
+//! Source: Earley 1970 and Tomita's graph-structured stack, with Leo's treatment of right recursion as tail calls.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use warmpath_common::ids::Token;
+
+use super::closure::Closure;
+use super::compile::{Dot, Grammar};
+use super::reader::Symbol;
+
+/// Is how much an answer's rows may take before those that are not in use are dropped. Units: bytes.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+
+/// Is how much the rows in use may take. Units: bytes. Source: a text nested some 100,000 deep.
+const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
+
+/// Is what a row costs besides its items, in work and in bytes. Source: its table of the first 128 characters.
+const ROW_COST: u64 = 64;
+const ROW_BYTES: usize = 700;
+
+/// Says that a step would have taken more work or more memory than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the grammar can be followed in too many ways, or is nested too deep, to go on")]
+pub struct Exhausted;
+
+pub(super) type RowId = u32;
+pub(super) type CallersId = u32;
+
+/// Is a place in an alternative and where it goes on when that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Item {
+    pub(super) dot: Dot,
+    pub(super) callers: CallersId,
+}
+
+/// Are the callers of the grammar's root: the text is over.
+const ROOT_CALLERS: CallersId = 0;
+
+/// Says in a table that a row has not been looked for, and that there is none.
+const UNKNOWN: RowId = RowId::MAX;
+const NONE: RowId = RowId::MAX - 1;
+
+const N_ASCII: usize = 128;
+
+#[derive(Debug, Clone)]
+struct Row {
+    /// Lists the items with which it begins, which tell it from other rows.
+    kernel: Arc<[Item]>,
+    /// Lists the items that wait for a character or token.
+    terminals: Box<[Item]>,
+    accepts: bool,
+    /// Is the next row by character, once one is known.
+    next: Option<Box<[RowId; N_ASCII]>>,
+}
+
+/// Is the rows that an answer has come across.
+#[derive(Debug, Clone)]
+pub(super) struct Automaton {
+    grammar: Arc<Grammar>,
+    rows: Vec<Row>,
+    row_ids: HashMap<Arc<[Item]>, RowId>,
+    callers: Vec<Arc<[Item]>>,
+    callers_ids: HashMap<Arc<[Item]>, CallersId>,
+    /// Is the next row by what lies between two of the grammar's bounds.
+    next: HashMap<(RowId, usize), RowId>,
+    n_bytes: usize,
+    fuel: u64,
+    closure: Closure,
+}
+
+impl Automaton {
+    /// Returns the rows of a grammar, as yet only the first.
+    ///
+    /// Errors: the first row takes more than `fuel`.
+    pub(super) fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<(Self, RowId), Exhausted> {
+        let mut automaton = Self::empty(Arc::clone(grammar), fuel);
+        let root = automaton.intern(vec![Item { dot: 0, callers: ROOT_CALLERS }]);
+        debug_assert_eq!(root, ROOT_CALLERS);
+        let starts = grammar.starts(grammar.root).iter();
+        let first = automaton.row(starts.map(|dot| Item { dot: *dot, callers: root }).collect())?;
+        Ok((automaton, first))
+    }
+
+    fn empty(grammar: Arc<Grammar>, fuel: u64) -> Self {
+        Self {
+            grammar,
+            rows: Vec::new(),
+            row_ids: HashMap::new(),
+            callers: Vec::new(),
+            callers_ids: HashMap::new(),
+            next: HashMap::new(),
+            n_bytes: 0,
+            fuel,
+            closure: Closure::default(),
+        }
+    }
+
+    /// Says how much work may be done until it says so again. Units: items looked at, some 10 ns each.
+    pub(super) fn refuel(&mut self, fuel: u64) {
+        self.fuel = fuel;
+    }
+
+    pub(super) fn pay(&mut self, cost: u64) -> Result<(), Exhausted> {
+        self.fuel = self.fuel.checked_sub(cost).ok_or(Exhausted)?;
+        Ok(())
+    }
+
+    pub(super) fn grammar(&self) -> &Grammar {
+        &self.grammar
+    }
+
+    /// Returns whether the text may be over.
+    pub(super) fn accepts(&self, row: RowId) -> bool {
+        self.rows[row as usize].accepts
+    }
+
+    /// Returns the row behind a character; `None` where the grammar does not allow it.
+    pub(super) fn step(&mut self, row: RowId, c: u32) -> Result<Option<RowId>, Exhausted> {
+        self.pay(1)?;
+        let known = match &self.rows[row as usize].next {
+            _ if c as usize >= N_ASCII => self.next.get(&(row, self.band(c))).copied().unwrap_or(UNKNOWN),
+            Some(next) => next[c as usize],
+            None => UNKNOWN,
+        };
+        match known {
+            UNKNOWN => {}
+            NONE => return Ok(None),
+            next => return Ok(Some(next)),
+        }
+        let grammar = Arc::clone(&self.grammar);
+        let next = self.advance(row, |symbol| match symbol {
+            Symbol::Chars(set) => grammar.sets[set as usize].meets((c, c)),
+            _ => false,
+        })?;
+        let known = next.unwrap_or(NONE);
+        if c as usize >= N_ASCII {
+            self.next.insert((row, self.band(c)), known);
+            self.n_bytes += 32;
+        } else {
+            let row = &mut self.rows[row as usize];
+            row.next.get_or_insert_with(|| Box::new([UNKNOWN; N_ASCII]))[c as usize] = known;
+        }
+        Ok(next)
+    }
+
+    /// Returns the row behind a token that is taken as such, not by its text.
+    pub(super) fn step_token(&mut self, row: RowId, token: Token) -> Result<Option<RowId>, Exhausted> {
+        self.advance(row, |symbol| match symbol {
+            Symbol::Token(wanted) => wanted == token,
+            Symbol::OtherToken(unwanted) => unwanted != token,
+            _ => false,
+        })
+    }
+
+    /// Returns whether a character from the first to the last of these may come next.
+    pub(super) fn allows_one_of(&mut self, row: RowId, range: (u32, u32)) -> Result<bool, Exhausted> {
+        let terminals = &self.rows[row as usize].terminals;
+        let meets = |item: &Item| match self.grammar.symbols[item.dot as usize] {
+            Symbol::Chars(set) => self.grammar.sets[set as usize].meets(range),
+            _ => false,
+        };
+        let (is_allowed, n_items) = (terminals.iter().any(meets), terminals.len());
+        self.pay(n_items as u64)?;
+        Ok(is_allowed)
+    }
+
+    /// Lists what a row waits for.
+    pub(super) fn wishes(&self, row: RowId) -> impl Iterator<Item = Symbol> {
+        self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbols[item.dot as usize])
+    }
+
+    /// Returns the row of a text that may be in either row.
+    pub(super) fn join(&mut self, a: RowId, b: RowId) -> Result<RowId, Exhausted> {
+        let kernels = [a, b].map(|row| Arc::clone(&self.rows[row as usize].kernel));
+        self.row(kernels.concat())
+    }
+
+    fn advance(&mut self, row: RowId, is_met: impl Fn(Symbol) -> bool) -> Result<Option<RowId>, Exhausted> {
+        let terminals = &self.rows[row as usize].terminals;
+        let n_items = terminals.len() as u64;
+        let met = terminals.iter().filter(|item| is_met(self.grammar.symbols[item.dot as usize]));
+        let kernel: Vec<Item> = met.map(|item| Item { dot: item.dot + 1, ..*item }).collect();
+        self.pay(n_items)?;
+        if kernel.is_empty() { Ok(None) } else { self.row(kernel).map(Some) }
+    }
+
+    /// Returns the row that begins with these items.
+    fn row(&mut self, mut kernel: Vec<Item>) -> Result<RowId, Exhausted> {
+        kernel.sort_unstable();
+        kernel.dedup();
+        if let Some(row) = self.row_ids.get(kernel.as_slice()) {
+            return Ok(*row);
+        }
+        self.pay(ROW_COST)?;
+        let mut closure = std::mem::take(&mut self.closure);
+        let closed = closure.complete(self, &kernel);
+        let (terminals, accepts) = closure.take();
+        self.closure = closure;
+        closed?;
+        let kernel: Arc<[Item]> = kernel.into();
+        let id = RowId::try_from(self.rows.len()).expect("the rows' bytes are limited");
+        self.n_bytes += ROW_BYTES + size_of::<Item>() * (kernel.len() + terminals.len());
+        self.row_ids.insert(Arc::clone(&kernel), id);
+        self.rows.push(Row { kernel, terminals, accepts, next: None });
+        Ok(id)
+    }
+
+    /// Returns the set of these callers.
+    pub(super) fn intern(&mut self, mut callers: Vec<Item>) -> CallersId {
+        callers.sort_unstable();
+        callers.dedup();
+        if let Some(id) = self.callers_ids.get(callers.as_slice()) {
+            return *id;
+        }
+        let callers: Arc<[Item]> = callers.into();
+        let id = CallersId::try_from(self.callers.len()).expect("the rows' bytes are limited");
+        self.n_bytes += 64 + size_of::<Item>() * callers.len();
+        self.callers_ids.insert(Arc::clone(&callers), id);
+        self.callers.push(callers);
+        id
+    }
+
+    pub(super) fn callers(&self, id: CallersId) -> &Arc<[Item]> {
+        &self.callers[id as usize]
+    }
+
+    /// Drops what is not in use where rows take too much: only these rows are, and their numbers change.
+    ///
+    /// Errors: the rows in use take too much by themselves.
+    pub(super) fn trim(&mut self, in_use: &mut [RowId]) -> Result<(), Exhausted> {
+        if self.n_bytes <= KEPT_BYTES_MAX {
+            return Ok(());
+        }
+        let kernels: Vec<Arc<[Item]>> = in_use.iter().map(|row| Arc::clone(&self.rows[*row as usize].kernel)).collect();
+        let mut is_used = vec![false; self.callers.len()];
+        let mut news: Vec<CallersId> = kernels.iter().flat_map(|kernel| kernel.iter()).map(|item| item.callers).collect();
+        news.push(ROOT_CALLERS);
+        while let Some(id) = news.pop() {
+            if !std::mem::replace(&mut is_used[id as usize], true) {
+                news.extend(self.callers(id).iter().map(|item| item.callers));
+            }
+        }
+        let old = std::mem::replace(self, Self::empty(Arc::clone(&self.grammar), self.fuel));
+        let mut numbers = vec![ROOT_CALLERS; old.callers.len()];
+        let moved = |items: &Arc<[Item]>, numbers: &[CallersId]| -> Vec<Item> {
+            items.iter().map(|item| Item { callers: numbers[item.callers as usize], ..*item }).collect()
+        };
+        // Callers only ever have callers that were there before them.
+        for (id, callers) in old.callers.iter().enumerate().filter(|(id, _)| is_used[*id]) {
+            numbers[id] = self.intern(moved(callers, &numbers));
+        }
+        for (row, kernel) in in_use.iter_mut().zip(&kernels) {
+            *row = self.row(moved(kernel, &numbers))?;
+        }
+        if self.n_bytes > USED_BYTES_MAX { Err(Exhausted) } else { Ok(()) }
+    }
+
+    /// Returns between which of the grammar's bounds a character lies.
+    fn band(&self, c: u32) -> usize {
+        self.grammar.bounds.partition_point(|bound| *bound <= c)
+    }
+}

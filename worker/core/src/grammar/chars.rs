@@ -1,0 +1,157 @@
+//! Sets of characters, and characters whose bytes are not all there yet.
+//!
+//! Not here: what a set is part of (`reader`, `automaton`).
+//! The idea: a set is a list of ranges of code points that text in UTF-8 may have. A token may end within a character; what
+//! is known of it is then a range of code points, and a set allows it as long as the two have one in common.
+
+/// Is the last code point.
+const LAST: u32 = 0x10_FFFF;
+
+/// Lists the code points that a text may have. Without NUL, which llama.cpp's grammars never allow, and the surrogates.
+const TEXT: [(u32, u32); 2] = [(1, 0xD7FF), (0xE000, LAST)];
+
+/// Is a set of characters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct CharSet {
+    /// Lists the ranges, both ends included, ascending, with a gap between any two.
+    ranges: Box<[(u32, u32)]>,
+}
+
+impl CharSet {
+    /// Returns the set of what is in one of `ranges`; a range whose end is below its start holds nothing.
+    pub(super) fn of(ranges: &[(u32, u32)]) -> Self {
+        let mut parts: Vec<(u32, u32)> = Vec::new();
+        for (from, to) in ranges {
+            let within = TEXT.iter().map(|(first, last)| ((*from).max(*first), (*to).min(*last)));
+            parts.extend(within.filter(|(from, to)| from <= to));
+        }
+        parts.sort_unstable();
+        let mut merged: Vec<(u32, u32)> = Vec::with_capacity(parts.len());
+        for (from, to) in parts {
+            match merged.last_mut() {
+                Some((_, end)) if from <= *end + 1 => *end = to.max(*end),
+                _ => merged.push((from, to)),
+            }
+        }
+        Self { ranges: merged.into() }
+    }
+
+    /// Returns the set of all characters that are in none of `ranges`.
+    pub(super) fn without(ranges: &[(u32, u32)]) -> Self {
+        let mut rest = Vec::new();
+        let mut next = 0;
+        for (from, to) in &Self::of(ranges).ranges {
+            if next < *from {
+                rest.push((next, from - 1));
+            }
+            next = to + 1;
+        }
+        rest.push((next, LAST));
+        Self::of(&rest)
+    }
+
+    /// Returns whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Returns whether it has one of the code points from `first` to `last`; there are none where the end is below the start.
+    pub(super) fn meets(&self, (first, last): (u32, u32)) -> bool {
+        let idx = self.ranges.partition_point(|(_, to)| *to < first);
+        first <= last && self.ranges.get(idx).is_some_and(|(from, _)| *from <= last)
+    }
+
+    /// Lists where it begins and where it is over: between two neighbours all characters are in it, or none.
+    pub(super) fn bounds(&self) -> impl Iterator<Item = u32> {
+        self.ranges.iter().flat_map(|(from, to)| [*from, to + 1])
+    }
+}
+
+/// Is the beginning of a character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Partial {
+    /// Is the bits that are known.
+    value: u32,
+    n_bytes_left: u32,
+    /// Is the smallest code point that may be written with as many bytes.
+    smallest: u32,
+}
+
+/// Is what a byte makes of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Decoded {
+    /// A whole character.
+    Whole(u32),
+    /// The beginning of one.
+    Begun(Partial),
+}
+
+impl Partial {
+    /// Reads a character's first byte; returns `None` for a byte that begins none.
+    pub(super) fn begin(byte: u8) -> Option<Decoded> {
+        let begun =
+            |bits, n_bytes_left, smallest| Some(Decoded::Begun(Self { value: u32::from(bits), n_bytes_left, smallest }));
+        match byte {
+            ..0x80 => Some(Decoded::Whole(u32::from(byte))),
+            0xC2..0xE0 => begun(byte & 0x1F, 1, 0x80),
+            0xE0..0xF0 => begun(byte & 0x0F, 2, 0x800),
+            0xF0..0xF5 => begun(byte & 0x07, 3, 0x1_0000),
+            _ => None,
+        }
+    }
+
+    /// Reads the next byte; returns `None` for one that cannot follow.
+    pub(super) fn push(self, byte: u8) -> Option<Decoded> {
+        if byte & 0xC0 != 0x80 {
+            return None;
+        }
+        let value = self.value << 6 | u32::from(byte & 0x3F);
+        match self.n_bytes_left {
+            1 => (value >= self.smallest).then_some(Decoded::Whole(value)),
+            n => Some(Decoded::Begun(Self { value, n_bytes_left: n - 1, ..self })),
+        }
+    }
+
+    /// Returns the range in which the character will be; its end is below its start where there is none.
+    pub(super) fn range(self) -> (u32, u32) {
+        let n_bits = 6 * self.n_bytes_left;
+        let first = self.value << n_bits;
+        (first.max(self.smallest), (first | ((1 << n_bits) - 1)).min(LAST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_and_its_complement_share_nothing_and_leave_nothing_out() {
+        let ranges = [(0x61, 0x7A), (0x41, 0x4D), (0x4E, 0x5A), (0x5A, 0x30), (0xD700, 0xE001), (0x10_FFF0, u32::MAX)];
+        let (set, rest) = (CharSet::of(&ranges), CharSet::without(&ranges));
+        for c in (0..=0x200).chain(0xD600..0xE100).chain(0x10_FF00..=0x10_FFFF) {
+            let is_text = c != 0 && char::from_u32(c).is_some();
+            let is_in = is_text && ranges.iter().any(|(from, to)| (*from..=*to).contains(&c));
+            assert_eq!(set.meets((c, c)), is_in, "{c:x}");
+            assert_eq!(rest.meets((c, c)), is_text && !is_in, "{c:x}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_as_the_standard_library_reads_them() {
+        for c in (0..0x3000).chain(0xD700..0xE100).chain(0xFF00..0x1_0100).chain(0x10_FF00..=LAST).filter_map(char::from_u32) {
+            let mut buffer = [0; 4];
+            let bytes = c.encode_utf8(&mut buffer).as_bytes();
+            let mut decoded = Partial::begin(bytes[0]);
+            for byte in &bytes[1..] {
+                let Some(Decoded::Begun(partial)) = decoded else { panic!("{c:?} is over too early") };
+                let (first, last) = partial.range();
+                assert!((first..=last).contains(&u32::from(c)), "{c:?}");
+                decoded = partial.push(*byte);
+            }
+            assert_eq!(decoded, Some(Decoded::Whole(u32::from(c))));
+        }
+        for wrong in [0x80, 0xC0, 0xC1, 0xF5, 0xFF] {
+            assert_eq!(Partial::begin(wrong), None);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Completes a row: from the items with which it begins to those that wait for a character.
+//!
+//! Not here: which items a row begins with, what becomes of it (`automaton`).
+//! The idea: first everything that is over goes on at its callers, then the rules that are called begin, each once, its callers
+//! collected by then, because rules are taken by descending rank. A call that is the last of its alternative hands on its
+//! own callers instead of coming back, so lists that are written with right recursion take no more with their length.
+
+use std::collections::BinaryHeap;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::automaton::{Automaton, CallersId, Exhausted, Item};
+use super::reader::Symbol;
+
+/// Is what a row is completed with; empty between two rows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Closure {
+    seen: HashSet<Item>,
+    work: Vec<Item>,
+    calls: HashMap<u32, Calls>,
+    /// Lists the rules that are called and have not begun, by rank.
+    called: BinaryHeap<(u32, u32)>,
+    terminals: Vec<Item>,
+    accepts: bool,
+}
+
+/// Is who calls a rule in this row.
+#[derive(Debug, Clone, Default)]
+struct Calls {
+    callers: Vec<Item>,
+    /// Is their set once the rule has begun.
+    begun: Option<CallersId>,
+}
+
+impl Closure {
+    /// Completes the row that begins with `kernel`.
+    pub(super) fn complete(&mut self, automaton: &mut Automaton, kernel: &[Item]) -> Result<(), Exhausted> {
+        self.work.extend(kernel);
+        self.look_at_all(automaton)?;
+        while let Some((_, rule)) = self.called.pop() {
+            let Some(calls) = self.calls.get_mut(&rule) else { continue };
+            let callers = std::mem::take(&mut calls.callers);
+            automaton.pay(callers.len() as u64)?;
+            let callers = automaton.intern(callers);
+            calls.begun = Some(callers);
+            self.work.extend(automaton.grammar().starts(rule).iter().map(|dot| Item { dot: *dot, callers }));
+            self.look_at_all(automaton)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what waits for a character or token, and whether the text may be over; empties the rest.
+    pub(super) fn take(&mut self) -> (Box<[Item]>, bool) {
+        self.seen.clear();
+        self.work.clear();
+        self.calls.clear();
+        self.called.clear();
+        self.terminals.sort_unstable();
+        let terminals = self.terminals.as_slice().into();
+        self.terminals.clear();
+        (terminals, std::mem::take(&mut self.accepts))
+    }
+
+    fn look_at_all(&mut self, automaton: &mut Automaton) -> Result<(), Exhausted> {
+        while let Some(item) = self.work.pop() {
+            automaton.pay(1)?;
+            if self.seen.insert(item) {
+                self.look_at(automaton, item)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, automaton: &mut Automaton, item: Item) -> Result<(), Exhausted> {
+        match automaton.grammar().symbols[item.dot as usize] {
+            Symbol::Chars(_) | Symbol::Token(_) | Symbol::OtherToken(_) => self.terminals.push(item),
+            Symbol::Done => self.accepts = true,
+            Symbol::End => self.work.extend(automaton.callers(item.callers).iter()),
+            Symbol::Rule(rule) => self.call(automaton, item, rule)?,
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, automaton: &mut Automaton, item: Item, rule: u32) -> Result<(), Exhausted> {
+        let back = Item { dot: item.dot + 1, ..item };
+        let props = &automaton.grammar().rules[rule as usize];
+        if props.is_nullable {
+            self.work.push(back);
+        }
+        let calls = self.calls.entry(rule).or_insert_with(|| {
+            self.called.push((props.rank, rule));
+            Calls::default()
+        });
+        if automaton.grammar().symbols[back.dot as usize] != Symbol::End {
+            debug_assert!(calls.begun.is_none(), "a rule is called by those of higher rank only");
+            calls.callers.push(back);
+            return Ok(());
+        }
+        // A rule that ends with itself where it begins adds nothing to its callers.
+        if calls.begun == Some(item.callers) {
+            return Ok(());
+        }
+        debug_assert!(calls.begun.is_none(), "a rule is called by those of higher rank only");
+        let handed = automaton.callers(item.callers);
+        calls.callers.extend(handed.iter());
+        let n_handed = handed.len() as u64;
+        automaton.pay(n_handed)
+    }
+}

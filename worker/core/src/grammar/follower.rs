@@ -1,0 +1,149 @@
+//! Follows one answer by its tokens: which may come next, and what they make of the places where the answer may be.
+//!
+//! Not here: the tokens' bytes, and the walk over all of them (the engine).
+//! The idea: a place is a row and perhaps the beginning of a character. Most grammars have one at a time; those that name
+//! tokens may take the same token by its text and as such, and have two, one within a character and one not.
+
+use std::sync::Arc;
+
+use warmpath_common::ids::Token;
+
+use super::automaton::{Automaton, Exhausted, RowId};
+use super::chars::{Decoded, Partial};
+use super::compile::Grammar;
+use super::reader::Symbol;
+
+/// Is where an answer may be in its grammar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    row: RowId,
+    partial: Option<Partial>,
+}
+
+/// Follows one answer.
+#[derive(Debug, Clone)]
+pub struct Follower {
+    automaton: Automaton,
+    places: Vec<Place>,
+}
+
+/// Says which tokens may come whatever their text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByName {
+    /// This one.
+    Only(Token),
+    /// Any but this one.
+    Except(Token),
+}
+
+impl Follower {
+    /// Returns a follower at the start of an answer, with work for as much as `fuel` says.
+    ///
+    /// Errors: already the start takes more.
+    pub fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<Self, Exhausted> {
+        let (automaton, row) = Automaton::new(grammar, fuel)?;
+        Ok(Self { automaton, places: vec![Place { row, partial: None }] })
+    }
+
+    /// Says how much work may be done until it says so again. Units: items looked at, some 10 ns each.
+    pub fn refuel(&mut self, fuel: u64) {
+        self.automaton.refuel(fuel);
+    }
+
+    /// Returns whether the answer may end.
+    pub fn accepts(&self) -> bool {
+        self.whole().any(|row| self.automaton.accepts(row))
+    }
+
+    /// Lists where the answer may be.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Lists which tokens may come next whatever their text is.
+    pub fn by_name(&self) -> impl Iterator<Item = ByName> {
+        self.whole().flat_map(|row| self.automaton.wishes(row)).filter_map(|wish| match wish {
+            Symbol::Token(token) => Some(ByName::Only(token)),
+            Symbol::OtherToken(token) => Some(ByName::Except(token)),
+            _ => None,
+        })
+    }
+
+    /// Returns the place behind a byte of a text; `None` where the grammar does not allow it.
+    pub fn push(&mut self, place: Place, byte: u8) -> Result<Option<Place>, Exhausted> {
+        let Place { row, partial } = place;
+        let decoded = match partial {
+            None => Partial::begin(byte),
+            Some(partial) => partial.push(byte),
+        };
+        match decoded {
+            None => Ok(None),
+            Some(Decoded::Whole(c)) => {
+                Ok(self.automaton.step(row, c)?.map(|row| Place { row, partial: None }))
+            }
+            Some(Decoded::Begun(partial)) => {
+                let is_allowed = self.automaton.allows_one_of(row, partial.range())?;
+                Ok(is_allowed.then_some(Place { row, partial: Some(partial) }))
+            }
+        }
+    }
+
+    /// Returns whether a token with these bytes may come next; without bytes it may only by its name.
+    pub fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
+        Ok(!self.behind(token, bytes)?.is_empty())
+    }
+
+    /// Takes a token with these bytes and returns whether the grammar allows it; otherwise nothing changes.
+    pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
+        let behind = self.behind(token, bytes)?;
+        if behind.is_empty() {
+            return Ok(false);
+        }
+        let mut rows: Vec<RowId> = behind.iter().map(|place| place.row).collect();
+        self.automaton.trim(&mut rows)?;
+        self.places = behind.iter().zip(rows).map(|(place, row)| Place { row, ..*place }).collect();
+        Ok(true)
+    }
+
+    /// Lists the rows in which the answer may be with its last character whole.
+    fn whole(&self) -> impl Iterator<Item = RowId> {
+        self.places.iter().filter(|place| place.partial.is_none()).map(|place| place.row)
+    }
+
+    /// Returns the places behind a token, at most one within a character and one not.
+    fn behind(&mut self, token: Token, bytes: &[u8]) -> Result<Vec<Place>, Exhausted> {
+        let mut behind = Vec::new();
+        for idx in 0..self.places.len() {
+            let place = self.places[idx];
+            if !bytes.is_empty()
+                && let Some(next) = self.push_all(place, bytes)?
+            {
+                self.add(&mut behind, next)?;
+            }
+            if place.partial.is_none()
+                && let Some(row) = self.automaton.step_token(place.row, token)?
+            {
+                self.add(&mut behind, Place { row, partial: None })?;
+            }
+        }
+        Ok(behind)
+    }
+
+    fn push_all(&mut self, mut place: Place, bytes: &[u8]) -> Result<Option<Place>, Exhausted> {
+        for byte in bytes {
+            match self.push(place, *byte)? {
+                Some(next) => place = next,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(place))
+    }
+
+    fn add(&mut self, places: &mut Vec<Place>, new: Place) -> Result<(), Exhausted> {
+        match places.iter_mut().find(|place| place.partial == new.partial) {
+            Some(place) => place.row = self.automaton.join(place.row, new.row)?,
+            None => places.push(new),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,475 @@
+//! Reads GBNF as llama.cpp does, into rules of symbols.
+//!
+//! Not here: which rules can be followed (`compile`).
+//! The idea: groups and repetitions become rules of their own as they are read, with a list of the open groups instead of
+//! recursion. What is repeated is a reference, so that a repetition costs as many symbols as it has turns, never more.
+//! Source: `llama_grammar_parser` in llama.cpp's `llama-grammar.cpp`.
+
+use hashbrown::HashMap;
+use warmpath_common::ids::Token;
+
+use super::chars::CharSet;
+use super::{GrammarError, Tokens};
+
+/// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
+const BYTES_MAX: usize = 128 << 10;
+
+/// Is the most symbols of all rules, repetitions written out. Source: docs/decisions/0031; some 25 MB while it is read.
+const SYMBOLS_MAX: usize = 500_000;
+
+/// Is the number of repetitions above which a minimum is refused and a maximum ignored.
+///
+/// Source: `MAX_REPETITION_THRESHOLD` in `llama-grammar.cpp`.
+const REPETITIONS_MAX: usize = 2000;
+
+/// Is the longest piece of a grammar that an error repeats. Units: characters.
+const QUOTED_CHARS_MAX: usize = 40;
+
+/// Is one step of an alternative.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Symbol {
+    /// A character of the set with this number.
+    Chars(u32),
+    /// This token.
+    Token(Token),
+    /// Any token but this one.
+    OtherToken(Token),
+    /// The rule with this number.
+    Rule(u32),
+    /// The alternative is over.
+    End,
+    /// The text is over.
+    Done,
+}
+
+/// Is a rule as it was read.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    /// Is the rule of the grammar's own that it is, or is a part of.
+    pub(super) owner: u32,
+    /// Lists its alternatives; absent as long as it is only referred to.
+    pub(super) alternatives: Option<Vec<Vec<Symbol>>>,
+}
+
+/// Is a grammar as it was read.
+#[derive(Debug, Default)]
+pub(super) struct Drafts {
+    pub(super) rules: Vec<Draft>,
+    pub(super) names: HashMap<String, u32>,
+    pub(super) sets: Vec<CharSet>,
+    numbers: HashMap<CharSet, u32>,
+    n_symbols: usize,
+}
+
+/// Reads a grammar.
+///
+/// Errors: what is wrong, and in which line.
+pub(super) fn read(text: &str, tokens: Tokens<'_>) -> Result<Drafts, GrammarError> {
+    if text.len() > BYTES_MAX {
+        let reason = format!("it has {} bytes, at most {BYTES_MAX} are read", text.len());
+        return Err(GrammarError { line: None, reason });
+    }
+    let mut reader = Reader { text, at: 0, tokens, drafts: Drafts::default() };
+    reader.grammar().map_err(|reason| GrammarError { line: Some(reader.line()), reason })?;
+    Ok(reader.drafts)
+}
+
+type Read<T> = Result<T, String>;
+
+/// Says whether a line break is space.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    End,
+    GoOn,
+}
+
+/// Is a rule or group that is being read.
+struct Open {
+    rule: u32,
+    done: Vec<Vec<Symbol>>,
+    current: Vec<Symbol>,
+    /// Is where what a repetition repeats begins.
+    last: usize,
+}
+
+impl Open {
+    fn new(rule: u32) -> Self {
+        Self { rule, done: Vec::new(), current: Vec::new(), last: 0 }
+    }
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    tokens: Tokens<'a>,
+    drafts: Drafts,
+}
+
+impl<'a> Reader<'a> {
+    fn grammar(&mut self) -> Read<()> {
+        self.space(Lines::GoOn);
+        while self.peek().is_some() {
+            self.rule()?;
+            self.space(Lines::GoOn);
+        }
+        Ok(())
+    }
+
+    fn rule(&mut self) -> Read<()> {
+        let name = self.name();
+        if name.is_empty() {
+            return Err(self.expected("the name of a rule"));
+        }
+        let rule = self.drafts.named(name);
+        self.space(Lines::End);
+        if !self.skip("::=") {
+            return Err(self.expected(&format!("`::=` behind `{}`", quoted(name))));
+        }
+        self.space(Lines::GoOn);
+        let mut open = vec![Open::new(rule)];
+        while self.part(&mut open)? {
+            if self.drafts.n_symbols > SYMBOLS_MAX {
+                return Err(format!("its repetitions come to more than {SYMBOLS_MAX} symbols"));
+            }
+        }
+        let Some(whole) = open.pop().filter(|_| open.is_empty()) else { return Err(self.expected("`)`")) };
+        self.drafts.close(whole);
+        match self.peek() {
+            None | Some('\r' | '\n') => Ok(()),
+            Some(_) => Err(self.expected("a new line, or the end")),
+        }
+    }
+
+    /// Reads one part of the innermost group; returns whether there was one.
+    fn part(&mut self, open: &mut Vec<Open>) -> Read<bool> {
+        let Some(c) = self.peek() else { return Ok(false) };
+        let n_open = open.len();
+        let Some(inner) = open.last_mut() else { return Ok(false) };
+        match c {
+            '"' | '[' | '<' | '!' | '.' => {
+                inner.last = inner.current.len();
+                let n_before = inner.current.len();
+                self.terminal(c, &mut inner.current)?;
+                self.drafts.n_symbols += inner.current.len() - n_before;
+            }
+            c if is_word(c) => {
+                inner.last = inner.current.len();
+                let name = self.name();
+                let rule = self.drafts.named(name);
+                self.push(Symbol::Rule(rule), &mut inner.current);
+            }
+            '*' | '+' | '?' | '{' => {
+                let (min, max) = self.repetition(c, n_open)?;
+                if inner.last == inner.current.len() {
+                    return Err(format!("there is nothing before `{c}` that it could repeat"));
+                }
+                self.drafts.repeat(inner, min, max)?;
+            }
+            '|' => {
+                self.at += 1;
+                inner.done.push(std::mem::take(&mut inner.current));
+                inner.last = 0;
+                self.drafts.n_symbols += 1;
+                self.space(Lines::GoOn);
+                return Ok(true);
+            }
+            '(' => {
+                self.at += 1;
+                let rule = self.drafts.part_of(inner.rule);
+                open.push(Open::new(rule));
+                self.space(Lines::GoOn);
+                return Ok(true);
+            }
+            ')' if n_open > 1 => {
+                self.at += 1;
+                if let Some(group) = open.pop()
+                    && let Some(outer) = open.last_mut()
+                {
+                    outer.last = outer.current.len();
+                    self.push(Symbol::Rule(group.rule), &mut outer.current);
+                    self.drafts.close(group);
+                }
+            }
+            _ => return Ok(false),
+        }
+        self.space(lines(open.len()));
+        Ok(true)
+    }
+
+    fn push(&mut self, symbol: Symbol, current: &mut Vec<Symbol>) {
+        self.drafts.n_symbols += 1;
+        current.push(symbol);
+    }
+
+    /// Reads what stands for characters or a token.
+    fn terminal(&mut self, c: char, into: &mut Vec<Symbol>) -> Read<()> {
+        match c {
+            '"' => {
+                self.at += 1;
+                while !self.skip("\"") {
+                    let c = self.character()?;
+                    into.push(self.drafts.chars(CharSet::of(&[(c, c)])));
+                }
+            }
+            '[' => {
+                self.at += 1;
+                let is_negated = self.skip("^");
+                let ranges = self.ranges()?;
+                // llama.cpp takes an empty class, negated or not, for nothing at all.
+                if !ranges.is_empty() {
+                    let set = if is_negated { CharSet::without(&ranges) } else { CharSet::of(&ranges) };
+                    into.push(self.drafts.chars(set));
+                }
+            }
+            '.' => {
+                self.at += 1;
+                into.push(self.drafts.chars(CharSet::without(&[])));
+            }
+            _ => {
+                let is_negated = self.skip("!");
+                let token = self.token()?;
+                into.push(if is_negated { Symbol::OtherToken(token) } else { Symbol::Token(token) });
+            }
+        }
+        Ok(())
+    }
+
+    fn ranges(&mut self) -> Read<Vec<(u32, u32)>> {
+        let mut ranges = Vec::new();
+        while !self.skip("]") {
+            let first = self.character()?;
+            let rest = &self.text[self.at..];
+            let last = if rest.starts_with('-') && !rest.starts_with("-]") {
+                self.at += 1;
+                self.character()?
+            } else {
+                first
+            };
+            ranges.push((first, last));
+        }
+        Ok(ranges)
+    }
+
+    /// Reads one character of a literal or class, or the escape that stands for it.
+    fn character(&mut self) -> Read<u32> {
+        let Some(c) = self.next() else { return Err("a literal or character class is not closed".to_owned()) };
+        if c != '\\' {
+            return Ok(u32::from(c));
+        }
+        match self.next() {
+            Some('x') => self.hex(2),
+            Some('u') => self.hex(4),
+            Some('U') => self.hex(8),
+            Some('t') => Ok(u32::from('\t')),
+            Some('r') => Ok(u32::from('\r')),
+            Some('n') => Ok(u32::from('\n')),
+            Some(c @ ('\\' | '"' | '[' | ']' | '-')) => Ok(u32::from(c)),
+            Some(c) => Err(format!("`\\{c}` is not an escape; there are \\x \\u \\U \\t \\r \\n \\\\ \\\" \\[ \\] \\-")),
+            None => Err("a literal or character class is not closed".to_owned()),
+        }
+    }
+
+    fn hex(&mut self, n_digits: usize) -> Read<u32> {
+        let digits = self.text.get(self.at..self.at + n_digits);
+        let digits = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let value = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        let value = value.ok_or_else(|| self.expected(&format!("{n_digits} hexadecimal digits")))?;
+        self.at += n_digits;
+        Ok(value)
+    }
+
+    /// Reads `<text>` or `<[id]>`.
+    fn token(&mut self) -> Read<Token> {
+        let rest = &self.text[self.at..];
+        let end = rest.find('>').filter(|_| rest.starts_with('<'));
+        let Some(end) = end else { return Err(self.expected("a token, as `<text>` or `<[number]>`")) };
+        let text = &rest[..=end];
+        let token = match text.strip_prefix("<[") {
+            Some(id) => id.strip_suffix("]>").filter(|id| is_number(id)).and_then(|id| id.parse().ok()),
+            None => (self.tokens.named)(text),
+        };
+        let token = token.filter(|token| *token < self.tokens.n_vocab);
+        let token = token.ok_or_else(|| format!("`{}` is not one token of the vocabulary", quoted(text)))?;
+        self.at += text.len();
+        Ok(token)
+    }
+
+    /// Reads a repetition: the least number of turns, and the most where there is one.
+    fn repetition(&mut self, c: char, n_open: usize) -> Read<(usize, Option<usize>)> {
+        self.at += 1;
+        match c {
+            '*' => return Ok((0, None)),
+            '+' => return Ok((1, None)),
+            '?' => return Ok((0, Some(1))),
+            _ => self.space(lines(n_open)),
+        }
+        let Some(min) = self.number() else { return Err(self.expected("a number")) };
+        self.space(lines(n_open));
+        let mut max = Some(min);
+        if self.skip(",") {
+            self.space(lines(n_open));
+            max = self.number();
+            self.space(lines(n_open));
+        }
+        if !self.skip("}") {
+            return Err(self.expected(if max.is_some() { "`}`" } else { "a number or `}`" }));
+        }
+        if let Some(max) = max.filter(|max| *max < min) {
+            return Err(format!("something is repeated at least {min} and at most {max} times"));
+        }
+        if min > REPETITIONS_MAX {
+            return Err(format!("something is repeated at least {min} times, {REPETITIONS_MAX} is the most"));
+        }
+        Ok((min, max.filter(|max| *max <= REPETITIONS_MAX)))
+    }
+
+    /// Reads the number that stands here, if one does; a huge one counts as the largest.
+    fn number(&mut self) -> Option<usize> {
+        let digits = self.while_in(|c| c.is_ascii_digit());
+        is_number(digits).then(|| digits.parse().unwrap_or(usize::MAX))
+    }
+
+    fn space(&mut self, lines: Lines) {
+        loop {
+            match self.peek() {
+                Some(' ' | '\t') => self.at += 1,
+                Some('\r' | '\n') if lines == Lines::GoOn => self.at += 1,
+                Some('#') => drop(self.while_in(|c| !matches!(c, '\r' | '\n'))),
+                _ => return,
+            }
+        }
+    }
+
+    fn name(&mut self) -> &'a str {
+        self.while_in(is_word)
+    }
+
+    fn while_in(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
+        let rest = &self.text[self.at..];
+        let len = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
+        self.at += len;
+        &rest[..len]
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.at += c.len_utf8();
+        Some(c)
+    }
+
+    fn skip(&mut self, text: &str) -> bool {
+        let is_here = self.text[self.at..].starts_with(text);
+        self.at += if is_here { text.len() } else { 0 };
+        is_here
+    }
+
+    fn line(&self) -> usize {
+        1 + self.text[..self.at].matches('\n').count()
+    }
+
+    fn expected(&self, what: &str) -> String {
+        let rest = self.text[self.at..].lines().next().unwrap_or_default();
+        match rest.trim() {
+            "" => format!("{what} is missing at the end of the line"),
+            rest => format!("{what} is missing before `{}`", quoted(rest)),
+        }
+    }
+}
+
+impl Drafts {
+    /// Returns the number of the rule with this name.
+    fn named(&mut self, name: &str) -> u32 {
+        if let Some(rule) = self.names.get(name) {
+            return *rule;
+        }
+        let rule = self.part_of(self.n_rules());
+        self.names.insert(name.to_owned(), rule);
+        rule
+    }
+
+    /// Returns the number of a new rule that is a part of another one.
+    fn part_of(&mut self, rule: u32) -> u32 {
+        let owner = self.rules.get(rule as usize).map_or(rule, |draft| draft.owner);
+        let number = self.n_rules();
+        self.rules.push(Draft { owner, alternatives: None });
+        number
+    }
+
+    fn n_rules(&self) -> u32 {
+        u32::try_from(self.rules.len()).expect("there are fewer rules than symbols, which are counted")
+    }
+
+    fn close(&mut self, mut open: Open) {
+        self.n_symbols += 1;
+        open.done.push(open.current);
+        self.rules[open.rule as usize].alternatives = Some(open.done);
+    }
+
+    fn chars(&mut self, set: CharSet) -> Symbol {
+        let next = u32::try_from(self.sets.len()).expect("there are fewer sets than bytes, which are counted");
+        let number = *self.numbers.entry(set).or_insert_with_key(|set| {
+            self.sets.push(set.clone());
+            next
+        });
+        Symbol::Chars(number)
+    }
+
+    /// Repeats what was read last at least `min` and at most `max` times.
+    fn repeat(&mut self, open: &mut Open, min: usize, max: Option<usize>) -> Read<()> {
+        let n_turns = max.unwrap_or(min + 1);
+        self.n_symbols += 4 * n_turns + 4;
+        if self.n_symbols > SYMBOLS_MAX {
+            return Err(format!("its repetitions come to more than {SYMBOLS_MAX} symbols"));
+        }
+        let unit = match &open.current[open.last..] {
+            [only] => *only,
+            several => {
+                let alternatives = Some(vec![several.to_vec()]);
+                let rule = self.part_of(open.rule);
+                self.rules[rule as usize].alternatives = alternatives;
+                Symbol::Rule(rule)
+            }
+        };
+        open.current.truncate(open.last);
+        open.current.extend(std::iter::repeat_n(unit, min));
+        match max {
+            None => {
+                let rest = self.part_of(open.rule);
+                self.rules[rest as usize].alternatives = Some(vec![vec![unit, Symbol::Rule(rest)], Vec::new()]);
+                open.current.push(Symbol::Rule(rest));
+            }
+            Some(_) => {
+                let mut rest = None;
+                for _ in min..n_turns {
+                    let rule = self.part_of(open.rule);
+                    let turn = [unit].into_iter().chain(rest.map(Symbol::Rule)).collect();
+                    self.rules[rule as usize].alternatives = Some(vec![turn, Vec::new()]);
+                    rest = Some(rule);
+                }
+                open.current.extend(rest.map(Symbol::Rule));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says whether a line break is space: it is within groups.
+fn lines(n_open: usize) -> Lines {
+    if n_open > 1 { Lines::GoOn } else { Lines::End }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '-'
+}
+
+fn is_number(digits: &str) -> bool {
+    !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+fn quoted(text: &str) -> String {
+    text.chars().take(QUOTED_CHARS_MAX).collect()
+}
