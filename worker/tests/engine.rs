@@ -12,6 +12,7 @@ mod engine {
     mod by_hand;
     mod endings;
     mod faults;
+    mod grammars;
     mod prompt_lists;
     mod property;
     mod random_schema;

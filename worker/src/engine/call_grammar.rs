@@ -4,6 +4,8 @@
 //! The idea: it is llama.cpp's own grammar sampler, which is handed tokens only where it may matter. What cannot be followed
 //! after all, as when a model goes on with a call in its own way, is dropped: the answer goes on without a grammar.
 
+mod text;
+
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::LlamaToken;
@@ -11,8 +13,6 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::call_watch::{CallWatch, Seen, Start, Thoughts};
-
-use super::grammar;
 
 /// Is how tool calls of an answer are constrained.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl CallGrammar {
     pub(super) fn build(&self, model: &LlamaModel) -> Result<Built, String> {
         match &self.begin {
             Begin::AtOnce { seen } => {
-                let mut sampler = grammar::build_for_calls(model, &self.text, None)?;
+                let mut sampler = text::build(model, &self.text, None)?;
                 for token in seen {
                     accept(&mut sampler, model, *token)
                         .map_err(|()| "the prompt's end does not fit the grammar of the tools".to_owned())?;
@@ -73,7 +73,7 @@ impl CallGrammar {
             Begin::AtCall { words, patterns, thoughts, prefix } => {
                 let tells_itself = !patterns.is_empty();
                 let all: Vec<String> = words.iter().map(|word| escaped(word)).chain(patterns.iter().cloned()).collect();
-                let sampler = grammar::build_for_calls(model, &self.text, Some(&all))?;
+                let sampler = text::build(model, &self.text, Some(&all))?;
                 let start = if tells_itself { Start::Patterns } else { Start::Words(words.clone()) };
                 let watch = CallWatch::new(start, thoughts.clone(), prefix);
                 Ok(Built::Waits(Box::new(WaitingGrammar { sampler, watch, tells_itself })))

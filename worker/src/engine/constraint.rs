@@ -83,6 +83,11 @@ impl Compiler {
         Ok(Self { factory })
     }
 
+    /// Returns the vocabulary, with its trie.
+    pub(super) fn vocabulary(&self) -> &TokEnv {
+        self.factory.tok_env()
+    }
+
     /// Returns a normalized schema compiled, or why it cannot be, fit for the client.
     pub(super) fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
         let grammar = TopLevelGrammar::from_json_schema(with_options(schema));

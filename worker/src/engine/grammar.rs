@@ -1,260 +1,171 @@
-//! Builds the sampler of a client's grammar after checking what llama.cpp's parser takes on trust.
+//! Grammars of clients over a model's vocabulary: whether a token may come next, and which ones may.
 //!
-//! Not here: what is sampled under it (`sampler`).
-//! The idea: the parser recurses per group and per rule, copies what is repeated, and counts up to 2^64 when a repetition's
-//! maximum is below its minimum. So the text is scanned first, as the parser reads it, adding up what it would grow to;
-//! then it is parsed on a stack that is large enough for what is let through.
+//! Not here: what a grammar means (`grammar` of the core), how a token is chosen (`sampler`), tool calls (`call_grammar`).
+//! The idea: a token that the model would choose anyway is looked at alone, which costs as many steps as it has bytes. All
+//! tokens are looked at where that one is refused, by a walk over the trie of the vocabulary. Both have their work limited.
 
-use std::iter::Peekable;
-use std::str::Chars;
+use std::sync::Arc;
 
-use llama_cpp_2::GrammarError;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::sampling::LlamaSampler;
+use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
+use warmpath_common::ids::Token;
+use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place, Tokens};
 
-/// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
-const BYTES_MAX: usize = 128 << 10;
+/// Is the work that taking a token may need. Source: docs/decisions/0031; some 3 ms.
+const TOKEN_FUEL: u64 = 500_000;
 
-/// Is the longest grammar of tool calls. Units: bytes. Source: some 300 bytes for each parameter of the tools.
-const CALLS_BYTES_MAX: usize = 2 << 20;
+/// Is the work that looking at all tokens may need. Source: as above; a vocabulary of 150,000 tokens takes a third of it
+/// where all of it is allowed.
+const MASK_FUEL: u64 = 1_500_000;
 
-/// Is the most groups, nested or not; llama.cpp's parser recurses once per level.
-const GROUPS_MAX: usize = 8192;
+/// Is how many masks an answer keeps. Source: a JSON document comes back to as many places; one has 19 kB for 150,000 tokens.
+const MASKS_MAX: usize = 8;
 
-/// Is the most elements that a grammar may grow to, a rule counted as [`RULE_ELEMENTS`].
-///
-/// Source: 30,000 rules, or fifteen texts of up to 2,000 characters in a JSON schema; some 30 MB in llama.cpp.
-const ELEMENTS_MAX: u64 = 1_000_000;
-
-/// Is what a rule's bookkeeping costs, in elements of 8 bytes.
-const RULE_ELEMENTS: u64 = 32;
-
-/// Is the number of repetitions above which llama.cpp refuses a minimum and ignores a maximum.
-///
-/// Source: `MAX_REPETITION_THRESHOLD` in `llama-grammar.cpp`.
-const REPETITIONS_MAX: u64 = 2000;
-
-/// Is the stack on which a grammar is parsed: 8 kB for each level that [`GROUPS_MAX`] allows; the check for left recursion
-/// needs some 200 bytes for each of at most [`ELEMENTS_MAX`] / [`RULE_ELEMENTS`] + [`BYTES_MAX`] rules.
-const STACK_BYTES: usize = 64 << 20;
-
-/// Returns the sampler of a client's grammar, or why there is none, fit for the client.
-pub(super) fn build(model: &LlamaModel, text: &str) -> Result<LlamaSampler, String> {
-    if check(text, BYTES_MAX)?.has_stacked {
-        return Err(
-            "the grammar repeats a repetition, as in `x+ *`, which means nothing more and takes ever longer".to_owned()
-        );
-    }
-    on_large_stack(|| LlamaSampler::grammar(model, text, "root"))
+/// Follows one answer's grammar.
+pub(super) struct Followed {
+    follower: Follower,
+    vocabulary: TokEnv,
+    /// Holds what may come at the places that were looked at last, the latest at the end.
+    masks: Vec<(Vec<Place>, SimpleVob)>,
+    /// Says since when these places are the same.
+    n_trimmed: u32,
 }
 
-/// Returns the sampler of a grammar of tool calls, which begins to count where one of `patterns` is found, if there are any.
-pub(super) fn build_for_calls(
-    model: &LlamaModel,
-    text: &str,
-    patterns: Option<&[String]>,
-) -> Result<LlamaSampler, String> {
-    check(text, CALLS_BYTES_MAX)?;
-    on_large_stack(|| match patterns {
-        Some(patterns) => LlamaSampler::grammar_lazy_patterns(model, text, "root", patterns, &[]),
-        None => LlamaSampler::grammar(model, text, "root"),
-    })
-}
-
-fn on_large_stack(parse: impl FnOnce() -> Result<LlamaSampler, GrammarError> + Send) -> Result<LlamaSampler, String> {
-    let parsed = std::thread::scope(|scope| {
-        let parser = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-        parser.spawn_scoped(scope, parse).map(|parse| parse.join())
-    });
-    match parsed {
-        Ok(Ok(Ok(sampler))) => Ok(sampler),
-        Ok(Ok(Err(error))) => Err(format!("the grammar does not parse ({error})")),
-        Ok(Err(_)) => Err("the grammar's parser failed".to_owned()),
-        Err(error) => Err(format!("there is no thread to parse the grammar: {error}")),
+impl Followed {
+    /// Returns a grammar at the start of an answer, or what is wrong with it, fit for the client.
+    ///
+    /// Cost: some 20 ms for the largest.
+    pub(super) fn begin(model: &LlamaModel, vocabulary: &TokEnv, text: &str) -> Result<Self, String> {
+        let named = |name: &str| match model.vocab().tokenize(name.as_bytes(), false, true).as_slice() {
+            [token] => Some(token.0.unsigned_abs()),
+            _ => None,
+        };
+        let tokens = Tokens { n_vocab: model.n_vocab().unsigned_abs(), named: &named };
+        let grammar = Grammar::new(text, tokens).map_err(|error| format!("the grammar does not parse: {error}"))?;
+        let follower = Follower::new(&Arc::new(grammar), MASK_FUEL).map_err(described)?;
+        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), masks: Vec::new(), n_trimmed: 0 })
     }
-}
 
-/// Refuses a grammar that would grow too large or too deep; what is wrong otherwise is left to the parser.
-fn check(text: &str, bytes_max: usize) -> Result<Shape, String> {
-    if text.len() > bytes_max {
-        return Err(format!("the grammar has {} bytes, at most {bytes_max} are read", text.len()));
-    }
-    let mut scan = Scan {
-        chars: text.chars().peekable(),
-        symbol: 0,
-        n_groups: 0,
-        n_elements: text.len() as u64,
-        shape: Shape::default(),
-    };
-    while let Some(c) = scan.chars.next() {
-        scan.take(c)?;
-        if scan.n_groups > GROUPS_MAX {
-            return Err(format!("the grammar has more than {GROUPS_MAX} groups"));
+    /// Returns whether a token may come next.
+    ///
+    /// Errors: that takes too much.
+    pub(super) fn allows(&mut self, token: Token) -> Result<bool, Exhausted> {
+        let trie = self.vocabulary.tok_trie();
+        if trie.eos_tokens().contains(&token) {
+            return Ok(self.follower.accepts());
         }
-        if scan.n_elements > ELEMENTS_MAX {
-            return Err("the grammar's repetitions are too large taken together".to_owned());
-        }
+        self.follower.refuel(TOKEN_FUEL);
+        self.follower.allows(token, trie.token(token))
     }
-    Ok(scan.shape)
-}
 
-/// Is what a grammar is made of, as far as it decides who may use it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Shape {
-    /// Says whether a repetition is repeated: llama.cpp then follows the same text on many ways. Eight in a row took 6 s for
-    /// eight tokens, found by `make fuzz`.
-    has_stacked: bool,
-    /// Says whether the last symbol was repeated.
-    was_repeated: bool,
-}
-
-/// Is a walk over a grammar's text.
-struct Scan<'a> {
-    chars: Peekable<Chars<'a>>,
-    /// Is the elements of the last symbol, which a repetition would copy.
-    symbol: u64,
-    n_groups: usize,
-    n_elements: u64,
-    shape: Shape,
-}
-
-impl Scan<'_> {
-    fn take(&mut self, c: char) -> Result<(), String> {
-        if !matches!(c, ' ' | '\t' | '\r' | '\n' | '#') {
-            let repeats = matches!(c, '{' | '*' | '+' | '?');
-            self.shape.has_stacked |= repeats && self.shape.was_repeated;
-            self.shape.was_repeated = repeats;
+    /// Returns which tokens may come next; those that end an answer are among them where it may end.
+    ///
+    /// Errors: that takes too much.
+    pub(super) fn allowed(&mut self) -> Result<&SimpleVob, Exhausted> {
+        if std::mem::replace(&mut self.n_trimmed, self.follower.n_trimmed()) != self.n_trimmed {
+            self.masks.clear();
         }
-        match c {
-            '"' => self.symbol = self.skip_past('"'),
-            '[' => self.symbol = self.skip_past(']'),
-            '<' => {
-                self.chars.by_ref().find(|c| *c == '>');
-                self.symbol = 1;
+        let places = self.follower.places();
+        if let Some(idx) = self.masks.iter().position(|(known, _)| known == places) {
+            let known = self.masks.remove(idx);
+            self.masks.push(known);
+        } else {
+            let places = places.to_vec();
+            let mask = self.mask(&places)?;
+            self.masks.drain(..(self.masks.len() + 1).saturating_sub(MASKS_MAX));
+            self.masks.push((places, mask));
+        }
+        self.masks.last().map(|(_, mask)| mask).ok_or(Exhausted)
+    }
+
+    fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, Exhausted> {
+        let trie = self.vocabulary.tok_trie();
+        let mut mask = trie.alloc_token_set();
+        self.follower.refuel(MASK_FUEL);
+        for place in places {
+            let mut walk = Walk { follower: &mut self.follower, places: vec![*place], is_exhausted: false };
+            trie.add_bias(&mut walk, &mut mask, &[]);
+            if walk.is_exhausted {
+                return Err(Exhausted);
             }
-            '#' => self.skip_comment(),
-            '{' => self.take_repetition()?,
-            '*' | '+' | '?' => self.repeat(1),
-            '(' => self.n_groups += 1,
-            ' ' | '\t' | '\r' | '\n' => {}
-            _ => self.symbol = 1,
         }
-        Ok(())
-    }
-
-    /// Skips a literal or a character class and returns the number of its characters, at least.
-    fn skip_past(&mut self, end: char) -> u64 {
-        let mut n = 0;
-        while let Some(c) = self.chars.next() {
-            match c {
-                '\\' => drop(self.chars.next()),
-                c if c == end => break,
-                _ => {}
-            }
-            n += 1;
+        for by_name in self.follower.by_name() {
+            allow(&mut mask, by_name, trie);
         }
-        n
+        let ends = trie.eos_token_set();
+        if self.follower.accepts() {
+            mask.or(&ends);
+        } else {
+            mask.sub(&ends);
+        }
+        Ok(mask)
     }
 
-    fn skip_comment(&mut self) {
-        while self.chars.next_if(|c| !matches!(c, '\r' | '\n')).is_some() {}
+    /// Takes the token that was chosen among those allowed; one that ends the answer changes nothing.
+    ///
+    /// Errors: why the answer cannot go on, fit for the client.
+    pub(super) fn take(&mut self, token: Token) -> Result<(), String> {
+        let trie = self.vocabulary.tok_trie();
+        if trie.eos_tokens().contains(&token) {
+            return Ok(());
+        }
+        self.follower.refuel(TOKEN_FUEL);
+        match self.follower.take(token, trie.token(token)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the grammar refuses the token that was chosen".to_owned()),
+            Err(exhausted) => Err(described(exhausted)),
+        }
     }
+}
 
-    fn skip_space(&mut self) {
-        while let Some(c) = self.chars.next_if(|c| matches!(c, ' ' | '\t' | '\r' | '\n' | '#')) {
-            if c == '#' {
-                self.skip_comment();
+/// Says that a grammar takes too much, fit for the client.
+pub(super) fn described(exhausted: Exhausted) -> String {
+    exhausted.to_string()
+}
+
+fn allow(mask: &mut SimpleVob, by_name: ByName, trie: &TokTrie) {
+    let n_vocab = Token::try_from(trie.vocab_size()).expect("tokens are numbered by a u32");
+    match by_name {
+        ByName::Only(token) => mask.allow_token(token),
+        ByName::Except(token) => {
+            for range in [0..token, token + 1..n_vocab].into_iter().filter(|range| !range.is_empty()) {
+                mask.allow_range(range.start..=range.end - 1);
             }
         }
     }
-
-    fn take_repetition(&mut self) -> Result<(), String> {
-        self.skip_space();
-        let n_min = self.number();
-        self.skip_space();
-        let mut n_max = n_min;
-        if self.chars.next_if_eq(&',').is_some() {
-            self.skip_space();
-            n_max = self.number();
-            self.skip_space();
-        }
-        self.chars.next_if_eq(&'}');
-        if let (Some(min), Some(max)) = (n_min, n_max)
-            && max < min
-        {
-            return Err(format!("the grammar repeats something at least {min} and at most {max} times"));
-        }
-        let n_times = n_max.unwrap_or(0).max(n_min.unwrap_or(0)).min(REPETITIONS_MAX);
-        self.repeat(n_times);
-        Ok(())
-    }
-
-    /// Returns the number that stands here, or `None` where none does; a huge one counts as the largest.
-    fn number(&mut self) -> Option<u64> {
-        let mut number = None;
-        while let Some(digit) = self.chars.next_if(char::is_ascii_digit).and_then(|c| c.to_digit(10)) {
-            number = Some(number.unwrap_or(0_u64).saturating_mul(10).saturating_add(u64::from(digit)));
-        }
-        number
-    }
-
-    fn repeat(&mut self, n_times: u64) {
-        let n_copies = n_times + 1;
-        self.n_elements = self.n_elements.saturating_add(n_copies.saturating_mul(self.symbol + RULE_ELEMENTS));
-        self.symbol = self.symbol.saturating_mul(n_times.max(1)).saturating_add(1);
-    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Is a walk over the vocabulary's trie.
+struct Walk<'a> {
+    follower: &'a mut Follower,
+    /// Lists the places behind the bytes from the trie's root to where the walk is.
+    places: Vec<Place>,
+    is_exhausted: bool,
+}
 
-    fn check_refused(text: &str, words: &str) {
-        let refused = check(text, BYTES_MAX).expect_err(&text[..text.len().min(80)]);
-        assert!(refused.contains(words), "{refused}");
+impl Recognizer for Walk<'_> {
+    fn pop_bytes(&mut self, num: usize) {
+        self.places.truncate(self.places.len() - num);
     }
 
-    #[test]
-    fn lets_ordinary_grammars_through() {
-        for text in [
-            r#"root ::= "yes" | "no""#,
-            r##"root ::= "#{9,1}\"{9,1}" [^{9,1}\]{9,1}] x* # {9,1} "
-               x ::= "a"{ 2 , 5 } ("b" | [0-9]{1,15}){0,200} <think> !<think>"##,
-            &format!("root ::= \"{}\"", "x".repeat(100_000)),
-            &format!("root ::= {}\"a\"{}", "(".repeat(GROUPS_MAX), ")".repeat(GROUPS_MAX)),
-        ] {
-            let shape =
-                check(text, BYTES_MAX).unwrap_or_else(|refused| panic!("{refused}: {}", &text[..text.len().min(80)]));
-            assert!(!shape.has_stacked, "{}", &text[..text.len().min(80)]);
+    fn collapse(&mut self) {
+        self.places.drain(..self.places.len() - 1);
+    }
+
+    fn trie_finished(&mut self) {
+        self.places.truncate(1);
+    }
+
+    fn try_push_byte(&mut self, byte: u8) -> bool {
+        if self.is_exhausted {
+            return false;
         }
-    }
-
-    #[test]
-    fn refuses_a_maximum_below_the_minimum_wherever_it_hides() {
-        check_refused(r#"root ::= "a"{5,2}"#, "at least 5 and at most 2");
-        check_refused("root ::= (\"a\" # {\n { 5 # 6\n ,\t2 })", "at least 5 and at most 2");
-        check_refused(r#"root ::= "\"" [\]"] <"> "a"{5,2}"#, "at least 5");
-        check_refused("root ::= \"#\" [#] x # \"\r{5,2}", "at least 5");
-        check_refused("root ::= \"a\"{99999999999999999999,1}", "at most 1 times");
-    }
-
-    #[test]
-    fn sees_repetitions_of_repetitions() {
-        for text in ["root ::= \"a\"+ *", "root ::= x{2} # again\n ?", "root ::= (\"a\")+{2,}"] {
-            assert!(check(text, BYTES_MAX).is_ok_and(|shape| shape.has_stacked), "{text}");
+        let place = self.places[self.places.len() - 1];
+        match self.follower.push(place, byte) {
+            Ok(Some(next)) => self.places.push(next),
+            Ok(None) => return false,
+            Err(Exhausted) => self.is_exhausted = true,
         }
-        for text in ["root ::= (\"a\"+)*", "root ::= \"+*\"+ [+*]*"] {
-            assert!(check(text, BYTES_MAX).is_ok_and(|shape| !shape.has_stacked), "{text}");
-        }
-    }
-
-    #[test]
-    fn refuses_what_grows_too_large() {
-        check_refused(&"x".repeat(BYTES_MAX + 1), "bytes");
-        check_refused(&"(".repeat(GROUPS_MAX + 1), "groups");
-        check_refused(&format!("root ::= \"{}\"{{2000}}", "x".repeat(1000)), "repetitions");
-        check_refused(&format!("root ::= \"{}\"{{40}}{{40}}", "{".repeat(1000)), "repetitions");
-        check_refused(&format!("root ::= {}", "a{0,2000} ".repeat(20)), "repetitions");
-        check_refused(&format!("root ::= {}", "a? ".repeat(30_000)), "repetitions");
+        !self.is_exhausted
     }
 }

@@ -20,6 +20,7 @@ use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use super::config::EngineFacts;
 use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
+use super::grammar::Followed;
 use super::inspect::{Asked, CacheTotals};
 use super::messages::{EngineError, SlotView, Submission};
 use super::sampler::TokenSampler;
@@ -36,7 +37,7 @@ pub(super) struct Shared {
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
     pub model: Arc<LlamaModel>,
-    /// Is made in the background once the model is loaded, or by the first request that needs it.
+    /// Is made in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<Compiler, String>>,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
@@ -153,7 +154,8 @@ impl EngineHandle {
         }
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
-        let sampler = TokenSampler::build(&shared.model, &submission, shared.facts.context_tokens)?;
+        let followed = self.follow(&submission)?;
+        let sampler = TokenSampler::build(&shared.model, (&submission, followed), shared.facts.context_tokens)?;
         let sequence = (&submission.chain_root, submission.prompt.as_slice());
         let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
         let admission = Box::new(Admission { submission, sampler, chain, place });
@@ -161,6 +163,16 @@ impl EngineHandle {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })
+    }
+
+    /// Returns the client's grammar at the start of an answer, if there is one.
+    fn follow(&self, submission: &Submission) -> Result<Option<Followed>, EngineError> {
+        let text = submission.generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
+        let followed = text.map(|text| {
+            let compiler = self.shared.schemas().as_ref().map_err(Clone::clone)?;
+            Followed::begin(&self.shared.model, compiler.vocabulary(), text)
+        });
+        followed.transpose().map_err(|reason| EngineError::Sampler { reason })
     }
 
     /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, fit for the client.

@@ -2,10 +2,10 @@
 //! them.
 //!
 //! Not here: what ends an answer (`sequence`), token to text.
-//! The idea: the chain chooses first and the grammar, which is slow on a whole vocabulary, only judges the choice; if it
-//! refuses, the choice is made again behind the grammar. A schema's mask is fast, so the chain only sees what it allows.
+//! The idea: as in llama-server, the chain chooses first and a grammar only judges the choice; if it refuses, the choice is
+//! made again among what the grammar allows. Under a schema the chain only ever sees what is allowed.
 //! Nothing a client sends may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here
-//! first and the grammar is never fed a token it refuses.
+//! first and llama.cpp's grammar of tool calls is never fed a token it refuses.
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
@@ -13,12 +13,13 @@ use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
+use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
 use super::call_grammar::{Built, Waited, WaitingGrammar};
 use super::constraint::{Allowed, CompiledSchema, Constraint};
-use super::grammar;
+use super::grammar::{Followed, described};
 use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 
 /// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
@@ -26,6 +27,11 @@ const DRY_BREAKERS_MAX: usize = 16;
 
 /// Is the most tokens with a bias; each is looked up for every token of an answer.
 const LOGIT_BIASES_MAX: usize = 1024;
+
+/// Is how many of the likeliest tokens are looked at one by one where looking at all of them takes too much.
+///
+/// Source: a choice; the chain looks at 40 of them by default. One takes some microseconds.
+const LIKELIEST_MAX: usize = 256;
 
 /// Is the seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
 const SEED_RANDOM: u32 = u32::MAX;
@@ -36,9 +42,12 @@ const MIROSTAT_M: i32 = 100;
 /// Chooses the tokens of one answer.
 pub(super) struct TokenSampler {
     chain: LlamaSampler,
-    grammar: Option<LlamaSampler>,
-    /// Becomes the grammar where a tool call starts.
+    /// Is the grammar of tool calls.
+    calls: Option<LlamaSampler>,
+    /// Becomes that grammar where a tool call starts.
     waiting: Option<Box<WaitingGrammar>>,
+    /// Is the client's grammar.
+    followed: Option<Followed>,
     constraint: Option<Constraint>,
     /// Is added to the logits before the chain.
     biases: Vec<LlamaLogitBias>,
@@ -46,24 +55,30 @@ pub(super) struct TokenSampler {
 }
 
 impl TokenSampler {
-    /// Builds the sampler of a submission, its penalties knowing the prompt.
+    /// Builds the sampler of a submission, its penalties knowing the prompt, with the client's grammar at its start.
     ///
-    /// Errors: `Sampler` for a parameter out of range or a grammar that does not parse.
-    pub(super) fn build(model: &LlamaModel, submission: &Submission, context_tokens: u32) -> Result<Self, EngineError> {
+    /// Errors: `Sampler` for a parameter out of range or what cannot be combined.
+    pub(super) fn build(
+        model: &LlamaModel,
+        (submission, followed): (&Submission, Option<Followed>),
+        context_tokens: u32,
+    ) -> Result<Self, EngineError> {
         let generation = &submission.generation;
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
-        let grammar = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
-        let mut grammar = grammar.map(|text| grammar::build(model, text)).transpose().map_err(refuse)?;
-        let mut waiting = None;
+        let (mut calls, mut waiting) = (None, None);
         match generation.calls.as_ref().map(|calls| calls.build(model)).transpose().map_err(refuse)? {
             None => {}
-            Some(Built::Counts(calls)) => grammar = Some(calls),
-            Some(Built::Waits(calls)) => waiting = Some(calls),
+            Some(Built::Counts(counts)) => calls = Some(counts),
+            Some(Built::Waits(waits)) => waiting = Some(waits),
         }
         let constraint = generation.schema.as_ref().map(CompiledSchema::begin);
-        if constraint.is_some() && (grammar.is_some() || waiting.is_some() || generation.ignore_eos) {
+        let is_called = calls.is_some() || waiting.is_some();
+        if constraint.is_some() && (followed.is_some() || is_called || generation.ignore_eos) {
             return Err(refuse("a schema goes neither with a grammar nor with ignore_eos".to_owned()));
+        }
+        if followed.is_some() && is_called {
+            return Err(refuse("a grammar does not go with that of tool calls".to_owned()));
         }
         let biases = biases(model, generation);
         let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
@@ -73,24 +88,28 @@ impl TokenSampler {
             chain.try_accept(to_llama(*token)).map_err(|error| refuse(error.to_string()))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
-        Ok(Self { chain, grammar, waiting, constraint, biases, candidates })
+        Ok(Self { chain, calls, waiting, followed, constraint, biases, candidates })
     }
 
     /// Chooses the next token by the logits of the last one and remembers the choice.
     ///
-    /// Errors: `Sampler` where nothing may be chosen: the grammar or the biases exclude every token.
+    /// Errors: `Sampler` where nothing may be chosen: the grammar or the biases exclude every token, or what the grammar
+    /// allows takes too much to tell.
     pub(super) fn choose(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
         if self.constraint.is_some() {
             return self.choose_allowed(logits);
         }
         let mut token = self.apply(logits, Behind::Nothing)?;
-        if !self.grammar_allows(token) {
-            token = self.apply(logits, Behind::Grammar)?;
-            if !self.grammar_allows(token) {
+        if self.followed.is_some() {
+            return self.choose_followed(logits, token);
+        }
+        if !self.calls_allow(token) {
+            token = self.apply(logits, Behind::Calls)?;
+            if !self.calls_allow(token) {
                 return Err(refuse("the grammar leaves no token to choose".to_owned()));
             }
         }
-        let accepted = self.grammar.iter_mut().chain([&mut self.chain]).try_for_each(|link| link.try_accept(token));
+        let accepted = self.calls.iter_mut().chain([&mut self.chain]).try_for_each(|link| link.try_accept(token));
         accepted.map_err(|error| refuse(error.to_string()))?;
         Ok(token.0.unsigned_abs())
     }
@@ -100,7 +119,7 @@ impl TokenSampler {
         let Some(waiting) = self.waiting.take() else { return };
         match waiting.push(model, token) {
             Waited::Waits(waiting) => self.waiting = Some(waiting),
-            Waited::Counts(grammar) => self.grammar = Some(grammar),
+            Waited::Counts(grammar) => self.calls = Some(grammar),
             Waited::Dropped => {}
         }
     }
@@ -122,9 +141,8 @@ impl TokenSampler {
     }
 
     fn apply(&mut self, logits: &[f32], behind: Behind) -> Result<LlamaToken, EngineError> {
-        let all = (0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0));
-        self.fill(|data| data.extend(all));
-        if let (Behind::Grammar, Some(grammar)) = (behind, &mut self.grammar) {
+        self.fill_all(logits);
+        if let (Behind::Calls, Some(grammar)) = (behind, &mut self.calls) {
             self.candidates.apply_sampler(grammar);
         }
         self.draw()
@@ -135,13 +153,13 @@ impl TokenSampler {
         let unfollowed = |reason| refuse(format!("the schema cannot be followed further: {reason}"));
         let Some(constraint) = &mut self.constraint else { return self.choose(logits) };
         let allowed = constraint.allowed().map_err(unfollowed)?;
-        let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
         let token = match &allowed {
             Allowed::Tokens(mask) => {
-                self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
+                self.fill_masked(logits, mask);
                 self.draw()?
             }
             Allowed::Ends(mask) => {
+                let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
                 let ends = mask.iter().map(|id| data(id as usize));
                 let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
                 let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
@@ -155,6 +173,52 @@ impl TokenSampler {
         }
         self.chain.try_accept(token).map_err(|error| refuse(error.to_string()))?;
         Ok(chosen)
+    }
+
+    /// Judges a choice by the client's grammar and makes it again among what that allows, if need be.
+    fn choose_followed(&mut self, logits: &[f32], mut token: LlamaToken) -> Result<Token, EngineError> {
+        let too_much = |exhausted| refuse(described(exhausted));
+        let Some(mut followed) = self.followed.take() else { return Ok(token.0.unsigned_abs()) };
+        if !followed.allows(token.0.unsigned_abs()).map_err(too_much)? {
+            match followed.allowed() {
+                Ok(mask) => self.fill_masked(logits, mask),
+                Err(exhausted) => {
+                    self.fill_all(logits);
+                    self.keep_likeliest(&mut followed);
+                    if self.candidates.data.is_empty() {
+                        return Err(too_much(exhausted));
+                    }
+                }
+            }
+            token = self.draw().map_err(|_| refuse("the grammar leaves no token to choose".to_owned()))?;
+        }
+        let chosen = token.0.unsigned_abs();
+        followed.take(chosen).map_err(refuse)?;
+        self.followed = Some(followed);
+        self.chain.try_accept(token).map_err(|error| refuse(error.to_string()))?;
+        Ok(chosen)
+    }
+
+    /// Keeps those of the likeliest candidates that the client's grammar allows.
+    fn keep_likeliest(&mut self, followed: &mut Followed) {
+        let data = &mut self.candidates.data;
+        if data.len() > LIKELIEST_MAX {
+            data.select_nth_unstable_by(LIKELIEST_MAX, |a, b| b.logit().total_cmp(&a.logit()));
+            data.truncate(LIKELIEST_MAX);
+        }
+        data.retain(|candidate| followed.allows(candidate.id().0.unsigned_abs()) == Ok(true));
+    }
+
+    /// Starts a choice among the tokens of a mask.
+    fn fill_masked(&mut self, logits: &[f32], mask: &SimpleVob) {
+        let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
+        self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
+    }
+
+    /// Starts a choice among all tokens.
+    fn fill_all(&mut self, logits: &[f32]) {
+        let all = (0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0));
+        self.fill(|data| data.extend(all));
     }
 
     /// Starts a choice among what `push` gives, by ascending token, the biases added.
@@ -184,20 +248,20 @@ impl TokenSampler {
         possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
     }
 
-    /// Returns whether the grammar would accept `token`; accepting one that it refuses ends the process.
-    fn grammar_allows(&mut self, token: LlamaToken) -> bool {
-        let Some(grammar) = &mut self.grammar else { return true };
+    /// Returns whether the grammar of tool calls would accept `token`; accepting one that it refuses ends the process.
+    fn calls_allow(&mut self, token: LlamaToken) -> bool {
+        let Some(grammar) = &mut self.calls else { return true };
         let mut single = LlamaTokenDataArray::new(vec![LlamaTokenData::new(token, 1.0, 0.0)], false);
         single.apply_sampler(grammar);
         single.data.first().is_some_and(|only| only.logit() > f32::NEG_INFINITY)
     }
 }
 
-/// Says whether the grammar comes before the chain.
+/// Says whether the grammar of tool calls comes before the chain.
 #[derive(Clone, Copy)]
 enum Behind {
     Nothing,
-    Grammar,
+    Calls,
 }
 
 /// Is how many of the last tokens the penalties and DRY look at.

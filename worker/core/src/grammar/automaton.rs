@@ -11,8 +11,9 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
+use super::chars::is_text;
 use super::closure::Closure;
-use super::compile::{Dot, Grammar};
+use super::compile::{DONE, Dot, Grammar};
 use super::reader::Symbol;
 
 /// Is how much an answer's rows may take before those that are not in use are dropped. Units: bytes.
@@ -21,8 +22,14 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 /// Is how much the rows in use may take. Units: bytes. Source: a text nested some 100,000 deep.
 const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
-/// Is what a row costs besides its items, in work and in bytes. Source: its table of the first 128 characters.
-const ROW_COST: u64 = 64;
+/// Is the work of looking at an item while a row is completed, of keeping a set of callers, and of keeping a row.
+///
+/// Source: docs/decisions/0031.
+pub(super) const ITEM_COST: u64 = 10;
+pub(super) const CALLERS_COST: u64 = 50;
+const ROW_COST: u64 = 100;
+
+/// Is the memory of a row besides its items. Units: bytes. Source: its table of the first 128 characters.
 const ROW_BYTES: usize = 700;
 
 /// Says that a step would have taken more work or more memory than it may.
@@ -49,6 +56,11 @@ const NONE: RowId = RowId::MAX - 1;
 
 const N_ASCII: usize = 128;
 
+/// Is the place in a row's table of all characters beyond ASCII, where a grammar does not tell them apart.
+const BEYOND: usize = N_ASCII;
+const FIRST_BEYOND_ASCII: u32 = 0x80;
+const N_TABLE: usize = N_ASCII + 1;
+
 #[derive(Debug, Clone)]
 struct Row {
     /// Lists the items with which it begins, which tell it from other rows.
@@ -57,7 +69,7 @@ struct Row {
     terminals: Box<[Item]>,
     accepts: bool,
     /// Is the next row by character, once one is known.
-    next: Option<Box<[RowId; N_ASCII]>>,
+    next: Option<Box<[RowId; N_TABLE]>>,
 }
 
 /// Is the rows that an answer has come across.
@@ -72,6 +84,8 @@ pub(super) struct Automaton {
     next: HashMap<(RowId, usize), RowId>,
     n_bytes: usize,
     fuel: u64,
+    /// Is how often rows were dropped, and the others' numbers changed.
+    pub(super) n_trimmed: u32,
     closure: Closure,
 }
 
@@ -81,7 +95,7 @@ impl Automaton {
     /// Errors: the first row takes more than `fuel`.
     pub(super) fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<(Self, RowId), Exhausted> {
         let mut automaton = Self::empty(Arc::clone(grammar), fuel);
-        let root = automaton.intern(vec![Item { dot: 0, callers: ROOT_CALLERS }]);
+        let root = automaton.intern(vec![Item { dot: DONE, callers: ROOT_CALLERS }]);
         debug_assert_eq!(root, ROOT_CALLERS);
         let starts = grammar.starts(grammar.root).iter();
         let first = automaton.row(starts.map(|dot| Item { dot: *dot, callers: root }).collect())?;
@@ -98,11 +112,12 @@ impl Automaton {
             next: HashMap::new(),
             n_bytes: 0,
             fuel,
+            n_trimmed: 0,
             closure: Closure::default(),
         }
     }
 
-    /// Says how much work may be done until it says so again. Units: items looked at, some 10 ns each.
+    /// Says how much work may be done until it says so again. Units: characters of remembered rows, some 5 ns each.
     pub(super) fn refuel(&mut self, fuel: u64) {
         self.fuel = fuel;
     }
@@ -124,10 +139,15 @@ impl Automaton {
     /// Returns the row behind a character; `None` where the grammar does not allow it.
     pub(super) fn step(&mut self, row: RowId, c: u32) -> Result<Option<RowId>, Exhausted> {
         self.pay(1)?;
-        let known = match &self.rows[row as usize].next {
-            _ if c as usize >= N_ASCII => self.next.get(&(row, self.band(c))).copied().unwrap_or(UNKNOWN),
-            Some(next) => next[c as usize],
-            None => UNKNOWN,
+        let slot = match c as usize {
+            ascii @ ..N_ASCII => Some(ascii),
+            _ if self.grammar.is_alike_beyond_ascii => Some(BEYOND),
+            _ => None,
+        };
+        let known = match (slot, &self.rows[row as usize].next) {
+            (Some(slot), Some(next)) => next[slot],
+            (Some(_), None) => UNKNOWN,
+            (None, _) => self.next.get(&(row, self.band(c))).copied().unwrap_or(UNKNOWN),
         };
         match known {
             UNKNOWN => {}
@@ -140,12 +160,11 @@ impl Automaton {
             _ => false,
         })?;
         let known = next.unwrap_or(NONE);
-        if c as usize >= N_ASCII {
+        if let Some(slot) = slot {
+            self.rows[row as usize].next.get_or_insert_with(|| Box::new([UNKNOWN; N_TABLE]))[slot] = known;
+        } else {
             self.next.insert((row, self.band(c)), known);
             self.n_bytes += 32;
-        } else {
-            let row = &mut self.rows[row as usize];
-            row.next.get_or_insert_with(|| Box::new([UNKNOWN; N_ASCII]))[c as usize] = known;
         }
         Ok(next)
     }
@@ -159,10 +178,13 @@ impl Automaton {
         })
     }
 
-    /// Returns whether a character from the first to the last of these may come next.
+    /// Returns whether a character from the first to the last of these, all beyond ASCII, may come next.
     pub(super) fn allows_one_of(&mut self, row: RowId, range: (u32, u32)) -> Result<bool, Exhausted> {
+        if self.grammar.is_alike_beyond_ascii {
+            return Ok(is_text(range) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
+        }
         let terminals = &self.rows[row as usize].terminals;
-        let meets = |item: &Item| match self.grammar.symbols[item.dot as usize] {
+        let meets = |item: &Item| match self.grammar.symbol(item.dot) {
             Symbol::Chars(set) => self.grammar.sets[set as usize].meets(range),
             _ => false,
         };
@@ -173,7 +195,7 @@ impl Automaton {
 
     /// Lists what a row waits for.
     pub(super) fn wishes(&self, row: RowId) -> impl Iterator<Item = Symbol> {
-        self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbols[item.dot as usize])
+        self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbol(item.dot))
     }
 
     /// Returns the row of a text that may be in either row.
@@ -185,8 +207,8 @@ impl Automaton {
     fn advance(&mut self, row: RowId, is_met: impl Fn(Symbol) -> bool) -> Result<Option<RowId>, Exhausted> {
         let terminals = &self.rows[row as usize].terminals;
         let n_items = terminals.len() as u64;
-        let met = terminals.iter().filter(|item| is_met(self.grammar.symbols[item.dot as usize]));
-        let kernel: Vec<Item> = met.map(|item| Item { dot: item.dot + 1, ..*item }).collect();
+        let met = terminals.iter().filter(|item| is_met(self.grammar.symbol(item.dot)));
+        let kernel: Vec<Item> = met.map(|item| Item { dot: self.grammar.behind(item.dot), ..*item }).collect();
         self.pay(n_items)?;
         if kernel.is_empty() { Ok(None) } else { self.row(kernel).map(Some) }
     }
@@ -248,6 +270,7 @@ impl Automaton {
             }
         }
         let old = std::mem::replace(self, Self::empty(Arc::clone(&self.grammar), self.fuel));
+        self.n_trimmed = old.n_trimmed + 1;
         let mut numbers = vec![ROOT_CALLERS; old.callers.len()];
         let moved = |items: &Arc<[Item]>, numbers: &[CallersId]| -> Vec<Item> {
             items.iter().map(|item| Item { callers: numbers[item.callers as usize], ..*item }).collect()

@@ -10,6 +10,11 @@ const LAST: u32 = 0x10_FFFF;
 /// Lists the code points that a text may have. Without NUL, which llama.cpp's grammars never allow, and the surrogates.
 const TEXT: [(u32, u32); 2] = [(1, 0xD7FF), (0xE000, LAST)];
 
+/// Returns whether a text may have one of the code points in a range.
+pub(super) fn is_text((first, last): (u32, u32)) -> bool {
+    TEXT.iter().any(|(from, to)| first.max(*from) <= last.min(*to))
+}
+
 /// Is a set of characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct CharSet {
@@ -59,6 +64,16 @@ impl CharSet {
     pub(super) fn meets(&self, (first, last): (u32, u32)) -> bool {
         let idx = self.ranges.partition_point(|(_, to)| *to < first);
         first <= last && self.ranges.get(idx).is_some_and(|(from, _)| *from <= last)
+    }
+
+    /// Returns whether it has all characters beyond ASCII, or none.
+    pub(super) fn is_alike_beyond_ascii(&self) -> bool {
+        let beyond = Self::of(&[(0x80, LAST)]);
+        !self.meets((0x80, LAST)) || beyond.ranges.iter().all(|range| self.covers(*range))
+    }
+
+    fn covers(&self, (first, last): (u32, u32)) -> bool {
+        self.ranges.iter().any(|(from, to)| *from <= first && last <= *to)
     }
 
     /// Lists where it begins and where it is over: between two neighbours all characters are in it, or none.

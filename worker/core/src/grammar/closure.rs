@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::automaton::{Automaton, CallersId, Exhausted, Item};
+use super::automaton::{Automaton, CALLERS_COST, CallersId, Exhausted, ITEM_COST, Item};
 use super::reader::Symbol;
 
 /// Is what a row is completed with; empty between two rows.
@@ -40,7 +40,7 @@ impl Closure {
         while let Some((_, rule)) = self.called.pop() {
             let Some(calls) = self.calls.get_mut(&rule) else { continue };
             let callers = std::mem::take(&mut calls.callers);
-            automaton.pay(callers.len() as u64)?;
+            automaton.pay(CALLERS_COST + ITEM_COST * callers.len() as u64)?;
             let callers = automaton.intern(callers);
             calls.begun = Some(callers);
             self.work.extend(automaton.grammar().starts(rule).iter().map(|dot| Item { dot: *dot, callers }));
@@ -63,7 +63,7 @@ impl Closure {
 
     fn look_at_all(&mut self, automaton: &mut Automaton) -> Result<(), Exhausted> {
         while let Some(item) = self.work.pop() {
-            automaton.pay(1)?;
+            automaton.pay(ITEM_COST)?;
             if self.seen.insert(item) {
                 self.look_at(automaton, item)?;
             }
@@ -72,7 +72,7 @@ impl Closure {
     }
 
     fn look_at(&mut self, automaton: &mut Automaton, item: Item) -> Result<(), Exhausted> {
-        match automaton.grammar().symbols[item.dot as usize] {
+        match automaton.grammar().symbol(item.dot) {
             Symbol::Chars(_) | Symbol::Token(_) | Symbol::OtherToken(_) => self.terminals.push(item),
             Symbol::Done => self.accepts = true,
             Symbol::End => self.work.extend(automaton.callers(item.callers).iter()),
@@ -82,7 +82,7 @@ impl Closure {
     }
 
     fn call(&mut self, automaton: &mut Automaton, item: Item, rule: u32) -> Result<(), Exhausted> {
-        let back = Item { dot: item.dot + 1, ..item };
+        let back = Item { dot: automaton.grammar().behind(item.dot), ..item };
         let props = &automaton.grammar().rules[rule as usize];
         if props.is_nullable {
             self.work.push(back);
@@ -91,7 +91,7 @@ impl Closure {
             self.called.push((props.rank, rule));
             Calls::default()
         });
-        if automaton.grammar().symbols[back.dot as usize] != Symbol::End {
+        if automaton.grammar().symbol(back.dot) != Symbol::End {
             debug_assert!(calls.begun.is_none(), "a rule is called by those of higher rank only");
             calls.callers.push(back);
             return Ok(());

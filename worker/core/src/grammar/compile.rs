@@ -8,25 +8,31 @@
 use std::ops::Range;
 
 use hashbrown::HashMap;
-use warmpath_common::ids::Token;
 
 use super::chars::CharSet;
 use super::reader::{Drafts, Symbol, read};
 use super::{GrammarError, Tokens};
 
-/// Is where something stands among the grammar's symbols.
+/// Is a place in alternatives: what is left of them from there on. Alternatives that end alike share their last places, since
+/// what is left is all that matters.
 pub(super) type Dot = u32;
+
+/// Is where the text is over, and where an alternative is.
+pub(super) const DONE: Dot = 0;
+const END: Dot = 1;
 
 /// Is a grammar that can be followed; share it among the answers that do.
 #[derive(Debug)]
 pub struct Grammar {
-    /// Lists the alternatives of all rules, each with an end; the first symbol is the end of the text.
-    pub(super) symbols: Vec<Symbol>,
+    /// Lists the symbol at each place and the place behind it.
+    places: Vec<(Symbol, Dot)>,
     pub(super) rules: Vec<Rule>,
     pub(super) sets: Vec<CharSet>,
     pub(super) root: u32,
     /// Lists where a set begins or is over, ascending: no set tells two characters apart that have no bound between them.
     pub(super) bounds: Vec<u32>,
+    /// Says that no set tells characters beyond ASCII apart.
+    pub(super) is_alike_beyond_ascii: bool,
     starts: Vec<Dot>,
 }
 
@@ -48,17 +54,19 @@ impl Grammar {
         compile(drafts).map_err(|reason| GrammarError { line: None, reason })
     }
 
+    /// Returns what stands at a place.
+    pub(super) fn symbol(&self, dot: Dot) -> Symbol {
+        self.places[dot as usize].0
+    }
+
+    /// Returns the place behind a symbol.
+    pub(super) fn behind(&self, dot: Dot) -> Dot {
+        self.places[dot as usize].1
+    }
+
     /// Lists where the alternatives of a rule begin.
     pub(super) fn starts(&self, rule: u32) -> &[Dot] {
         &self.starts[self.rules[rule as usize].starts.clone()]
-    }
-
-    /// Returns the tokens that it names.
-    pub fn named_tokens(&self) -> impl Iterator<Item = Token> {
-        self.symbols.iter().filter_map(|symbol| match symbol {
-            Symbol::Token(token) | Symbol::OtherToken(token) => Some(*token),
-            _ => None,
-        })
     }
 }
 
@@ -103,20 +111,26 @@ fn lay_out(
     let mut bounds: Vec<u32> = sets.iter().flat_map(CharSet::bounds).collect();
     bounds.sort_unstable();
     bounds.dedup();
-    let mut symbols = vec![Symbol::Done];
+    let is_alike_beyond_ascii = sets.iter().all(CharSet::is_alike_beyond_ascii);
+    let mut places = vec![(Symbol::Done, DONE), (Symbol::End, END)];
+    let mut known = HashMap::new();
     let mut starts = Vec::new();
     let mut laid = Vec::with_capacity(rules.len());
     for (idx, alternatives) in rules.iter().enumerate() {
         let from = starts.len();
         for alternative in alternatives {
-            starts.push(Dot::try_from(symbols.len()).expect("the symbols are counted"));
-            symbols.extend(alternative);
-            symbols.push(Symbol::End);
+            let start = alternative.iter().rev().fold(END, |behind, symbol| {
+                *known.entry((*symbol, behind)).or_insert_with(|| {
+                    places.push((*symbol, behind));
+                    Dot::try_from(places.len() - 1).expect("the symbols are counted")
+                })
+            });
+            starts.push(start);
         }
         let (is_nullable, rank) = props(idx);
         laid.push(Rule { starts: from..starts.len(), is_nullable, rank });
     }
-    Grammar { symbols, rules: laid, sets, root, bounds, starts }
+    Grammar { places, rules: laid, sets, root, bounds, is_alike_beyond_ascii, starts }
 }
 
 /// Returns which rules have an alternative all of whose symbols are as wished: `is_wished` tells it of what is no rule.

@@ -45,7 +45,7 @@ impl Follower {
         Ok(Self { automaton, places: vec![Place { row, partial: None }] })
     }
 
-    /// Says how much work may be done until it says so again. Units: items looked at, some 10 ns each.
+    /// Says how much work may be done until it says so again. Units: characters of remembered rows, some 5 ns each.
     pub fn refuel(&mut self, fuel: u64) {
         self.automaton.refuel(fuel);
     }
@@ -53,6 +53,11 @@ impl Follower {
     /// Returns whether the answer may end.
     pub fn accepts(&self) -> bool {
         self.whole().any(|row| self.automaton.accepts(row))
+    }
+
+    /// Returns how often memory was short: until this changes, the same places allow the same tokens.
+    pub fn n_trimmed(&self) -> u32 {
+        self.automaton.n_trimmed
     }
 
     /// Lists where the answer may be.

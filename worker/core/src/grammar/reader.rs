@@ -26,7 +26,7 @@ const REPETITIONS_MAX: usize = 2000;
 const QUOTED_CHARS_MAX: usize = 40;
 
 /// Is one step of an alternative.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Symbol {
     /// A character of the set with this number.
     Chars(u32),

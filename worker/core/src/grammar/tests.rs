@@ -10,7 +10,7 @@ use warmpath_common::ids::Token;
 
 use super::{Exhausted, Follower, Grammar, GrammarError, Tokens};
 
-const FUEL: u64 = 1_000_000;
+const FUEL: u64 = 1_500_000;
 
 /// Is a vocabulary of two named tokens.
 fn compile(text: &str) -> Result<Arc<Grammar>, GrammarError> {

@@ -6,7 +6,7 @@ use super::{FUEL, compile};
 use crate::grammar::Follower;
 
 /// Is what a step may take on a machine that does other things too.
-const STEP_MAX: Duration = Duration::from_millis(400);
+const STEP_MAX: Duration = Duration::from_millis(250);
 
 /// Lists grammars, each with a text that is said again and again.
 fn hostile() -> Vec<(String, &'static str)> {
@@ -25,9 +25,9 @@ fn hostile() -> Vec<(String, &'static str)> {
         ("root ::= (\"a\"{0,2000}){0,2000}".to_owned(), "aaaaaaaa"),
         ("root ::= ((\"a\"{0,44}){0,44}){0,44}".to_owned(), "aaaaaaaa"),
         (format!("root ::= {}", "\"a\"? ".repeat(20_000)), "aaaa"),
-        (format!("root ::= {}", "(\"a\" | ".repeat(20_000) + "\"b\"" + &")".repeat(20_000)), "a"),
+        (format!("root ::= {}", "(\"a\" | ".repeat(14_000) + "\"b\"" + &")".repeat(14_000)), "a"),
         (format!("root ::= {}", "[ab]* ".repeat(15_000)), "abab"),
-        (format!("root ::= ({})+", (0..15_000).map(|i| format!("\"{i}\"")).collect::<Vec<_>>().join(" | ")), "1234"),
+        (format!("root ::= ({})+", (0..12_000).map(|i| format!("\"{i}\"")).collect::<Vec<_>>().join(" | ")), "1234"),
         (format!("root ::= \"{}\"", "x".repeat(120_000)), "xxxxxxxx"),
         (format!("root ::= r0\n{}", many.collect::<String>()), "x"),
         ("root ::= s\ns ::= a s b | \"x\" | a b s\na ::= [xy]? c\nb ::= s? \"y\"\nc ::= \"x\"".to_owned(), "xy"),
@@ -55,7 +55,7 @@ fn hostile_grammars_go_on_or_fail_within_their_work() {
         };
         let (mut longest, mut end) = (Duration::ZERO, "goes on");
         let mut n_taken = 0;
-        for _ in 0..2000 {
+        for _ in 0..300 {
             let began = Instant::now();
             follower.refuel(FUEL);
             let taken = follower.take(1, said.as_bytes());
