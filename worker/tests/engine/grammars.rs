@@ -59,7 +59,8 @@ async fn llama_cpp_s_own_grammars_are_followed() {
     for name in ["arithmetic", "c", "chess", "japanese", "json", "json_arr", "list"] {
         let grammar = std::fs::read_to_string(folder.join(format!("{name}.gbnf"))).unwrap();
         for seed in 1..6 {
-            let answer = follow(&engine, &grammar, random(seed)).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+            let answer =
+                follow(&engine, &grammar, random(seed)).await.unwrap_or_else(|error| panic!("{name}: {error}"));
             assert!(!answer.tokens.is_empty());
             check_follows(&grammar, &answer);
         }

@@ -262,7 +262,8 @@ impl Automaton {
         }
         let kernels: Vec<Arc<[Item]>> = in_use.iter().map(|row| Arc::clone(&self.rows[*row as usize].kernel)).collect();
         let mut is_used = vec![false; self.callers.len()];
-        let mut news: Vec<CallersId> = kernels.iter().flat_map(|kernel| kernel.iter()).map(|item| item.callers).collect();
+        let mut news: Vec<CallersId> =
+            kernels.iter().flat_map(|kernel| kernel.iter()).map(|item| item.callers).collect();
         news.push(ROOT_CALLERS);
         while let Some(id) = news.pop() {
             if !std::mem::replace(&mut is_used[id as usize], true) {

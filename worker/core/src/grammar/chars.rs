@@ -104,8 +104,9 @@ pub(super) enum Decoded {
 impl Partial {
     /// Reads a character's first byte; returns `None` for a byte that begins none.
     pub(super) fn begin(byte: u8) -> Option<Decoded> {
-        let begun =
-            |bits, n_bytes_left, smallest| Some(Decoded::Begun(Self { value: u32::from(bits), n_bytes_left, smallest }));
+        let begun = |bits, n_bytes_left, smallest| {
+            Some(Decoded::Begun(Self { value: u32::from(bits), n_bytes_left, smallest }))
+        };
         match byte {
             ..0x80 => Some(Decoded::Whole(u32::from(byte))),
             0xC2..0xE0 => begun(byte & 0x1F, 1, 0x80),
@@ -153,7 +154,9 @@ mod tests {
 
     #[test]
     fn bytes_are_read_as_the_standard_library_reads_them() {
-        for c in (0..0x3000).chain(0xD700..0xE100).chain(0xFF00..0x1_0100).chain(0x10_FF00..=LAST).filter_map(char::from_u32) {
+        for c in
+            (0..0x3000).chain(0xD700..0xE100).chain(0xFF00..0x1_0100).chain(0x10_FF00..=LAST).filter_map(char::from_u32)
+        {
             let mut buffer = [0; 4];
             let bytes = c.encode_utf8(&mut buffer).as_bytes();
             let mut decoded = Partial::begin(bytes[0]);

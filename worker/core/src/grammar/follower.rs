@@ -83,9 +83,7 @@ impl Follower {
         };
         match decoded {
             None => Ok(None),
-            Some(Decoded::Whole(c)) => {
-                Ok(self.automaton.step(row, c)?.map(|row| Place { row, partial: None }))
-            }
+            Some(Decoded::Whole(c)) => Ok(self.automaton.step(row, c)?.map(|row| Place { row, partial: None })),
             Some(Decoded::Begun(partial)) => {
                 let is_allowed = self.automaton.allows_one_of(row, partial.range())?;
                 Ok(is_allowed.then_some(Place { row, partial: Some(partial) }))

@@ -264,7 +264,9 @@ impl<'a> Reader<'a> {
             Some('r') => Ok(u32::from('\r')),
             Some('n') => Ok(u32::from('\n')),
             Some(c @ ('\\' | '"' | '[' | ']' | '-')) => Ok(u32::from(c)),
-            Some(c) => Err(format!("`\\{c}` is not an escape; there are \\x \\u \\U \\t \\r \\n \\\\ \\\" \\[ \\] \\-")),
+            Some(c) => {
+                Err(format!("`\\{c}` is not an escape; there are \\x \\u \\U \\t \\r \\n \\\\ \\\" \\[ \\] \\-"))
+            }
             None => Err("a literal or character class is not closed".to_owned()),
         }
     }

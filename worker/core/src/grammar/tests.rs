@@ -63,7 +63,11 @@ fn every_construct_means_what_it_means_to_llama_cpp() {
     check("root ::= . .", &["é\n", "😀."], &["é", "ab^c"]);
     check("root ::= \"\\x41\\u00e9\\U0001F600\\t\\\"\\\\\\[\\]\\-\"", &["Aé😀\t\"\\[]-"], &["A^e"]);
     check("root ::= \"ab\"* \"c\"", &["c", "ababc"], &["aba^c", "a^a"]);
-    check("root ::= \"a\"{2} \"b\"{1,} \"c\"{0,2} \"d\"{,3}\n".replace("{,3}", "{0}").as_str(), &["aab", "aabbbcc"], &["a^b", "aabccc".replacen("ccc", "cc^c", 1).as_str()]);
+    check(
+        "root ::= \"a\"{2} \"b\"{1,} \"c\"{0,2} \"d\"{,3}\n".replace("{,3}", "{0}").as_str(),
+        &["aab", "aabbbcc"],
+        &["a^b", "aabccc".replacen("ccc", "cc^c", 1).as_str()],
+    );
     check("root ::= (\"a\" | # one\n \"b\"\n)+ x?\nx ::= \"!\"\n", &["a", "bab!"], &["", "a!^!"]);
     check("root ::= \"a\"\nroot ::= \"b\"", &["b"], &["^a"]);
     check("root ::= ", &[""], &["^a"]);
@@ -76,7 +80,11 @@ fn every_construct_means_what_it_means_to_llama_cpp() {
 
 #[test]
 fn what_may_be_empty_may_be_repeated() {
-    for grammar in ["root ::= ((\"x\"*)*)*", "root ::= (\"x\"? | \"\")+ *{0,7}?", "root ::= a a a\na ::= b*\nb ::= c* c*\nc ::= [x]?"] {
+    for grammar in [
+        "root ::= ((\"x\"*)*)*",
+        "root ::= (\"x\"? | \"\")+ *{0,7}?",
+        "root ::= a a a\na ::= b*\nb ::= c* c*\nc ::= [x]?",
+    ] {
         check(grammar, &["", "x", "xxxxx"], &["x^y"]);
     }
     check("root ::= (\"x\"* \"y\"*)* \"z\"", &["z", "xyxxyyz"], &["xyx", "xy^a"]);
@@ -89,7 +97,9 @@ fn recursion_nests_and_lists_as_deep_and_long_as_it_goes() {
     let unclosed = format!("{open}x{}^x", &close[1..]);
     check("root ::= \"x\" | \"(\" root \")\"", &[&nested], &[&unclosed]);
     let list = vec!["1"; 20_000].join(",");
-    for grammar in ["root ::= \"1\" | \"1,\" root", "root ::= \"1\" (\",1\")*", "root ::= [1] rest\nrest ::= \"\" | \",\" root"] {
+    for grammar in
+        ["root ::= \"1\" | \"1,\" root", "root ::= \"1\" (\",1\")*", "root ::= [1] rest\nrest ::= \"\" | \",\" root"]
+    {
         check(grammar, &[&list], &[&format!("{list},^,")]);
     }
 }

@@ -33,8 +33,11 @@ pub fn rules() -> impl Strategy<Value = Vec<Expr>> {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Expr::Sequence),
             prop::collection::vec(inner.clone(), 1..4).prop_map(Expr::Choice),
-            (inner, 0..3_usize, prop::option::of(0..3_usize))
-                .prop_map(|(expr, min, more)| Expr::Repeat(Box::new(expr), min, more.map(|more| min + more))),
+            (inner, 0..3_usize, prop::option::of(0..3_usize)).prop_map(|(expr, min, more)| Expr::Repeat(
+                Box::new(expr),
+                min,
+                more.map(|more| min + more)
+            )),
         ]
     });
     prop::collection::vec(expr, N_RULES)
@@ -122,7 +125,8 @@ impl<'a> Naive<'a> {
 
     /// Returns whether a rule may begin with itself.
     pub fn begins_with_itself(&self) -> bool {
-        let mut begins: Vec<Vec<bool>> = self.rules.iter().map(|rule| (0..N_RULES).map(|first| self.begins(rule, first)).collect()).collect();
+        let mut begins: Vec<Vec<bool>> =
+            self.rules.iter().map(|rule| (0..N_RULES).map(|first| self.begins(rule, first)).collect()).collect();
         for _ in 0..N_RULES {
             let known = begins.clone();
             for firsts in &mut begins {
@@ -150,8 +154,7 @@ impl<'a> Naive<'a> {
     /// Returns whether a text follows the root, and whether it is the beginning of one that does.
     pub fn judge(&self, text: &[char]) -> (bool, bool) {
         let n = text.len() + 1;
-        let mut known =
-            Known { ends: vec![vec![vec![false; n]; n]; N_RULES], outlasts: vec![vec![false; n]; N_RULES] };
+        let mut known = Known { ends: vec![vec![vec![false; n]; n]; N_RULES], outlasts: vec![vec![false; n]; N_RULES] };
         loop {
             let mut is_new = false;
             for (idx, rule) in self.rules.iter().enumerate() {
