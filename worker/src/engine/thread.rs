@@ -29,7 +29,7 @@ use super::self_test;
 use super::setup;
 use super::step::Stepper;
 
-/// Is the thread's stack. Source: llama.cpp's grammar matching recurses per character of a token's text.
+/// Is the thread's stack. Source: llama.cpp's sampler of tool calls' grammars recurses per character of a token's text.
 const STACK_BYTES: usize = 16 << 20;
 
 /// Is the commands beyond submissions and inquiries that can wait: a drain, and one more from an impatient operator.
