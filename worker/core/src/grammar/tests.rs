@@ -105,6 +105,13 @@ fn recursion_nests_and_lists_as_deep_and_long_as_it_goes() {
 }
 
 #[test]
+fn what_nests_deeper_than_its_memory_is_too_much() {
+    let mut follower = follow("root ::= \"x\" | \"(\" root \")\"");
+    assert_eq!(feed(&mut follower, &"(".repeat(300_000)), Err(Exhausted));
+    assert!(follower.n_trimmed() > 0);
+}
+
+#[test]
 fn tokens_are_taken_by_name_and_by_text() {
     let mut follower = follow("root ::= <think> !</think>* </think> [a-z]+ <[7]>?");
     assert_eq!(follower.take(1001, b""), Ok(false));
