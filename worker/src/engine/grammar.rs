@@ -11,7 +11,7 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place, Tokens};
 
-/// Is the work that taking a token may need. Source: docs/decisions/0031; some 4 ms.
+/// Is the work that taking a token may need. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
 
 /// Is the work that looking at all tokens may need. Source: as above; a vocabulary of 150,000 tokens takes a third of it

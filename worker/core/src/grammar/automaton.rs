@@ -24,7 +24,7 @@ const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
 /// Is the work of looking at an item while a row is completed, of keeping a set of callers, and of keeping a row.
 ///
-/// Source: docs/decisions/0031.
+/// Source: docs/decisions/0032.
 pub(super) const ITEM_COST: u64 = 10;
 pub(super) const CALLERS_COST: u64 = 50;
 const ROW_COST: u64 = 100;

@@ -14,7 +14,7 @@ use super::{GrammarError, Tokens};
 /// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
 const BYTES_MAX: usize = 128 << 10;
 
-/// Is the most symbols of all rules, repetitions written out. Source: docs/decisions/0031; some 25 MB while it is read.
+/// Is the most symbols of all rules, repetitions written out. Source: docs/decisions/0032; some 25 MB while it is read.
 const SYMBOLS_MAX: usize = 500_000;
 
 /// Is the number of repetitions above which a minimum is refused and a maximum ignored.
