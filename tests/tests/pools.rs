@@ -3,7 +3,6 @@
 //! Not here: what an answer or a vector is (the worker's own tests), routing within a pool (`predictions`).
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;

@@ -127,7 +127,11 @@ impl Keeper {
         let (fleet, outbox) = (Arc::clone(&self.fleet), self.outbox.clone());
         let follower = match &member.stock {
             Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), outbox)),
-            None => tokio::spawn(subscriber::follow(fleet, worker, outbox)),
+            None => {
+                // The stream begins on a connection of its own: one that requests have left behind may be about to end.
+                let client = self.fleet.clients.of(address);
+                tokio::spawn(subscriber::follow(fleet, worker, client, outbox))
+            }
         };
         self.followers.insert(worker, Follower(follower));
         Ok(())

@@ -23,6 +23,7 @@ use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
 use warmpath_shell::chain;
 
 use super::client::CallError;
+use super::client::WorkerClient;
 use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
 use super::{Fleet, Report, Trouble};
@@ -120,12 +121,12 @@ impl Outbox {
 }
 
 /// Follows one worker for as long as it is in the fleet.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, outbox: Outbox) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: Outbox) {
     let member = fleet.member(worker);
-    let url = member.client.url(STREAM_PATH);
+    let url = client.url(STREAM_PATH);
     let distrusts = member.blocks.distrusts();
     let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
-    let mut subscriber = Subscriber { fleet, worker, member, outbox, distrusts, follower };
+    let mut subscriber = Subscriber { fleet, worker, member, client, outbox, distrusts, follower };
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
     loop {
@@ -163,6 +164,7 @@ struct Subscriber {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     member: Arc<Member>,
+    client: WorkerClient,
     outbox: Outbox,
     distrusts: watch::Receiver<Option<Distrust>>,
     follower: Follower,
@@ -187,7 +189,7 @@ impl Subscriber {
 
     /// Reads one stream to its end; `Ok` means that the router ends.
     async fn read(&mut self, url: &Url) -> Result<(), StreamError> {
-        let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.member.client.get(url)).await;
+        let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.client.get(url)).await;
         let response = response.map_err(|_| StreamError::Idle)??;
         match response.status() {
             StatusCode::OK => {}

@@ -118,6 +118,10 @@ impl Stepper<'_> {
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.report.touch();
+            // Routers send the siblings of what has just been admitted after it, so they must not wait for its first step.
+            if self.report.is_urgent() {
+                self.tell();
+            }
             self.compute(&batch);
             self.make_way();
         }
