@@ -122,7 +122,8 @@ async fn files_that_cannot_be_used_end_the_start_of_router_and_worker() {
         ["--worker-ca", text(&key), "--worker-cert", text(&cert), "--worker-key", text(&key)],
         ["--worker-ca", text(&cert), "--worker-cert", text(&cert), "--worker-key", text(&other_key)],
     ] {
-        let error = Server::start(config_of(&[url.clone()], &flags)).await.err().expect("it does not start");
+        let error =
+            Server::start(config_of(std::slice::from_ref(&url), &flags)).await.err().expect("it does not start");
         assert!(error.to_string().starts_with("--worker-ca"), "{error}");
     }
     let error = bound(&["--tls-cert", text(&cert), "--tls-key", text(&other_key)]).await.err().expect("no start");
