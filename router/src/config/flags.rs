@@ -14,7 +14,7 @@ use warmpath_shell::trace::export::TraceFlags;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
-    /// URL of a worker, as http://10.0.0.5:8081 or https://worker.example:8081, or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
+    /// URL of a worker, as http://10.0.0.5:8081 (https:// for TLS), or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
     #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',')]
     pub workers: Vec<String>,
 
@@ -22,7 +22,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKERS_FILE", value_name = "FILE")]
     pub workers_file: Option<PathBuf>,
 
-    /// Name whose addresses are workers, as workers.example:8081, https://workers.example:8081 or openai+llama.example:8080; may be repeated, or a list with commas.
+    /// Name whose addresses are workers, as workers.example:8081 (with https:// before it for TLS) or openai+llama.example:8080; may be repeated, or a list with commas.
     #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "[https://]HOST:PORT", value_delimiter = ',')]
     pub worker_dns: Vec<String>,
 
