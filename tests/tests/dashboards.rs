@@ -3,29 +3,20 @@
 //! Not here: the load and the questions (`tests/python/live_dashboards.py`); whether the metrics exist at all (`deploy.rs`).
 //! The fleet is made so that what is rare happens too: a worker under a second URL, a stock server that is lost, workers that are restarted.
 
-use std::process::{Command as Script, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 use warmpath_bench::fleet::Server;
 use warmpath_tests::rig::{Rig, bin_dir, root, tiny_model};
-
-/// Returns Debian's Prometheus, which is unpacked where it is not installed; nothing where it cannot be had.
-fn prometheus() -> anyhow::Result<Option<std::path::PathBuf>> {
-    for script in [&["scripts/python-venv.sh"][..], &["scripts/debian-package.sh", "prometheus=prometheus"]] {
-        let status = Script::new(root().join(script[0])).args(&script[1..]).status()?;
-        ensure!(status.success(), "{script:?} ended with {status}");
-    }
-    let unpacked = root().join("target/tools/debian/usr/bin");
-    let installed = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&installed).chain([unpacked]);
-    Ok(folders.map(|folder| folder.join("prometheus")).find(|program| program.is_file()))
-}
+use warmpath_tests::tools;
 
 #[tokio::test]
 async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow::Result<()> {
-    let Some(prometheus) = prometheus()? else {
+    // Debian's Prometheus is unpacked where it is not installed.
+    tools::make(&[&["scripts/python-venv.sh"], &["scripts/debian-package.sh", "prometheus=prometheus"]])?;
+    let Some(prometheus) = tools::find("prometheus") else {
         eprintln!("skipped: prometheus cannot be had here");
         return Ok(());
     };

@@ -7,29 +7,12 @@ use std::process::Command;
 
 use anyhow::ensure;
 use warmpath_tests::rig::root;
-
-/// Builds what is missing, one test at a time; it takes minutes once and nothing afterwards.
-fn make_tools() -> anyhow::Result<()> {
-    static MAKING: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for script in ["scripts/python-venv.sh", "scripts/deploy-tools.sh"] {
-        let status = Command::new(root().join(script)).status()?;
-        ensure!(status.success(), "{script} ended with {status}");
-    }
-    Ok(())
-}
-
-/// Returns whether a program is installed or was made.
-fn is_there(program: &str) -> bool {
-    let made = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
-    let installed = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&installed).chain(made).any(|folder| folder.join(program).is_file())
-}
+use warmpath_tests::tools;
 
 /// Runs a program of tests to its end, if what it `needs` is there; what it says is in the error if it fails.
 fn check(script: &str, needs: &str) -> anyhow::Result<()> {
-    make_tools()?;
-    if !is_there(needs) {
+    tools::make(&[&["scripts/python-venv.sh"], &["scripts/deploy-tools.sh"]])?;
+    if tools::find(needs).is_none() {
         eprintln!("{script} is skipped: {needs} cannot be had here");
         return Ok(());
     }

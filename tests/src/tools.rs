@@ -1,0 +1,34 @@
+//! Programs that tests need: the scripts that get them, and where they lie afterwards.
+//!
+//! Not here: the fleet's own programs (`rig::bin_dir`).
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::ensure;
+
+use crate::rig::root;
+
+/// Runs scripts, each with its arguments, one test at a time; they take minutes once and nothing afterwards.
+///
+/// Errors: a script fails.
+pub fn make(scripts: &[&[&str]]) -> anyhow::Result<()> {
+    // Lets one test at a time look and make; held for as long as that takes.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    for script in scripts {
+        let [path, arguments @ ..] = script else { continue };
+        let status = Command::new(root().join(path)).args(arguments).status()?;
+        ensure!(status.success(), "{script:?} ended with {status}");
+    }
+    Ok(())
+}
+
+/// Returns a program that is installed or was made; nothing where it cannot be had.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let made = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
+    let installed = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&installed).chain(made);
+    folders.map(|folder| folder.join(program)).find(|path| path.is_file())
+}
