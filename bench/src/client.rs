@@ -93,12 +93,17 @@ impl ChatClient {
         self.send(&body).await
     }
 
-    /// Asks as [`Self::ask`] does, for an answer that follows a JSON schema.
+    /// Asks as [`Self::ask`] does, for an answer that follows what a field of the body says: its name and value.
     ///
     /// Errors: those of [`Self::ask`].
-    pub async fn ask_schema(&self, messages: &[Message], max_tokens: u32, schema: &Value) -> anyhow::Result<Answer> {
+    pub async fn ask_following(
+        &self,
+        messages: &[Message],
+        max_tokens: u32,
+        (name, value): (&str, Value),
+    ) -> anyhow::Result<Answer> {
         let mut body = self.body(messages, max_tokens);
-        body["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+        body[name] = value;
         self.send(&body).await
     }
 

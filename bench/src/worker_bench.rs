@@ -220,7 +220,10 @@ impl Bench {
                     let mut section = constrained::section();
                     let (rows, verdicts) = constrained::rows(n, &rates);
                     section.rows = rows;
-                    outcome.show("Decode of answers that follow a JSON schema, all sequences together:", section);
+                    outcome.show(
+                        "Decode of answers that follow a JSON schema or a grammar, all sequences together:",
+                        section,
+                    );
                     outcome.judge(Scenario::Constrained, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),

@@ -310,10 +310,10 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             },
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
             token_file: flags.fleet_token_file,
-            tls: ClientFiles { ca: flags.worker_ca, own: cert_files(flags.worker_cert, flags.worker_key) },
+            tls: ClientFiles { ca: flags.worker_ca, own: CertFiles::of(flags.worker_cert, flags.worker_key) },
         },
         keys_file: flags.api_keys_file,
-        tls: cert_files(flags.tls_cert, flags.tls_key).map(|own| ServerFiles { own, client_ca: flags.tls_client_ca }),
+        tls: flags.tls.files(),
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         trace: flags.trace.config(),
         requests: RequestConfig {
@@ -331,11 +331,6 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
         },
     })
-}
-
-/// Returns the files of a certificate; `clap` sees to it that certificate and key come together.
-fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Option<CertFiles> {
-    cert.zip(key).map(|(cert, key)| CertFiles { cert, key })
 }
 
 /// Is the longest time that a flag may set. Units: seconds.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
-use warmpath_shell::tls::{CertFiles, ServerFiles};
+use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
@@ -169,12 +169,10 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     }
     let silence_max = fields::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
-    // `clap` sees to it that certificate and key come together.
-    let own = flags.tls_cert.clone().zip(flags.tls_key.clone()).map(|(cert, key)| CertFiles { cert, key });
     Ok(HttpConfig {
         listen: flags.listen,
         token_file: flags.fleet_token_file.clone(),
-        tls: own.map(|own| ServerFiles { own, client_ca: flags.tls_client_ca.clone() }),
+        tls: flags.tls.clone().files(),
         body_bytes_max: flags.body_max,
         slot_save_path,
         silence_max,

@@ -269,8 +269,8 @@ impl Options {
 
 /// Adds what a chat's answer needs to the generation.
 ///
-/// An answer that follows a grammar or schema of the client's has no thoughts and is its own content. Errors: `Field` where tools may be
-/// called besides.
+/// An answer that follows a grammar of the client's has no thoughts and is its own content; one that follows a schema may have thoughts
+/// before it. Errors: `Field` where tools may be called besides.
 fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
     for prompt in prompts {
         let Some(answer) = &prompt.answer else { continue };
@@ -278,7 +278,7 @@ fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<
             answer.constrain(generation)?;
         } else if answer.may_call() {
             return Err(RequestError::field("grammar", "`grammar` cannot be combined with `tools` that may be called"));
-        } else {
+        } else if generation.schema.is_none() || !answer.let_think(generation) {
             prompt.answer = None;
         }
     }

@@ -1,6 +1,7 @@
-//! What following a JSON schema costs decode: free and constrained answers of the same length, in turn on the same server.
+//! What following a JSON schema or a grammar costs decode: free and constrained answers of the same length, in turn on the
+//! same server.
 //!
-//! Not here: decode against other servers (`throughput`). The idea: the schema asks for records of every common kind without end,
+//! Not here: decode against other servers (`throughput`). The idea: both ask for records of every common kind without end,
 //! so that answers are cut at the same number of tokens as free ones, and the ratio is of one moment.
 
 use std::collections::BTreeMap;
@@ -36,12 +37,40 @@ const ANSWER_TOKENS: u32 = 128;
 /// Is the rounds, each of free and constrained answers.
 const ROUNDS: usize = 7;
 
-/// Is the throughput of one server with so many sequences, by round. Units: tokens a second.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Rates {
-    free: Vec<f64>,
-    constrained: Vec<f64>,
+/// Is what answers must follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rule {
+    Nothing,
+    Schema,
+    Grammar,
 }
+
+impl Rule {
+    const ALL: [Self; 3] = [Self::Nothing, Self::Schema, Self::Grammar];
+
+    /// Returns the field of a request that asks for it, with its value.
+    fn field(self) -> Option<(&'static str, Value)> {
+        match self {
+            Self::Nothing => None,
+            Self::Schema => {
+                let named = json!({"name": "answer", "schema": schema()});
+                Some(("response_format", json!({"type": "json_schema", "json_schema": named})))
+            }
+            Self::Grammar => Some(("grammar", json!(GRAMMAR))),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Schema => "a JSON schema",
+            Self::Grammar => "a GBNF grammar",
+        }
+    }
+}
+
+/// Is the throughput of one server with so many sequences, by what is followed and by round. Units: tokens a second.
+pub type Rates = BTreeMap<&'static str, Vec<f64>>;
 
 /// Measures the worker and, where there is one, the peer.
 ///
@@ -53,14 +82,15 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
     let mut rates = BTreeMap::new();
     for contender in contenders {
         let server = programs.start(contender, &setup).await?;
-        let mut measured = Rates::default();
+        let mut measured = Rates::new();
         // The first round prefills the prompts and is not counted.
         for round in 0..=ROUNDS {
-            let free = answers(&server, texts, (n, None)).await?;
-            let constrained = answers(&server, texts, (n, Some(schema()))).await?;
-            if round > 0 {
-                measured.free.push(decode_rate(&free).context("the free answers did not run together")?);
-                measured.constrained.push(decode_rate(&constrained).context("the others did not run together")?);
+            for rule in Rule::ALL {
+                let answers = answers(&server, texts, (n, rule)).await?;
+                if round > 0 {
+                    let rate = decode_rate(&answers).context("the answers did not run together")?;
+                    measured.entry(rule.name()).or_default().push(rate);
+                }
             }
         }
         server.stop().await?;
@@ -69,14 +99,13 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
     Ok(rates)
 }
 
-async fn answers(server: &Running, texts: Texts, (n, schema): (u32, Option<Value>)) -> anyhow::Result<Vec<Streamed>> {
-    let schema = &schema;
+async fn answers(server: &Running, texts: Texts, (n, rule): (u32, Rule)) -> anyhow::Result<Vec<Streamed>> {
     let asked = (0..n).map(|sequence| async move {
         let messages = texts.user(u64::from(sequence), PROMPT_TOKENS);
         let sent = Instant::now();
-        let answer = match schema {
+        let answer = match rule.field() {
             None => server.client.ask_exactly(&messages, ANSWER_TOKENS).await?,
-            Some(schema) => server.client.ask_schema(&messages, ANSWER_TOKENS, schema).await?,
+            Some(field) => server.client.ask_following(&messages, ANSWER_TOKENS, field).await?,
         };
         let n_tokens = answer.completion_tokens;
         anyhow::ensure!(n_tokens == u64::from(ANSWER_TOKENS), "an answer has {n_tokens} tokens");
@@ -108,28 +137,41 @@ fn schema() -> Value {
     json!({ "type": "array", "items": record, "minItems": 1000 })
 }
 
+/// Is a grammar of records whose list never ends within an answer, with values that nest.
+const GRAMMAR: &str = r#"
+root   ::= (record ",\n"){1000}
+record ::= "{\"id\": " [0-9]{1,5} ", \"name\": " string ", \"tags\": [" (string (", " string){0,3})? "], \"value\": " value "}"
+string ::= "\"" ([^"\\\x00-\x1F] | "\\" ["\\nrt]){0,40} "\""
+value  ::= string | [0-9]{1,9} | "null" | "[" (value (", " value)*)? "]"
+"#;
+
 /// Returns an empty table for [`rows`].
 pub fn section() -> Section {
-    Section::new(&["sequences", "server", "free tokens/s", "constrained tokens/s", "must reach", "reached"])
+    Section::new(&["sequences", "server", "follows", "tokens/s", "free tokens/s", "must reach", "reached"])
 }
 
 /// Returns a row for each server, and the worker's verdict.
 pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
     let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
     for (&contender, rates) in rates {
-        let (Some(free), Some(constrained)) = (median(&rates.free), median(&rates.constrained)) else { continue };
-        let (goal, minimum) = GOAL;
-        let verdict = Verdict::at_least(&format!("{n} x constrained"), goal, (constrained / free, minimum));
-        let is_judged = !contender.is_peer();
-        rows.push(vec![
-            n.to_string(),
-            contender.name().to_owned(),
-            format!("{free:.0}"),
-            format!("{constrained:.0}"),
-            if is_judged { format!("at least {goal}") } else { String::new() },
-            if is_judged { reached(std::slice::from_ref(&verdict)) } else { verdict.reached.clone() },
-        ]);
-        verdicts.extend(is_judged.then_some(verdict));
+        let rate = |rule: Rule| rates.get(rule.name()).and_then(|rates| median(rates));
+        let Some(free) = rate(Rule::Nothing) else { continue };
+        for rule in [Rule::Schema, Rule::Grammar] {
+            let Some(following) = rate(rule) else { continue };
+            let (goal, minimum) = GOAL;
+            let verdict = Verdict::at_least(&format!("{n} x {}", rule.name()), goal, (following / free, minimum));
+            let is_judged = !contender.is_peer();
+            rows.push(vec![
+                n.to_string(),
+                contender.name().to_owned(),
+                rule.name().to_owned(),
+                format!("{following:.0}"),
+                format!("{free:.0}"),
+                if is_judged { format!("at least {goal}") } else { String::new() },
+                if is_judged { reached(std::slice::from_ref(&verdict)) } else { verdict.reached.clone() },
+            ]);
+            verdicts.extend(is_judged.then_some(verdict));
+        }
     }
     (rows, verdicts)
 }
@@ -140,10 +182,14 @@ mod tests {
 
     #[test]
     fn the_worker_is_judged_by_the_medians_and_the_peer_only_shown() {
-        let rates = |constrained| Rates { free: vec![100.0, 90.0, 200.0], constrained: vec![constrained; 3] };
-        let measured = [(Contender::Worker, rates(89.0)), (Contender::PeerBest, rates(50.0))].into();
+        let rates = |schema, grammar| -> Rates {
+            let rates = [vec![100.0, 90.0, 200.0], vec![schema; 3], vec![grammar; 3]];
+            Rule::ALL.map(Rule::name).into_iter().zip(rates).collect()
+        };
+        let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerBest, rates(50.0, 20.0))].into();
         let (rows, verdicts) = rows(4, &measured);
-        assert_eq!((rows.len(), verdicts.len(), verdicts[0].passed), (2, 1, false));
+        let passed: Vec<bool> = verdicts.iter().map(|verdict| verdict.passed).collect();
+        assert_eq!((rows.len(), passed), (4, vec![false, true]));
         assert!(rows.iter().all(|row| row.len() == section().header.len()));
     }
 }

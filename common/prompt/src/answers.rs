@@ -73,6 +73,11 @@ impl AnswerFormat {
         &self.prefix
     }
 
+    /// Returns whether the answer goes on with a message that the prompt has begun.
+    pub fn continues(&self) -> bool {
+        self.continues
+    }
+
     /// Returns a reader of one answer; what the prompt holds of a message that goes on is not told again.
     ///
     /// Errors: `Refused` where the prompt's end is not of the format.

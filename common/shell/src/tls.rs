@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 pub use axum_server::tls_rustls::RustlsConfig;
+use clap::Args;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -16,6 +17,30 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::files::{self, Failure};
+
+/// Is the flags of a TLS server.
+#[derive(Debug, Clone, Args)]
+pub struct TlsFlags {
+    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it changes.
+    #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's private key.
+    #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// PEM file of the roots of the certificates that clients must show (a router is one to its workers); without it they need none.
+    #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+}
+
+impl TlsFlags {
+    /// Returns the files; absent where TLS is not spoken.
+    pub fn files(self) -> Option<ServerFiles> {
+        let own = CertFiles::of(self.tls_cert, self.tls_key)?;
+        Some(ServerFiles { own, client_ca: self.tls_client_ca })
+    }
+}
 
 /// Is the files of a TLS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +67,13 @@ pub struct CertFiles {
     pub cert: PathBuf,
     /// Holds the certificate's private key.
     pub key: PathBuf,
+}
+
+impl CertFiles {
+    /// Returns the files where there are any: `clap` sees to it that certificate and key come together.
+    pub fn of(cert: Option<PathBuf>, key: Option<PathBuf>) -> Option<Self> {
+        cert.zip(key).map(|(cert, key)| Self { cert, key })
+    }
 }
 
 /// Says why TLS cannot be spoken.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use warmpath_router_core::choose::Policy;
 use warmpath_shell::log::LogFormat;
+use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 /// Is the flags of one start, unchecked.
@@ -115,17 +116,9 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_API_KEYS_FILE", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
 
-    /// PEM file of the certificate with which clients are spoken to by TLS, and of those between it and a root; read again when it changes.
-    #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-
-    /// PEM file of that certificate's private key.
-    #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-
-    /// PEM file of the roots of the certificates that clients must show; without it they need none.
-    #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
+    /// Are those of TLS with clients.
+    #[command(flatten)]
+    pub tls: TlsFlags,
 
     /// File of the fleet's token, which workers are shown (their own --fleet-token-file): one a line, the first is shown; read again when it changes.
     #[arg(long, env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]

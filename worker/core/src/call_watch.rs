@@ -1,23 +1,53 @@
 //! Watches an answer for what starts a tool call, so that the call's grammar is asked only from there on.
 //!
-//! Not here: the grammar (the engine). The idea: what starts a call is a word of the template's. Of the text so far only as
+//! Not here: the grammar (`grammar`). The idea: what starts a call is a word of the template's. Of the text so far only as
 //! much is kept as could be the beginning of one; while the model thinks, nothing starts a call. Formats whose calls start in
-//! ways that no word tells have every token outside of thoughts handed on, up to a limit.
+//! ways that no word tells have patterns, which are looked for in all text outside of thoughts, up to a limit.
 
+use fancy_regex::Regex;
 use warmpath_common::ids::Token;
 
-/// Is how much text outside of thoughts is handed on where no word starts a call. Units: bytes.
+/// Is how much text outside of thoughts is looked at where no word starts a call. Units: bytes.
 ///
-/// Source: llama.cpp searches all of it anew for every token; 8 kB take it some 0.2 ms.
-pub const HANDED_BYTES_MAX: usize = 8 << 10;
+/// Source: all of it is searched anew for every token; 8 kB take some 0.1 ms.
+pub const SEARCHED_BYTES_MAX: usize = 8 << 10;
 
 /// Says what starts a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Start {
     /// One of these texts.
     Words(Vec<String>),
-    /// What only the grammar's sampler can tell.
-    Patterns,
+    /// What one of these finds.
+    Patterns(Vec<Pattern>),
+}
+
+/// Is a regular expression that finds where a call starts: at the first of its groups that is not empty, or at its own start.
+///
+/// Source: `llama_grammar_trigger_pattern` in llama.cpp's `llama-grammar.h`.
+#[derive(Debug, Clone)]
+pub struct Pattern(Regex);
+
+impl Pattern {
+    /// Reads a pattern in ECMAScript's syntax, as far as chat formats use it.
+    ///
+    /// Errors: it does not parse.
+    pub fn new(pattern: &str) -> Result<Self, fancy_regex::Error> {
+        Regex::new(pattern).map(Self)
+    }
+
+    /// Returns the pattern that finds a text.
+    ///
+    /// Errors: the text is too long.
+    pub fn of_word(word: &str) -> Result<Self, fancy_regex::Error> {
+        Self::new(&fancy_regex::escape(word))
+    }
+
+    fn find(&self, text: &str) -> Option<usize> {
+        let found = self.0.captures(text).ok().flatten()?;
+        let mut groups = found.iter().skip(1).flatten();
+        let group = groups.find(|group| !group.as_str().is_empty()).or_else(|| found.get(0))?;
+        Some(group.start())
+    }
 }
 
 /// Says how thoughts are written.
@@ -34,9 +64,9 @@ pub struct Thoughts {
 pub enum Seen {
     /// Nothing starts here.
     Nothing,
-    /// These tokens are the grammar's: a call starts in the first of them, or may do so.
-    Hand(Vec<Token>),
-    /// As much was handed on as may be.
+    /// A call starts: its tokens so far, each with those of its bytes that belong to the call.
+    Call(Vec<(Token, Vec<u8>)>),
+    /// As much was looked at as may be.
     Full,
 }
 
@@ -46,11 +76,18 @@ pub struct CallWatch {
     start: Start,
     thoughts: Thoughts,
     is_thinking: bool,
-    /// Is the end of the text, as long as something in it could still matter.
+    /// Is the end of the answer, as long as something in it could still matter.
+    end: Held,
+    /// Is all that the patterns are looked for in: what is known to be no thought.
+    searched: Held,
+}
+
+/// Is a text with the tokens that it is of.
+#[derive(Debug, Clone, Default)]
+struct Held {
     text: Vec<u8>,
-    /// Lists the tokens that the text is of, each with where it ends in it.
+    /// Lists the tokens, each with where it ends in the text.
     tokens: Vec<(Token, usize)>,
-    n_handed_bytes: usize,
 }
 
 impl CallWatch {
@@ -59,63 +96,81 @@ impl CallWatch {
         let opened = if thoughts.start.is_empty() { None } else { prefix.rfind(&thoughts.start) };
         let behind = opened.map(|at| &prefix[at + thoughts.start.len()..]);
         let is_thinking = behind.is_some_and(|behind| !thoughts.ends.iter().any(|end| behind.contains(end.as_str())));
-        Self { start, thoughts, is_thinking, text: Vec::new(), tokens: Vec::new(), n_handed_bytes: 0 }
+        Self { start, thoughts, is_thinking, end: Held::default(), searched: Held::default() }
     }
 
     /// Takes the next token, which spells `piece`.
     pub fn push(&mut self, token: Token, piece: &[u8]) -> Seen {
-        self.text.extend_from_slice(piece);
-        self.tokens.push((token, self.text.len()));
+        self.end.push(token, piece);
         if self.is_thinking {
-            let Some(at) = first(&self.text, self.thoughts.ends.iter()) else {
-                self.forget_all_but(longest(self.thoughts.ends.iter()));
+            let Some(at) = first(&self.end.text, self.thoughts.ends.iter()) else {
+                self.end.forget_all_but(longest(self.thoughts.ends.iter()));
                 return Seen::Nothing;
             };
             // What ends the thoughts may start a call.
             self.is_thinking = false;
-            self.forget_before(at);
-        } else if let Some(at) = first(&self.text, [&self.thoughts.start].into_iter()) {
+            self.end.forget_before(at);
+        } else if let Some(at) = first(&self.end.text, [&self.thoughts.start].into_iter()) {
             self.is_thinking = true;
-            self.forget_before(at + self.thoughts.start.len());
+            self.end.forget_before(at + self.thoughts.start.len());
             return Seen::Nothing;
         }
         match &self.start {
-            Start::Words(words) => match first(&self.text, words.iter()) {
-                Some(at) => {
-                    self.forget_before(at);
-                    Seen::Hand(self.take_held())
-                }
+            Start::Words(words) => match first(&self.end.text, words.iter()) {
+                Some(at) => Seen::Call(self.end.from(at)),
                 None => {
-                    let n_kept = longest(words.iter().chain([&self.thoughts.start]));
-                    self.forget_all_but(n_kept);
+                    self.end.forget_all_but(longest(words.iter().chain([&self.thoughts.start])));
                     Seen::Nothing
                 }
             },
-            Start::Patterns => self.hand(),
+            Start::Patterns(patterns) => {
+                if self.searched.text.len() > SEARCHED_BYTES_MAX {
+                    return Seen::Full;
+                }
+                self.end.hand_on(self.thoughts.start.as_bytes(), &mut self.searched);
+                match self.searched.find(patterns) {
+                    Some(at) => Seen::Call([self.searched.from(at), self.end.from(0)].concat()),
+                    None => Seen::Nothing,
+                }
+            }
         }
     }
+}
 
-    /// Returns the tokens that are held back and forgets them.
-    pub fn take_held(&mut self) -> Vec<Token> {
-        self.text.clear();
-        self.tokens.drain(..).map(|(token, _)| token).collect()
+impl Held {
+    fn push(&mut self, token: Token, piece: &[u8]) {
+        self.text.extend_from_slice(piece);
+        self.tokens.push((token, self.text.len()));
     }
 
-    /// Hands on what is there but for what could begin thoughts.
-    fn hand(&mut self) -> Seen {
-        if self.n_handed_bytes > HANDED_BYTES_MAX {
-            return Seen::Full;
-        }
-        let opening = self.thoughts.start.as_bytes();
+    /// Hands on the tokens that have no part in what could be the beginning of `opening`.
+    fn hand_on(&mut self, opening: &[u8], to: &mut Self) {
         let is_begun = |n: &usize| self.text.ends_with(&opening[..*n]);
         let n_kept = (1..opening.len()).rev().find(is_begun).unwrap_or(0);
         let n_whole = self.text.len() - n_kept;
-        let handed: Vec<Token> =
-            self.tokens.iter().take_while(|(_, end)| *end <= n_whole).map(|(token, _)| *token).collect();
-        let n_bytes = handed.len().checked_sub(1).map_or(0, |last| self.tokens[last].1);
-        self.n_handed_bytes += n_bytes;
-        self.forget_before(n_bytes);
-        if handed.is_empty() { Seen::Nothing } else { Seen::Hand(handed) }
+        let n_tokens = self.tokens.iter().take_while(|(_, end)| *end <= n_whole).count();
+        for (token, bytes) in self.from(0).into_iter().take(n_tokens) {
+            to.push(token, &bytes);
+        }
+        self.forget_tokens(n_tokens);
+    }
+
+    /// Returns where one of the patterns says that a call starts, if one does.
+    fn find(&self, patterns: &[Pattern]) -> Option<usize> {
+        let mut text = String::with_capacity(self.text.len());
+        for chunk in self.text.utf8_chunks() {
+            text.push_str(chunk.valid());
+            // A byte for a byte, so that places stay what they are.
+            text.extend(chunk.invalid().iter().map(|_| '\u{7F}'));
+        }
+        patterns.iter().find_map(|pattern| pattern.find(&text))
+    }
+
+    /// Returns the tokens from the byte `at` on, each with its bytes from there on.
+    fn from(&self, at: usize) -> Vec<(Token, Vec<u8>)> {
+        let starts = [0].into_iter().chain(self.tokens.iter().map(|(_, end)| *end));
+        let spans = starts.zip(&self.tokens).filter(|(_, (_, end))| *end > at);
+        spans.map(|(start, (token, end))| (*token, self.text[start.max(at)..*end].to_vec())).collect()
     }
 
     /// Forgets all tokens that lie wholly before the last `n` bytes, less one.
@@ -125,7 +180,10 @@ impl CallWatch {
 
     /// Forgets the tokens that end at or before the byte `at`.
     fn forget_before(&mut self, at: usize) {
-        let n_tokens = self.tokens.iter().take_while(|(_, end)| *end <= at).count();
+        self.forget_tokens(self.tokens.iter().take_while(|(_, end)| *end <= at).count());
+    }
+
+    fn forget_tokens(&mut self, n_tokens: usize) {
         let n_bytes = n_tokens.checked_sub(1).map_or(0, |last| self.tokens[last].1);
         self.tokens.drain(..n_tokens);
         self.text.drain(..n_bytes);
@@ -155,56 +213,92 @@ mod tests {
         Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned()] }
     }
 
-    /// Returns the pieces that are handed on, one by one.
-    fn handed(mut watch: CallWatch, pieces: &[&str]) -> Vec<String> {
-        let mut handed = Vec::new();
-        for (token, piece) in (0..).zip(pieces) {
-            if let Seen::Hand(tokens) = watch.push(token, piece.as_bytes()) {
-                handed.extend(tokens.into_iter().map(|token| pieces[token as usize].to_owned()));
+    /// Returns the pieces of the call, as far as they belong to it, and how many tokens came before it was seen.
+    fn call(mut watch: CallWatch, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
+        (0..).zip(pieces).find_map(|(token, piece)| match watch.push(token, piece.as_bytes()) {
+            Seen::Call(tokens) => {
+                let first = tokens[0].0;
+                assert!(tokens.iter().map(|(token, _)| *token).eq(first..=token), "{tokens:?}");
+                let texts = tokens.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap());
+                Some((token as usize + 1, texts.collect()))
             }
-        }
-        handed
+            Seen::Nothing | Seen::Full => None,
+        })
+    }
+
+    fn check_call(watch: CallWatch, pieces: &[&str], n_tokens: usize, texts: &[&str]) {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        assert_eq!(call(watch, pieces), Some((n_tokens, texts)), "{pieces:?}");
     }
 
     #[test]
-    fn a_call_starts_with_the_token_in_which_its_word_starts() {
+    fn a_call_starts_where_its_word_starts() {
         let watch = || CallWatch::new(words(&["<tool_call>", "<fn"]), Thoughts::default(), "");
-        assert_eq!(handed(watch(), &["a", "b<tool", "_call", ">"]), ["b<tool", "_call", ">"]);
-        assert_eq!(handed(watch(), &["<tool_", "<fn", "x"]), ["<fn"]);
-        assert_eq!(handed(watch(), &["<", "tool", "call>", "<f", "m"]), [""; 0]);
+        check_call(watch(), &["a", "b<tool", "_call", ">"], 4, &["<tool", "_call", ">"]);
+        check_call(watch(), &["<tool_", "<fn", "x"], 2, &["<fn"]);
+        check_call(watch(), &["é<f", "n>\n"], 2, &["<f", "n>\n"]);
+        assert_eq!(call(watch(), &["<", "tool", "call>", "<f", "m"]), None);
         let mut single = watch();
         for byte in b"xx<tool_call" {
             assert_eq!(single.push(u32::from(*byte), &[*byte]), Seen::Nothing);
         }
-        assert_eq!(single.push(1, b">"), Seen::Hand(b"<tool_call\x01".iter().map(|byte| u32::from(*byte)).collect()));
+        let whole = b"<tool_call>".iter().map(|byte| (u32::from(*byte), vec![*byte])).collect();
+        assert_eq!(single.push(u32::from(b'>'), b">"), Seen::Call(whole));
     }
 
     #[test]
     fn nothing_starts_in_thoughts_wherever_they_begin() {
         let watch = |prefix| CallWatch::new(words(&["<call>"]), think(), prefix);
-        assert_eq!(handed(watch(""), &["<think>", "<call>", "</think>", "x", "<call>"]), ["<call>"]);
-        assert_eq!(handed(watch("assistant\n<think>\n"), &["<call>", "</th", "ink>", "<ca", "ll>"]), ["<ca", "ll>"]);
-        assert_eq!(handed(watch("<think></think>"), &["<call>"]), ["<call>"]);
-        assert_eq!(handed(watch(""), &["<th", "ink><call>", "<call></think><call>"]), ["<call></think><call>"]);
+        check_call(watch(""), &["<think>", "<call>", "</think>", "x", "<call>"], 5, &["<call>"]);
+        check_call(watch("assistant\n<think>\n"), &["<call>", "</th", "ink>", "<ca", "ll>"], 5, &["<ca", "ll>"]);
+        check_call(watch("<think></think>"), &["<call>"], 1, &["<call>"]);
+        check_call(watch(""), &["<th", "ink><call>", "<call></think><call>"], 3, &["<call></think><call>"]);
     }
 
     #[test]
     fn what_ends_thoughts_may_start_a_call() {
         let thoughts = Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned(), "<call>".to_owned()] };
         let watch = CallWatch::new(words(&["<call>"]), thoughts, "<think>");
-        assert_eq!(handed(watch, &["hm", "<call>", "f"]), ["<call>"]);
+        check_call(watch, &["hm", "<call>", "f"], 2, &["<call>"]);
+    }
+
+    fn patterns(patterns: &[&str]) -> Start {
+        Start::Patterns(patterns.iter().map(|pattern| Pattern::new(pattern).unwrap()).collect())
     }
 
     #[test]
-    fn with_patterns_all_but_thoughts_is_handed_on_up_to_the_limit() {
-        let mut watch = CallWatch::new(Start::Patterns, think(), "");
-        let pieces = ["a", "<th", "ink>", "no", "</think>", "b", "<t", "x"];
-        assert_eq!(handed(watch.clone(), &pieces), ["a", "</think>", "b", "<t", "x"]);
-        assert_eq!(watch.push(7, b"<th"), Seen::Nothing);
-        assert_eq!(watch.take_held(), [7]);
+    fn a_pattern_says_where_a_call_starts_by_its_groups() {
+        let harmony = [r"^\s+to$", r"<\|start\|>assistant(\s+to)", r"<\|start\|>assistant(<\|channel\|>(?:a|b)\s+to)"];
+        let watch = || CallWatch::new(patterns(&harmony), Thoughts::default(), "");
+        check_call(watch(), &[" ", "to", "="], 2, &[" ", "to"]);
+        check_call(watch(), &["x", "<|start|>", "assistant ", "to", "="], 4, &[" ", "to"]);
+        check_call(watch(), &["<|start|>assistant<|channel|>", "b to="], 2, &["<|channel|>", "b to="]);
+        assert_eq!(call(watch(), &["x", " to", "<|start|>assistant<|channel|>c to"]), None);
+        // Functionary's calls have a name other than `all`, which its pattern must see to say no.
+        let watch = || CallWatch::new(patterns(&[">>>(?!all)"]), Thoughts::default(), "");
+        assert_eq!(call(watch(), &["a>", ">>all\n", ">> >all"]), None);
+        check_call(watch(), &["é\n>", ">>get"], 2, &[">", ">>get"]);
+        let word = Start::Patterns(vec![Pattern::of_word("[c](.)").unwrap()]);
+        check_call(CallWatch::new(word, Thoughts::default(), ""), &["c.[c](", "x[c]", "(.)"], 3, &["[c]", "(.)"]);
+    }
+
+    #[test]
+    fn patterns_look_past_thoughts_and_at_bytes_that_are_no_text() {
+        let watch = || CallWatch::new(patterns(&["x(y+z)"]), think(), "");
+        check_call(watch(), &["x", "<th", "ink>", "xyz", "</think>", "xy", "z"], 7, &["y", "z"]);
+        check_call(watch(), &["<th", "ink>", "</think>", "xy", "z<t", "o"], 6, &["y", "z<t", "o"]);
+        let mut broken = watch();
+        assert_eq!(broken.push(0, b"\xC3x"), Seen::Nothing);
+        assert_eq!(broken.push(1, b"y\xFFz"), Seen::Nothing);
+        assert_eq!(broken.push(2, b"\xE5xyz\xE5"), Seen::Call(vec![(2, b"yz\xE5".to_vec())]));
+    }
+
+    #[test]
+    fn with_patterns_all_but_thoughts_is_looked_at_up_to_the_limit() {
+        let mut watch = CallWatch::new(patterns(&["^z$"]), think(), "");
         let piece = "y".repeat(1000);
-        let n_handed = (0..100).filter(|token| matches!(watch.push(*token, piece.as_bytes()), Seen::Hand(_))).count();
-        assert_eq!(n_handed, HANDED_BYTES_MAX / 1000 + 1);
+        let n_looks = (0..100).take_while(|token| watch.push(*token, piece.as_bytes()) == Seen::Nothing).count();
+        assert_eq!(n_looks, SEARCHED_BYTES_MAX / 1000 + 1);
         assert_eq!(watch.push(0, b"z"), Seen::Full);
     }
 
@@ -213,7 +307,7 @@ mod tests {
         let mut watch = CallWatch::new(words(&["<tool_call>"]), think(), "");
         for token in 0..10_000 {
             watch.push(token, b"text ");
-            assert!(watch.text.len() <= 32 && watch.tokens.len() <= 8);
+            assert!(watch.end.text.len() <= 32 && watch.end.tokens.len() <= 8);
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 use warmpath_shell::log::LogFormat;
+use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
@@ -196,17 +197,9 @@ pub struct Flags {
     #[arg(long, visible_alias = "api-key-file", env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,
 
-    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it changes.
-    #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-
-    /// PEM file of that certificate's private key.
-    #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-
-    /// PEM file of the roots of the certificates that routers and other clients must show; without it they need none.
-    #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
+    /// Are those of TLS with routers and other clients.
+    #[command(flatten)]
+    pub tls: TlsFlags,
 
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]

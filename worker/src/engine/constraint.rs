@@ -232,6 +232,26 @@ impl Constraint {
         Ok(())
     }
 
+    /// Takes a text that was said already.
+    ///
+    /// Errors: as [`Constraint::allowed`], and the schema does not allow it.
+    pub(super) fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
+        for token in self.parser.token_env.tokenize_bytes(text) {
+            match self.allowed()? {
+                Allowed::Tokens(mask) if mask.is_allowed(token) => self.take(token)?,
+                Allowed::Tokens(_) | Allowed::Ends(_) => {
+                    return Err("what stands right behind the thoughts does not fit it".to_owned());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists the tokens that end an answer.
+    pub(super) fn ends(&self) -> &[Token] {
+        self.parser.token_env.tok_trie().eos_tokens()
+    }
+
     fn check_memory(&self) -> Result<(), String> {
         let n_bytes = self.parser.parser.lexer_stats().num_bytes;
         if n_bytes > LEXER_BYTES_MAX {

@@ -1,15 +1,16 @@
-//! Grammars of clients over a model's vocabulary: whether a token may come next, and which ones may.
+//! Grammars over a model's vocabulary: whether a token may come next, and which ones may.
 //!
-//! Not here: what a grammar means (`grammar` of the core), how a token is chosen (`sampler`), tool calls (`call_grammar`).
+//! Not here: what a grammar means (`grammar` of the core), how a token is chosen (`sampler`), when it counts (`rule`).
 //! The idea: a token that the model would choose anyway is looked at alone, which costs as many steps as it has bytes. All
 //! tokens are looked at where that one is refused, by a walk over the trie of the vocabulary. Both have their work limited.
 
 use std::sync::Arc;
 
 use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place, Tokens};
+use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place};
 
 /// Is the work that taking a token may need. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
@@ -21,10 +22,30 @@ const MASK_FUEL: u64 = 1_500_000;
 /// Is how many masks an answer keeps. Source: a JSON document comes back to as many places; one has 19 kB for 150,000 tokens.
 const MASKS_MAX: usize = 8;
 
+/// Lists control tokens that count by their spelling, with it, ascending: they are part of the answer's text.
+#[derive(Default)]
+pub(super) struct Spelled(Vec<(Token, Vec<u8>)>);
+
+impl Spelled {
+    /// Returns these tokens with their spelling; those that are text anyhow are left out.
+    pub(super) fn new(model: &LlamaModel, tokens: &[Token]) -> Self {
+        let vocab = model.vocab();
+        let spelled = tokens.iter().map(|token| (*token, LlamaToken(token.cast_signed())));
+        let control = spelled.filter(|(_, id)| vocab.is_control(*id) && !vocab.is_eog(*id));
+        Self(control.map(|(token, id)| (token, vocab.token_to_piece(id, true, None))).collect())
+    }
+
+    fn of(&self, token: Token) -> Option<&[u8]> {
+        let idx = self.0.binary_search_by_key(&token, |(token, _)| *token).ok()?;
+        Some(&self.0[idx].1)
+    }
+}
+
 /// Follows one answer's grammar.
 pub(super) struct Followed {
     follower: Follower,
     vocabulary: TokEnv,
+    spelled: Spelled,
     /// Holds what may come at the places that were looked at last, the latest at the end.
     masks: Vec<(Vec<Place>, SimpleVob)>,
     /// Says since when these places are the same.
@@ -32,18 +53,27 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// Returns a grammar at the start of an answer, or what is wrong with it, fit for the client.
+    /// Returns a grammar at the start of an answer; `spelled` lists control tokens that it may ask for by their spelling.
     ///
-    /// Cost: some 20 ms for the largest.
-    pub(super) fn begin(model: &LlamaModel, vocabulary: &TokEnv, text: &str) -> Result<Self, String> {
-        let named = |name: &str| match model.vocab().tokenize(name.as_bytes(), false, true).as_slice() {
-            [token] => Some(token.0.unsigned_abs()),
-            _ => None,
-        };
-        let tokens = Tokens { n_vocab: model.n_vocab().unsigned_abs(), named: &named };
-        let grammar = Grammar::new(text, tokens).map_err(|error| format!("the grammar does not parse: {error}"))?;
-        let follower = Follower::new(&Arc::new(grammar), MASK_FUEL).map_err(described)?;
-        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), masks: Vec::new(), n_trimmed: 0 })
+    /// Errors: that takes too much, fit for the client.
+    pub(super) fn begin(grammar: &Arc<Grammar>, vocabulary: &TokEnv, spelled: Spelled) -> Result<Self, String> {
+        let follower = Follower::new(grammar, MASK_FUEL).map_err(described)?;
+        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), spelled, masks: Vec::new(), n_trimmed: 0 })
+    }
+
+    /// Takes a text that the prompt has already, and returns whether the grammar allows it.
+    ///
+    /// Errors: that takes too much, fit for the client.
+    pub(super) fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
+        self.follower.refuel(MASK_FUEL);
+        self.follower.take_text(text).map_err(described)
+    }
+
+    /// Takes what of a token that was chosen before the grammar counted belongs to it, and returns whether that could be.
+    pub(super) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
+        self.follower.refuel(TOKEN_FUEL);
+        let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
+        !is_end && (bytes.is_empty() || self.follower.take(token, bytes) == Ok(true))
     }
 
     /// Returns whether a token may come next.
@@ -55,7 +85,7 @@ impl Followed {
             return Ok(self.follower.accepts());
         }
         self.follower.refuel(TOKEN_FUEL);
-        self.follower.allows(token, trie.token(token))
+        self.follower.allows(token, self.spelled.of(token).unwrap_or(trie.token(token)))
     }
 
     /// Returns which tokens may come next; those that end an answer are among them where it may end.
@@ -89,6 +119,11 @@ impl Followed {
                 return Err(Exhausted);
             }
         }
+        for (token, bytes) in &self.spelled.0 {
+            if self.follower.allows(*token, bytes)? {
+                mask.allow_token(*token);
+            }
+        }
         for by_name in self.follower.by_name() {
             allow(&mut mask, by_name, trie);
         }
@@ -110,7 +145,7 @@ impl Followed {
             return Ok(());
         }
         self.follower.refuel(TOKEN_FUEL);
-        match self.follower.take(token, trie.token(token)) {
+        match self.follower.take(token, self.spelled.of(token).unwrap_or(trie.token(token))) {
             Ok(true) => Ok(()),
             Ok(false) => Err("the grammar refuses the token that was chosen".to_owned()),
             Err(exhausted) => Err(described(exhausted)),

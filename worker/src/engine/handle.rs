@@ -20,9 +20,9 @@ use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use super::config::EngineFacts;
 use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
-use super::grammar::Followed;
 use super::inspect::{Asked, CacheTotals};
 use super::messages::{EngineError, SlotView, Submission};
+use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
 
 /// Reaches the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
@@ -39,6 +39,7 @@ pub(super) struct Shared {
     pub model: Arc<LlamaModel>,
     /// Is made in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<Compiler, String>>,
+    pub grammars: KnownGrammars,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
     /// Counts the inquiries that wait.
@@ -140,8 +141,8 @@ impl EngineHandle {
 
     /// Hands a submission to the engine; its events tell the rest.
     ///
-    /// Cost: it never waits for the engine, but builds the sampler: microseconds, milliseconds with a grammar, and a
-    /// walk over the whole vocabulary with DRY.
+    /// Cost: it never waits for the engine, but builds the sampler: microseconds, with a grammar that it has not seen lately
+    /// milliseconds, half a second for the largest, and a walk over the whole vocabulary with DRY.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let shared = &self.shared;
@@ -154,8 +155,8 @@ impl EngineHandle {
         }
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
-        let followed = self.follow(&submission)?;
-        let sampler = TokenSampler::build(&shared.model, (&submission, followed), shared.facts.context_tokens)?;
+        let rule = Rule::begin(shared, &submission.generation)?;
+        let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let sequence = (&submission.chain_root, submission.prompt.as_slice());
         let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
         let admission = Box::new(Admission { submission, sampler, chain, place });
@@ -163,16 +164,6 @@ impl EngineHandle {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })
-    }
-
-    /// Returns the client's grammar at the start of an answer, if there is one.
-    fn follow(&self, submission: &Submission) -> Result<Option<Followed>, EngineError> {
-        let text = submission.generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
-        let followed = text.map(|text| {
-            let compiler = self.shared.schemas().as_ref().map_err(Clone::clone)?;
-            Followed::begin(&self.shared.model, compiler.vocabulary(), text)
-        });
-        followed.transpose().map_err(|reason| EngineError::Sampler { reason })
     }
 
     /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, fit for the client.

@@ -17,6 +17,7 @@ use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilitie
 use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
 use super::constraint::CompiledSchema;
+use super::thoughts::ThoughtsFirst;
 
 /// Asks the engine for one answer to one prompt.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Is a schema that the answer must follow; excludes `ignore_eos` and a grammar.
     pub schema: Option<CompiledSchema>,
+    /// Says that thoughts may come before what follows the schema; absent where none do.
+    pub thoughts: Option<ThoughtsFirst>,
 }
 
 /// Says which probabilities of an answer's tokens are wanted.

@@ -19,16 +19,18 @@ pub mod kv_codec;
 mod llama;
 mod messages;
 mod report;
+mod rule;
 mod sampler;
 mod self_test;
 mod sequence;
 mod setup;
 mod shifts;
 mod step;
+mod thoughts;
 mod thread;
 
 pub use adapters::AdapterFile;
-pub use call_grammar::{Begin, CallGrammar};
+pub use call_grammar::{Begin, CallGrammar, CallStart};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
@@ -46,6 +48,7 @@ pub use messages::{
 
 pub(crate) use report::Report;
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
+pub use thoughts::ThoughtsFirst;
 
 use tokio::sync::mpsc;
 

@@ -1,11 +1,11 @@
-//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and the grammar or schema beside
-//! them.
+//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and what the answer must follow
+//! beside them.
 //!
-//! Not here: what ends an answer (`sequence`), token to text.
+//! Not here: what must be followed (`rule`), what ends an answer (`sequence`), token to text.
 //! The idea: as in llama-server, the chain chooses first and a grammar only judges the choice; if it refuses, the choice is
 //! made again among what the grammar allows. Under a schema the chain only ever sees what is allowed.
 //! Nothing a client sends may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here
-//! first and llama.cpp's grammar of tool calls is never fed a token it refuses.
+//! first.
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
@@ -17,10 +17,10 @@ use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
-use super::call_grammar::{Built, Waited, WaitingGrammar};
-use super::constraint::{Allowed, CompiledSchema, Constraint};
+use super::constraint::{Allowed, Constraint};
 use super::grammar::{Followed, described};
 use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
+use super::rule::{Rule, unfollowed};
 
 /// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
@@ -41,45 +41,22 @@ const MIROSTAT_M: i32 = 100;
 
 /// Chooses the tokens of one answer.
 pub(super) struct TokenSampler {
-    chain: LlamaSampler,
-    /// Is the grammar of tool calls.
-    calls: Option<LlamaSampler>,
-    /// Becomes that grammar where a tool call starts.
-    waiting: Option<Box<WaitingGrammar>>,
-    /// Is the client's grammar.
-    followed: Option<Followed>,
-    constraint: Option<Constraint>,
-    /// Is added to the logits before the chain.
-    biases: Vec<LlamaLogitBias>,
-    candidates: LlamaTokenDataArray,
+    rule: Rule,
+    chooser: Chooser,
 }
 
 impl TokenSampler {
-    /// Builds the sampler of a submission, its penalties knowing the prompt, with the client's grammar at its start.
+    /// Builds the sampler of a submission, its penalties knowing the prompt, with what the answer must follow at its start.
     ///
     /// Errors: `Sampler` for a parameter out of range or what cannot be combined.
     pub(super) fn build(
         model: &LlamaModel,
-        (submission, followed): (&Submission, Option<Followed>),
+        (submission, rule): (&Submission, Rule),
         context_tokens: u32,
     ) -> Result<Self, EngineError> {
         let generation = &submission.generation;
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
-        let (mut calls, mut waiting) = (None, None);
-        match generation.calls.as_ref().map(|calls| calls.build(model)).transpose().map_err(refuse)? {
-            None => {}
-            Some(Built::Counts(counts)) => calls = Some(counts),
-            Some(Built::Waits(waits)) => waiting = Some(waits),
-        }
-        let constraint = generation.schema.as_ref().map(CompiledSchema::begin);
-        let is_called = calls.is_some() || waiting.is_some();
-        if constraint.is_some() && (followed.is_some() || is_called || generation.ignore_eos) {
-            return Err(refuse("a schema goes neither with a grammar nor with ignore_eos".to_owned()));
-        }
-        if followed.is_some() && is_called {
-            return Err(refuse("a grammar does not go with that of tool calls".to_owned()));
-        }
         let biases = biases(model, generation);
         let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
@@ -88,40 +65,28 @@ impl TokenSampler {
             chain.try_accept(to_llama(*token)).map_err(|error| refuse(error.to_string()))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
-        Ok(Self { chain, calls, waiting, followed, constraint, biases, candidates })
+        Ok(Self { rule, chooser: Chooser { chain, biases, candidates } })
     }
 
     /// Chooses the next token by the logits of the last one and remembers the choice.
     ///
-    /// Errors: `Sampler` where nothing may be chosen: the grammar or the biases exclude every token, or what the grammar
-    /// allows takes too much to tell.
-    pub(super) fn choose(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
-        if self.constraint.is_some() {
-            return self.choose_allowed(logits);
-        }
-        let mut token = self.apply(logits, Behind::Nothing)?;
-        if self.followed.is_some() {
-            return self.choose_followed(logits, token);
-        }
-        if !self.calls_allow(token) {
-            token = self.apply(logits, Behind::Calls)?;
-            if !self.calls_allow(token) {
-                return Err(refuse("the grammar leaves no token to choose".to_owned()));
+    /// Errors: `Sampler` where nothing may be chosen: what the answer must follow or the biases exclude every token, or
+    /// what is allowed takes too much to tell.
+    pub(super) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<Token, EngineError> {
+        let chooser = &mut self.chooser;
+        let id = match &mut self.rule {
+            Rule::Free | Rule::Waiting(_) => chooser.choose_free(logits),
+            Rule::Schema(constraint) => chooser.choose_allowed(constraint, None, logits),
+            Rule::Grammar(followed) => chooser.choose_followed(followed, logits),
+            Rule::Thinking(thinking) if thinking.opening.is_some() => {
+                chooser.choose_allowed(&mut thinking.constraint, thinking.opening, logits)
             }
-        }
-        let accepted = self.calls.iter_mut().chain([&mut self.chain]).try_for_each(|link| link.try_accept(token));
-        accepted.map_err(|error| refuse(error.to_string()))?;
-        Ok(token.0.unsigned_abs())
-    }
-
-    /// Takes note of the chosen token, for a grammar that waits for a tool call.
-    pub(super) fn note(&mut self, model: &LlamaModel, token: Token) {
-        let Some(waiting) = self.waiting.take() else { return };
-        match waiting.push(model, token) {
-            Waited::Waits(waiting) => self.waiting = Some(waiting),
-            Waited::Counts(grammar) => self.calls = Some(grammar),
-            Waited::Dropped => {}
-        }
+            Rule::Thinking(thinking) => chooser.choose_unending(thinking.constraint.ends(), logits),
+        }?;
+        let token = id.0.unsigned_abs();
+        self.rule.take(model, token)?;
+        chooser.chain.try_accept(id).map_err(|error| refuse(error.to_string()))?;
+        Ok(token)
     }
 
     /// Returns how likely the last chosen token was.
@@ -129,34 +94,49 @@ impl TokenSampler {
         if wish.source == ProbabilitySource::Model {
             return probabilities::of_logits(logits, chosen, wish.n_top);
         }
-        let drawn = self
-            .candidates
-            .data
-            .iter()
-            .map(|drawn| Likely { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() });
-        let all: Vec<Likely> = drawn.collect();
+        let drawn = self.chooser.candidates.data.iter();
+        let likely = |drawn: &LlamaTokenData| Likely { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() };
+        let all: Vec<Likely> = drawn.map(likely).collect();
         let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
         let chosen = of_chosen.unwrap_or(Likely { token: chosen, logprob: f32::NEG_INFINITY });
         TokenProbabilities { chosen, top: probabilities::likeliest(all, wish.n_top) }
     }
+}
 
-    fn apply(&mut self, logits: &[f32], behind: Behind) -> Result<LlamaToken, EngineError> {
+/// Chooses among candidates.
+struct Chooser {
+    chain: LlamaSampler,
+    /// Is added to the logits before the chain.
+    biases: Vec<LlamaLogitBias>,
+    candidates: LlamaTokenDataArray,
+}
+
+impl Chooser {
+    fn choose_free(&mut self, logits: &[f32]) -> Result<LlamaToken, EngineError> {
         self.fill_all(logits);
-        if let (Behind::Calls, Some(grammar)) = (behind, &mut self.calls) {
-            self.candidates.apply_sampler(grammar);
-        }
         self.draw()
     }
 
-    /// Chooses the next token among those that the schema allows: the end where the answer is complete, and only there.
-    fn choose_allowed(&mut self, logits: &[f32]) -> Result<Token, EngineError> {
-        let unfollowed = |reason| refuse(format!("the schema cannot be followed further: {reason}"));
-        let Some(constraint) = &mut self.constraint else { return self.choose(logits) };
-        let allowed = constraint.allowed().map_err(unfollowed)?;
-        let token = match &allowed {
-            Allowed::Tokens(mask) => {
-                self.fill_masked(logits, mask);
-                self.draw()?
+    /// Chooses the next token, but none that ends the answer.
+    fn choose_unending(&mut self, ends: &[Token], logits: &[f32]) -> Result<LlamaToken, EngineError> {
+        self.fill_all(logits);
+        self.candidates.data.retain(|candidate| !ends.contains(&candidate.id().0.unsigned_abs()));
+        self.draw()
+    }
+
+    /// Chooses the next token among `also` and those that the schema allows: the end where the answer is complete, and only
+    /// there.
+    fn choose_allowed(
+        &mut self,
+        constraint: &mut Constraint,
+        also: Option<Token>,
+        logits: &[f32],
+    ) -> Result<LlamaToken, EngineError> {
+        match constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))? {
+            Allowed::Tokens(mut mask) => {
+                also.into_iter().for_each(|token| mask.allow_token(token));
+                self.fill_masked(logits, &mask);
+                self.draw()
             }
             Allowed::Ends(mask) => {
                 let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
@@ -164,27 +144,21 @@ impl TokenSampler {
                 let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
                 let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
                 self.fill(|candidates| candidates.push(LlamaTokenData::new(end.id(), end.logit(), 1.0)));
-                end.id()
+                Ok(end.id())
             }
-        };
-        let chosen = token.0.unsigned_abs();
-        if let Some(constraint) = &mut self.constraint {
-            constraint.take(chosen).map_err(unfollowed)?;
         }
-        self.chain.try_accept(token).map_err(|error| refuse(error.to_string()))?;
-        Ok(chosen)
     }
 
-    /// Judges a choice by the client's grammar and makes it again among what that allows, if need be.
-    fn choose_followed(&mut self, logits: &[f32], mut token: LlamaToken) -> Result<Token, EngineError> {
+    /// Chooses the next token, judges the choice by a grammar and makes it again among what that allows, if need be.
+    fn choose_followed(&mut self, followed: &mut Followed, logits: &[f32]) -> Result<LlamaToken, EngineError> {
         let too_much = |exhausted| refuse(described(exhausted));
-        let Some(mut followed) = self.followed.take() else { return Ok(token.0.unsigned_abs()) };
+        let mut token = self.choose_free(logits)?;
         if !followed.allows(token.0.unsigned_abs()).map_err(too_much)? {
             match followed.allowed() {
                 Ok(mask) => self.fill_masked(logits, mask),
                 Err(exhausted) => {
                     self.fill_all(logits);
-                    self.keep_likeliest(&mut followed);
+                    self.keep_likeliest(followed);
                     if self.candidates.data.is_empty() {
                         return Err(too_much(exhausted));
                     }
@@ -192,14 +166,10 @@ impl TokenSampler {
             }
             token = self.draw().map_err(|_| refuse("the grammar leaves no token to choose".to_owned()))?;
         }
-        let chosen = token.0.unsigned_abs();
-        followed.take(chosen).map_err(refuse)?;
-        self.followed = Some(followed);
-        self.chain.try_accept(token).map_err(|error| refuse(error.to_string()))?;
-        Ok(chosen)
+        Ok(token)
     }
 
-    /// Keeps those of the likeliest candidates that the client's grammar allows.
+    /// Keeps those of the likeliest candidates that a grammar allows.
     fn keep_likeliest(&mut self, followed: &mut Followed) {
         let data = &mut self.candidates.data;
         if data.len() > LIKELIEST_MAX {
@@ -247,21 +217,6 @@ impl TokenSampler {
         let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
         possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
     }
-
-    /// Returns whether the grammar of tool calls would accept `token`; accepting one that it refuses ends the process.
-    fn calls_allow(&mut self, token: LlamaToken) -> bool {
-        let Some(grammar) = &mut self.calls else { return true };
-        let mut single = LlamaTokenDataArray::new(vec![LlamaTokenData::new(token, 1.0, 0.0)], false);
-        single.apply_sampler(grammar);
-        single.data.first().is_some_and(|only| only.logit() > f32::NEG_INFINITY)
-    }
-}
-
-/// Says whether the grammar of tool calls comes before the chain.
-#[derive(Clone, Copy)]
-enum Behind {
-    Nothing,
-    Calls,
 }
 
 /// Is how many of the last tokens the penalties and DRY look at.

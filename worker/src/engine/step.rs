@@ -277,11 +277,10 @@ impl Stepper<'_> {
         let room_tokens = self.room_tokens(slot);
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let logits = self.llama.logits(idx);
-        let mut chosen = match sequence.sampler.choose(logits) {
+        let mut chosen = match sequence.sampler.choose(self.model, logits) {
             Ok(token) => look_up(self.model, token, &sequence.submission.generation.spelled),
             Err(error) => return self.fail(slot, &error),
         };
-        sequence.sampler.note(self.model, chosen.token);
         self.view.counters.generated_tokens.fetch_add(1, Relaxed);
         let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
         chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));

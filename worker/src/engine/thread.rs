@@ -25,12 +25,13 @@ use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
 use super::llama::{self, Llama, Probed, Progress};
 use super::messages::{EngineError, EngineUpdate, Event};
 use super::report::Report;
+use super::rule::KnownGrammars;
 use super::self_test;
 use super::setup;
 use super::step::Stepper;
 
-/// Is the thread's stack. Source: llama.cpp's sampler of tool calls' grammars recurses per character of a token's text.
-const STACK_BYTES: usize = 16 << 20;
+/// Is the thread's stack. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server decodes.
+const STACK_BYTES: usize = 8 << 20;
 
 /// Is the commands beyond submissions and inquiries that can wait: a drain, and one more from an impatient operator.
 const CONTROL_COMMANDS_MAX: usize = 2;
@@ -87,6 +88,7 @@ pub(super) fn start(
         block_hasher,
         model,
         schemas: OnceLock::new(),
+        grammars: KnownGrammars::new(),
         commands,
         places: Arc::new(Places::new(n_places)),
         inquiries: Arc::new(Places::new(INQUIRIES_MAX)),

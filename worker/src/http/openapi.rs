@@ -59,12 +59,24 @@ pub fn document(server: Server) -> Value {
         "servers": [{"url": "/"}],
         "tags": Operation::tags(),
         "paths": paths,
-        "components": {"schemas": schemas()},
+        "security": [{}, {"bearer": []}, {"x-api-key": []}],
+        "components": {"schemas": schemas(), "securitySchemes": security_schemes(server)},
     });
     complete(&mut document["components"]["schemas"]);
     keep_used_schemas(&mut document);
     document.sort_all_objects();
     document
+}
+
+fn security_schemes(server: Server) -> Value {
+    let what = match server {
+        Server::Worker => "One of the fleet's tokens, where the worker was started with `--fleet-token-file`.",
+        Server::Router => "An API key, where the router was started with `--api-keys-file`.",
+    };
+    json!({
+        "bearer": {"type": "http", "scheme": "bearer", "description": what},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": what},
+    })
 }
 
 /// Answers with the document of a worker.

@@ -12,7 +12,7 @@ use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, Pars
 use warmpath_worker_core::call_watch;
 
 use super::ReadPrompt;
-use crate::engine::{Begin, CallGrammar, Generation};
+use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
 use crate::serving::Serving;
 use crate::tools::{Thoughts, ToolFields};
@@ -26,6 +26,8 @@ pub struct ChatAnswer {
     pub thoughts: Thoughts,
     calls: Option<CallGrammar>,
     spelled: Vec<Token>,
+    /// Says that thoughts may come first that are not content.
+    first: Option<ThoughtsFirst>,
 }
 
 impl ChatAnswer {
@@ -40,6 +42,16 @@ impl ChatAnswer {
         generation.spelled.clone_from(&self.spelled);
         generation.stop.extend_from_slice(&self.format.format().stops);
         Ok(())
+    }
+
+    /// Adds to a generation that follows a schema what the model's thoughts before it need; returns whether there may be any
+    /// that are told apart.
+    pub fn let_think(&self, generation: &mut Generation) -> bool {
+        generation.thoughts.clone_from(&self.first);
+        if self.first.is_some() {
+            generation.spelled.clone_from(&self.spelled);
+        }
+        self.first.is_some()
     }
 
     /// Returns whether tools may be called.
@@ -63,17 +75,18 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let last_message_token =
         if needs_checkpoints { serving.prompts.last_user_message_start(chat, &prompt.tokens) } else { None };
     let answer = format.map(|format| {
-        let calls = format.grammar().map(|grammar| call_grammar(serving, &format, grammar));
+        let calls = format.grammar().map(|grammar| call_grammar(&format, grammar));
         let spelled = spelled(serving, &format.format().preserved_tokens);
-        Arc::new(ChatAnswer { format, thoughts, calls, spelled })
+        let first = if thoughts == Thoughts::Apart { thoughts_first(serving, &format) } else { None };
+        Arc::new(ChatAnswer { format, thoughts, calls, spelled, first })
     });
     Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer })
 }
 
-fn call_grammar(serving: &Serving, answer: &AnswerFormat, grammar: AnswerGrammar<'_>) -> CallGrammar {
+fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>) -> CallGrammar {
     let format = answer.format();
     let begin = match grammar.from {
-        GrammarFrom::PromptEnd(prefix) => Begin::AtOnce { seen: seen(serving, prefix) },
+        GrammarFrom::PromptEnd(prefix) => Begin::AtOnce { seen: prefix.to_owned() },
         GrammarFrom::Call => {
             let (mut words, mut patterns) = (Vec::new(), Vec::new());
             for trigger in &format.triggers {
@@ -84,30 +97,43 @@ fn call_grammar(serving: &Serving, answer: &AnswerFormat, grammar: AnswerGrammar
             }
             let (start, ends) = (format.thinking_start.clone(), format.thinking_ends.clone());
             let thoughts = call_watch::Thoughts { start, ends };
-            Begin::AtCall { words, patterns, thoughts, prefix: answer.prefix().to_owned() }
+            Begin::AtCall(CallStart { words, patterns, thoughts, prefix: answer.prefix().to_owned() })
         }
     };
-    CallGrammar { text: grammar.text.to_owned(), begin }
+    CallGrammar { text: grammar.text.into(), begin }
 }
 
-/// Returns the tokens of the prompt's end; a space that a vocabulary puts before every text is none of them.
-fn seen(serving: &Serving, prefix: &str) -> Vec<Token> {
-    let mut tokens = serving.prompts.tokenize(prefix, AddSpecial::No, ParseSpecial::Yes);
-    let is_space = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_whitespace);
-    let first = tokens.first().map(|token| serving.prompts.piece(*token)).unwrap_or_default();
-    if is_space(first.first()) && !is_space(prefix.as_bytes().first()) {
-        tokens.remove(0);
+/// Returns what thoughts an answer may begin with; `None` where the prompt's end is behind them, or nobody knows what opens
+/// them but a text of several tokens.
+fn thoughts_first(serving: &Serving, answer: &AnswerFormat) -> Option<ThoughtsFirst> {
+    // Models do not always keep to the space around them that the template has.
+    let start = answer.format().thinking_start.trim();
+    let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
+    let ends: Vec<String> = ends.collect();
+    if start.is_empty() || ends.is_empty() {
+        return None;
     }
-    tokens
+    let opening = match answer.prefix().rfind(start) {
+        Some(at) if ends.iter().any(|end| answer.prefix()[at..].contains(end.as_str())) => return None,
+        Some(_) => None,
+        // A message that goes on has begun its content.
+        None if answer.continues() => return None,
+        None => Some(single(serving, start)?),
+    };
+    Some(ThoughtsFirst { opening, ends })
+}
+
+/// Returns the token that is a text, if one is.
+fn single(serving: &Serving, text: &str) -> Option<Token> {
+    match serving.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
+        [token] => Some(token),
+        _ => None,
+    }
 }
 
 /// Returns those of the texts that are tokens of their own, ascending.
 fn spelled(serving: &Serving, texts: &[String]) -> Vec<Token> {
-    let single = |text: &String| match serving.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
-        [token] => Some(token),
-        _ => None,
-    };
-    let mut tokens: Vec<Token> = texts.iter().filter_map(single).collect();
+    let mut tokens: Vec<Token> = texts.iter().filter_map(|text| single(serving, text)).collect();
     tokens.sort_unstable();
     tokens.dedup();
     tokens

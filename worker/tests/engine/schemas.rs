@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
+use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling, ThoughtsFirst};
 use warmpath_worker::schema::normalize;
 
 use super::random_schema::random_schema;
@@ -127,6 +127,78 @@ async fn every_way_to_choose_keeps_to_the_schema() {
     let banned = |s: &mut Sampling| s.logit_bias = (0..200).map(|token| (token, f32::NEG_INFINITY)).collect();
     let refused = follow(&engine, &json!({"const": "[]"}), banned).await.unwrap_err();
     assert!(refused.contains("no token is left"), "{refused}");
+    stop(engine).await;
+}
+
+/// Is how tokens are chosen where each is about as likely as any other, but for biases.
+fn flat(seed: u32, logit_bias: Vec<(u32, f32)>) -> Sampling {
+    let seed = Some(seed);
+    Sampling { temperature: 100.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, logit_bias, ..Sampling::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thoughts_come_before_a_schema_and_end_no_answer() {
+    let (engine, _updates) = start(several_slots());
+    let n_vocab = engine.facts().n_vocab;
+    // The last tokens of the model's vocabulary; the second of its control tokens ends an answer.
+    let (opening, closing, end) = (n_vocab - 2, n_vocab - 1, n_vocab - 10);
+    let schema = json!({
+        "type": "object",
+        "properties": { "a": { "enum": ["x", "yy", 3] }, "b": { "type": "boolean" } },
+        "required": ["a", "b"],
+        "additionalProperties": false,
+    });
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let normal = normalize(&schema).unwrap_or_else(|error| panic!("{error:?}"));
+    let (mut n_thought, mut n_silent, mut longest) = (0, 0, 0);
+    for (seed, opens) in (0..24).zip([false, true].into_iter().cycle()) {
+        let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
+        request.generation.ignore_eos = false;
+        request.generation.schema = Some(engine.compile_schema(&normal).unwrap());
+        let first = ThoughtsFirst { opening: opens.then_some(opening), ends: vec!["</think>".to_owned()] };
+        request.generation.thoughts = Some(first);
+        request.generation.sampling = flat(seed, vec![(closing, 500.0), (opening, 200.0), (end, 1000.0)]);
+        let answer = request.submit(&engine).unwrap().answer().await;
+        let reason = answer.finished.as_ref().map(|finished| finished.reason);
+        assert_eq!(reason, Some(FinishReason::EndOfGeneration), "{:?}", answer.text);
+        let has_opened = answer.tokens[0] == opening;
+        let json = if opens && !has_opened {
+            n_silent += 1;
+            answer.text.as_str()
+        } else {
+            n_thought += 1;
+            let (thoughts, json) = answer.text.split_once("</think>").expect("the thoughts end");
+            longest = longest.max(thoughts.len());
+            json
+        };
+        let value: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {:?}", answer.text));
+        assert!(validator.is_valid(&value), "{:?}", answer.text);
+    }
+    assert!(n_thought > 12 && n_silent > 0 && longest > 50, "{n_thought} thought, {n_silent} did not, {longest} bytes");
+    stop(engine).await;
+}
+
+#[tokio::test]
+async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
+    let (engine, _updates) = start(several_slots());
+    let normal = normalize(&json!({ "enum": ["aXbYc", "aXbYd"] })).unwrap_or_else(|error| panic!("{error:?}"));
+    let ask_with = async |end: &str| {
+        let mut request = ask(&tokens(7, 20), 40);
+        request.generation.ignore_eos = false;
+        request.generation.schema = Some(engine.compile_schema(&normal).unwrap());
+        request.generation.thoughts = Some(ThoughtsFirst { opening: None, ends: vec![end.to_owned()] });
+        // `</think>` is one token, of which thoughts that end with `</thin` leave `k>`, and those that end with `</think>` nothing.
+        request.generation.sampling.logit_bias = vec![(engine.facts().n_vocab - 1, 1000.0)];
+        request.submit(&engine).unwrap().answer().await
+    };
+    let right = ask_with("</think>").await;
+    assert!(right.failed.is_none() && right.text.starts_with("</think>\"aXbY"), "{:?}", right.text);
+    let wrong = ask_with("</thin").await;
+    assert!(
+        wrong.failed.is_some_and(|error| error.to_string().contains("right behind the thoughts")),
+        "{:?}",
+        wrong.text
+    );
     stop(engine).await;
 }
 

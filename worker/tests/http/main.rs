@@ -14,6 +14,7 @@ mod document;
 mod embeddings;
 mod fuzz;
 mod harness;
+mod hostile_tools;
 mod life;
 mod looks;
 mod native;

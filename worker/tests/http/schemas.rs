@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{TestWorker, user};
+use crate::harness::{TestWorker, folder, user};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -94,6 +94,47 @@ async fn the_token_limit_and_stop_texts_end_an_answer_before_it_is_complete() {
     let stopped = worker.ask(CHAT, chat(json!({ "response_format": format, "stop": "age" }))).await;
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
     assert!(!stopped["choices"][0]["message"]["content"].as_str().expect("a text").contains("age"));
+}
+
+#[tokio::test]
+async fn a_model_thinks_before_it_follows_a_schema_unless_thinking_is_off() {
+    let path = folder().join("thinks-first.jinja");
+    let template = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ m.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{ '<think>\\n' }}{%- endif %}{%- endif %}";
+    std::fs::write(&path, template).expect("the file can be written");
+    let worker = TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await;
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"], "additionalProperties": false });
+    // Every token is about as likely as any other, but for the end of the thoughts.
+    let base = json!({
+        "response_format": by_name(&schema), "temperature": 50, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 3,
+        "logit_bias": [["</think>", 100]], "max_tokens": 1500,
+    });
+    let asked = |extra: Value| with(chat(base.clone()), extra);
+    let check = |content: &Value| {
+        let value: Value = serde_json::from_str(content.as_str().expect("a text")).expect("JSON");
+        assert!(value == json!({ "a": 1 }) || value == json!({ "a": 2 }), "{value}");
+    };
+    let answer = worker.ask(CHAT, asked(json!({}))).await;
+    let message = &answer["choices"][0]["message"];
+    check(&message["content"]);
+    let thoughts = message["reasoning_content"].as_str().expect("it thinks").to_owned();
+    assert!(
+        answer["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().is_some_and(|n| n > 1),
+        "{answer}"
+    );
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    for event in worker.stream(CHAT, asked(json!({ "stream": true }))).await {
+        let delta = &event["choices"][0]["delta"];
+        content.push_str(delta["content"].as_str().unwrap_or_default());
+        reasoning.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
+    }
+    check(&json!(content));
+    assert_eq!(reasoning, thoughts);
+    for off in [json!({ "chat_template_kwargs": { "enable_thinking": false } }), json!({ "reasoning_format": "none" })]
+    {
+        let message = worker.ask(CHAT, asked(off)).await["choices"][0]["message"].clone();
+        check(&message["content"]);
+        assert_eq!(message.get("reasoning_content"), None, "{message}");
+    }
 }
 
 #[tokio::test]

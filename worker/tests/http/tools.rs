@@ -142,13 +142,17 @@ async fn without_a_call_the_answer_is_text_as_ever() {
     }
 }
 
+/// Starts a worker whose template writes calls between these two marks.
+async fn start_with_marks(name: &str, [start, end]: [&str; 2]) -> TestWorker {
+    let path = folder().join(name);
+    let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ 'START{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}END' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
+    std::fs::write(&path, template.replace("START", start).replace("END", end)).expect("the file can be written");
+    TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await
+}
+
 #[tokio::test]
 async fn a_call_that_starts_by_itself_follows_the_grammar_from_there_on() {
-    let path = folder().join("calls.jinja");
-    let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
-    std::fs::write(&path, template).expect("the file can be written");
-    let flags = format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display());
-    let worker = TestWorker::start(&flags).await;
+    let worker = start_with_marks("calls.jinja", ["<tool_call>", "</tool_call>"]).await;
     // The bias makes the model begin a call, wherever it may: the grammar lets it do so once.
     let mut body = ask(json!("auto"));
     body["logit_bias"] = json!([["<tool_call>", 100]]);
@@ -157,6 +161,21 @@ async fn a_call_that_starts_by_itself_follows_the_grammar_from_there_on() {
     assert!(message["tool_calls"].is_array(), "{answer}");
     let name = message["tool_calls"][0]["function"]["name"].as_str().expect("a name");
     check_call(&message["tool_calls"][0], name);
+}
+
+#[tokio::test]
+async fn marks_of_calls_may_be_control_tokens() {
+    let worker = start_with_marks("control.jinja", ["<|fim_prefix|>", "<|fim_suffix|>"]).await;
+    for choice in ["auto", "required"] {
+        let mut body = ask(json!(choice));
+        // Their spelling by other tokens would fit the grammar too.
+        body["logit_bias"] = json!([["<|fim_prefix|>", 100], ["<|fim_suffix|>", 90], ["<", -100]]);
+        let answer = worker.ask(CHAT, body).await;
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{choice}: {answer}");
+        let name = message["tool_calls"][0]["function"]["name"].as_str().expect("a name");
+        check_call(&message["tool_calls"][0], name);
+    }
 }
 
 #[tokio::test]

@@ -76,6 +76,11 @@ impl CharSet {
         self.ranges.iter().any(|(from, to)| *from <= first && last <= *to)
     }
 
+    /// Returns how much memory it takes. Units: bytes.
+    pub(super) fn n_bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.ranges)
+    }
+
     /// Lists where it begins and where it is over: between two neighbours all characters are in it, or none.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> {
         self.ranges.iter().flat_map(|(from, to)| [*from, to + 1])

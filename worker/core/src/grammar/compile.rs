@@ -54,6 +54,12 @@ impl Grammar {
         compile(drafts).map_err(|reason| GrammarError { line: None, reason })
     }
 
+    /// Returns how much memory it takes. Units: bytes.
+    pub fn n_bytes(&self) -> usize {
+        let ranges: usize = self.sets.iter().map(CharSet::n_bytes).sum();
+        size_of::<Self>() + ranges + size_of_val(&*self.places) + size_of_val(&*self.rules) + size_of_val(&*self.starts)
+    }
+
     /// Returns what stands at a place.
     pub(super) fn symbol(&self, dot: Dot) -> Symbol {
         self.places[dot as usize].0

@@ -99,6 +99,22 @@ impl Follower {
     /// Takes a token with these bytes and returns whether the grammar allows it; otherwise nothing changes.
     pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
         let behind = self.behind(token, bytes)?;
+        self.go_on(&behind)
+    }
+
+    /// Takes a text, of whatever tokens it may be, and returns whether the grammar allows it; otherwise nothing changes.
+    pub fn take_text(&mut self, text: &[u8]) -> Result<bool, Exhausted> {
+        let mut behind = Vec::new();
+        for idx in 0..self.places.len() {
+            if let Some(next) = self.push_all(self.places[idx], text)? {
+                self.add(&mut behind, next)?;
+            }
+        }
+        self.go_on(&behind)
+    }
+
+    /// Goes on at these places; returns whether there are any.
+    fn go_on(&mut self, behind: &[Place]) -> Result<bool, Exhausted> {
         if behind.is_empty() {
             return Ok(false);
         }

@@ -11,8 +11,8 @@ use warmpath_common::ids::Token;
 use super::chars::CharSet;
 use super::{GrammarError, Tokens};
 
-/// Is the longest grammar. Units: bytes. Source: a limit of ours; large JSON schemas give some 20 kB.
-const BYTES_MAX: usize = 128 << 10;
+/// Is the longest grammar. Units: bytes. Source: a limit of ours; tool calls have some 300 bytes for each parameter.
+const BYTES_MAX: usize = 1 << 20;
 
 /// Is the most symbols of all rules, repetitions written out. Source: docs/decisions/0032; some 25 MB while it is read.
 const SYMBOLS_MAX: usize = 500_000;

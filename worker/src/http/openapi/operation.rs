@@ -109,10 +109,18 @@ impl Operation {
             let content = json!({"application/json": {"schema": reference(request)}});
             described["requestBody"] = json!({"required": true, "content": content});
         }
+        if self.is_open() {
+            described["security"] = json!([]);
+        }
         if !self.parameters.is_empty() {
             described["parameters"] = self.parameters.iter().map(Parameter::describe).collect();
         }
         described
+    }
+
+    /// Returns whether it is for everybody, where others must present a key.
+    fn is_open(&self) -> bool {
+        self.tag == Tag::Health
     }
 
     fn id(&self) -> String {
@@ -132,7 +140,8 @@ impl Operation {
         if self.path.ends_with("/vocabulary") {
             add("304", json!({"description": "The router has it."}));
         }
-        for status in self.errors.iter().chain(self.errors_of_router(server)) {
+        let unauthorized: &[u16] = if self.is_open() { &[] } else { &[401] };
+        for status in self.errors.iter().chain(unauthorized).chain(self.errors_of_router(server)) {
             let schema = match (self.tag, self.path) {
                 (Tag::Anthropic, _) => "AnthropicError",
                 (_, "/readyz") => "Unready",
@@ -143,6 +152,9 @@ impl Operation {
         }
         for response in responses.values_mut() {
             response["headers"] = json!({"x-request-id": {"schema": {"type": "string"}}});
+        }
+        if let Some(response) = responses.get_mut("401") {
+            response["headers"]["www-authenticate"] = json!({"schema": {"const": "Bearer"}});
         }
         responses
     }

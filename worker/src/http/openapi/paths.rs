@@ -201,7 +201,12 @@ fn health() -> Vec<Operation> {
             errors: &[],
             ..get("/metrics", Answer::Bytes("text/plain"))
         },
-        Operation { summary: "This document.", errors: &[], ..get("/openapi.json", Answer::Json("Document")) },
+        Operation {
+            summary: "This document.",
+            tag: Tag::Models,
+            errors: &[],
+            ..get("/openapi.json", Answer::Json("Document"))
+        },
     ]
 }
 

@@ -1,0 +1,157 @@
+//! What an answer must follow: a schema, a client's grammar, that of tool calls, or nothing.
+//!
+//! Not here: how each of them is followed (`constraint`, `grammar`, `call_grammar`), choosing a token (`sampler`).
+//! The idea: an answer follows one of them at a time, so it is one value. Grammars are compiled by the caller and kept, as
+//! clients send the same ones, and the same tools, with every request.
+
+use std::sync::Arc;
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use llguidance::toktrie::TokEnv;
+use moka::sync::Cache;
+use warmpath_common::ids::Token;
+use warmpath_worker_core::grammar::{Grammar, Tokens};
+
+use super::call_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
+use super::constraint::Constraint;
+use super::grammar::{Followed, Spelled};
+use super::handle::Shared;
+use super::messages::{EngineError, Generation};
+use super::thoughts::{Thinking, Thought};
+
+/// Is the most that compiled grammars are kept of. Units: bytes. Source: a choice; the largest take some 30 MB.
+const KEPT_BYTES_MAX: u64 = 64 << 20;
+
+/// Is what an answer must follow at the moment.
+pub(super) enum Rule {
+    /// Nothing, or nothing any more.
+    Free,
+    Schema(Box<Constraint>),
+    Grammar(Box<Followed>),
+    /// Nothing, until a tool call starts.
+    Waiting(Box<WaitingGrammar>),
+    /// Nothing, until the model's thoughts are over.
+    Thinking(Box<Thinking>),
+}
+
+impl Rule {
+    /// Returns what a generation's answer must follow, at its start.
+    ///
+    /// Errors: `Sampler` where it does not parse, would take too much, or does not go with the rest.
+    pub(super) fn begin(shared: &Shared, generation: &Generation) -> Result<Self, EngineError> {
+        let text = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
+        let refuse = |reason: &str| Err(EngineError::Sampler { reason: reason.to_owned() });
+        match (&generation.schema, text, &generation.calls) {
+            (None, None, None) => Ok(Self::Free),
+            (Some(_), None, None) if generation.ignore_eos => refuse("a schema does not go with ignore_eos"),
+            (Some(schema), None, None) => {
+                let constraint = Box::new(schema.begin());
+                Ok(match &generation.thoughts {
+                    None => Self::Schema(constraint),
+                    Some(first) => Self::Thinking(Box::new(Thinking::new(first, constraint))),
+                })
+            }
+            (None, Some(text), None) => Self::grammar(shared, text).map_err(|reason| EngineError::Sampler { reason }),
+            (None, None, Some(calls)) => {
+                Self::calls(shared, calls, generation).map_err(|reason| EngineError::Sampler { reason })
+            }
+            _ => refuse("an answer follows one of a schema, a grammar and that of tool calls"),
+        }
+    }
+
+    fn grammar(shared: &Shared, text: &str) -> Result<Self, String> {
+        let (grammar, vocabulary) = shared.grammar(text)?;
+        Ok(Self::Grammar(Box::new(Followed::begin(&grammar, vocabulary, Spelled::default())?)))
+    }
+
+    fn calls(shared: &Shared, calls: &CallGrammar, generation: &Generation) -> Result<Self, String> {
+        let (grammar, vocabulary) = shared.grammar(&calls.text)?;
+        let spelled = Spelled::new(&shared.model, &generation.spelled);
+        let mut followed = Box::new(Followed::begin(&grammar, vocabulary, spelled)?);
+        match &calls.begin {
+            Begin::AtOnce { seen } => {
+                if !followed.take_text(seen.as_bytes())? {
+                    return Err("the prompt's end does not fit the grammar of the tools".to_owned());
+                }
+                Ok(Self::Grammar(followed))
+            }
+            Begin::AtCall(start) => Ok(Self::Waiting(Box::new(WaitingGrammar::new(followed, start)?))),
+        }
+    }
+
+    /// Takes the token that was chosen.
+    ///
+    /// Errors: `Sampler` where that cannot be, or would take too much.
+    pub(super) fn take(&mut self, model: &LlamaModel, token: Token) -> Result<(), EngineError> {
+        let refuse = |reason| EngineError::Sampler { reason };
+        *self = match std::mem::replace(self, Self::Free) {
+            Self::Free => Self::Free,
+            Self::Schema(mut constraint) => {
+                constraint.take(token).map_err(|reason| refuse(unfollowed(reason)))?;
+                Self::Schema(constraint)
+            }
+            Self::Grammar(mut followed) => {
+                followed.take(token).map_err(refuse)?;
+                Self::Grammar(followed)
+            }
+            Self::Waiting(waiting) => match waiting.push(token, &piece(model, token)) {
+                Waited::Waits(waiting) => Self::Waiting(waiting),
+                Waited::Counts(followed) => Self::Grammar(followed),
+                Waited::Dropped => Self::Free,
+            },
+            Self::Thinking(thinking) => {
+                let thought = thinking.push(token, &piece(model, token));
+                match thought.map_err(|reason| refuse(unfollowed(reason)))? {
+                    Thought::GoesOn(thinking) => Self::Thinking(thinking),
+                    Thought::IsOver(constraint) => Self::Schema(constraint),
+                }
+            }
+        };
+        Ok(())
+    }
+}
+
+/// Says why a schema cannot be followed, fit for the client.
+pub(super) fn unfollowed(reason: impl std::fmt::Display) -> String {
+    format!("the schema cannot be followed further: {reason}")
+}
+
+/// Returns the text of a token, control tokens spelled.
+fn piece(model: &LlamaModel, token: Token) -> Vec<u8> {
+    model.vocab().token_to_piece(LlamaToken(token.cast_signed()), true, None)
+}
+
+/// Keeps compiled grammars by their text.
+pub(super) struct KnownGrammars(Cache<blake3::Hash, Arc<Grammar>>);
+
+impl KnownGrammars {
+    pub(super) fn new() -> Self {
+        let weigh = |_: &blake3::Hash, grammar: &Arc<Grammar>| u32::try_from(grammar.n_bytes()).unwrap_or(u32::MAX);
+        Self(Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build())
+    }
+
+    /// Returns a grammar compiled, or what is wrong with it, fit for the client.
+    ///
+    /// Cost: up to half a second for the largest; microseconds for one that is known.
+    fn get(&self, model: &LlamaModel, text: &str) -> Result<Arc<Grammar>, String> {
+        let named = |name: &str| match model.vocab().tokenize(name.as_bytes(), false, true).as_slice() {
+            [token] => Some(token.0.unsigned_abs()),
+            _ => None,
+        };
+        let compile = || {
+            let tokens = Tokens { n_vocab: model.n_vocab().unsigned_abs(), named: &named };
+            Grammar::new(text, tokens).map(Arc::new).map_err(|error| format!("the grammar does not parse: {error}"))
+        };
+        let compiled = self.0.try_get_with(blake3::hash(text.as_bytes()), compile);
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+    }
+}
+
+impl Shared {
+    /// Returns a grammar compiled, and the vocabulary that it is followed with.
+    fn grammar(&self, text: &str) -> Result<(Arc<Grammar>, &TokEnv), String> {
+        let vocabulary = self.schemas().as_ref().map_err(Clone::clone)?.vocabulary();
+        Ok((self.grammars.get(&self.model, text)?, vocabulary))
+    }
+}

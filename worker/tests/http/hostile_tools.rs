@@ -1,0 +1,91 @@
+//! Tools whose schemas are made to cost much, asked for beside another answer.
+//!
+//! Not here: grammars of clients (the engine's tests), schemas at random (`fuzz`).
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestWorker, user};
+
+/// Is how long nothing may take that a stream beside hostile tools waits for. A step takes a few milliseconds at most, making
+/// the largest grammar a second; this is for machines that do other things too.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Lists parameters of which llama.cpp's grammar sampler did not come back from some.
+fn hostile() -> Vec<Value> {
+    let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    let with = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    let alike = |n: usize| vec![json!({"type": "string"}); n];
+    let mut deep = json!({"type": "string"});
+    for _ in 0..7 {
+        deep = json!({"anyOf": [deep.clone(), deep.clone(), {"type": "array", "items": deep}]});
+    }
+    let recursive = json!({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "required": ["a"],
+        "$defs": {"a": {"anyOf": [
+            {"type": "array", "items": {"$ref": "#/$defs/a"}},
+            {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}},
+            {"type": "string", "pattern": "^(a|aa|a*)*$"},
+        ]}},
+    });
+    vec![
+        with(text("^(((a{0,44}){0,44}){0,44})$")),
+        with(text("^((((((((a+)+)+)+)+)+)+)+)+$")),
+        with(text("^(a*)*(a*)*(a*)*(a|aa|aaa)*(.*a.*)*$")),
+        with(text("^(a{0,2000}){0,2000}$")),
+        with(json!({"anyOf": alike(500)})),
+        with(json!({"type": "array", "items": {"anyOf": alike(100)}})),
+        with(json!({"type": "string", "minLength": 1000, "maxLength": 2000})),
+        with(json!({"type": "array", "items": text("^(a|aa)*$"), "minItems": 100, "maxItems": 1000})),
+        with(deep),
+        recursive,
+    ]
+}
+
+fn tool(parameters: Value) -> Value {
+    json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_tools_hold_up_nobody() {
+    let worker = TestWorker::start("--slots 2 --ctx-size 4096").await;
+    let other = json!({"prompt": "It goes on", "temperature": 0, "max_tokens": 60, "ignore_eos": true});
+    let alone = worker.ask("/v1/completions", other.clone()).await["choices"][0]["text"].clone();
+    for parameters in hostile() {
+        let name: String = parameters["properties"].to_string().chars().take(70).collect();
+        for choice in ["required", "auto"] {
+            let began = Instant::now();
+            let body = json!({
+                "messages": user("Call it"),
+                "tools": tool(parameters.clone()),
+                "tool_choice": choice,
+                "max_tokens": 120,
+                "seed": 1,
+                "logit_bias": [["<tool_call>", 30], ["a", 30], ["[", 20]],
+            });
+            let (answer, beside) = tokio::join!(
+                worker.try_ask("/v1/chat/completions", &body),
+                worker.ask("/v1/completions", other.clone())
+            );
+            let took = began.elapsed();
+            assert_eq!(beside["choices"][0]["text"], alone, "{name}");
+            assert!(took < WAIT_MAX, "{name} took {took:?}");
+            match answer {
+                (200, answer) => {
+                    println!("{name} ({choice}): {}, {took:?}", answer["usage"]["completion_tokens"]);
+                    assert!(choice == "auto" || answer["choices"][0]["message"]["content"].is_null(), "{answer}");
+                }
+                (status, answer) => {
+                    println!("{name} ({choice}): {status} {answer}, {took:?}");
+                    let reason = answer["error"]["message"].as_str().expect("an error has a message");
+                    let is_told =
+                        ["too many ways", "does not parse", "too large"].iter().any(|part| reason.contains(part));
+                    assert!(status == 400 && is_told, "{answer}");
+                }
+            }
+        }
+    }
+}
