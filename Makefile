@@ -10,7 +10,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(KEEP),--keep)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz fixtures venv deploy-tools lint fmt bench doc pages
+.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz fixtures venv deploy-tools chromium lint fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ target/models/bench.gguf: build
 	@mkdir -p $(@D)
 	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
 
-test: setup fixtures venv deploy-tools ## Run every test
+test: setup fixtures venv deploy-tools chromium ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
 
@@ -58,6 +58,9 @@ venv: setup ## Make the Python environment of the tests
 
 deploy-tools: venv ## Build what checks deploy/: helm and its like, from Go modules (minutes, once)
 	@$(STAGE) deploy-tools scripts/deploy-tools.sh
+
+chromium: setup ## Install a Chromium without windows, for the test of the fleet page (Debian and Ubuntu only)
+	@$(STAGE) chromium scripts/chromium.sh
 
 lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, code and docs; warnings are errors
 	@$(STAGE) fmt $(CARGO) fmt --all --check
@@ -93,3 +96,6 @@ pages: build deploy-tools ## Write what repeats what programs say: command lines
 	UPDATE_PAGES=1 $(CARGO) test --quiet --release -p warmpath-tests --test pages
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root deploy/helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py
+
+picture: build venv chromium ## Write docs/images/fleet.png, the fleet page of three workers after five minutes of load
+	@$(STAGE) picture $(CARGO) test --release --workspace --test fleet_page -- --ignored

@@ -174,6 +174,7 @@ async fn keep(fleet: &Fleet) -> anyhow::Result<()> {
          -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello!\"}}],\"max_tokens\":32}}'"
     );
     println!("curl {admin_url}/metrics");
+    println!("{admin_url}/fleet in a browser");
     for worker in &fleet.workers {
         println!("curl {}/slots", worker.base_url());
     }

@@ -127,6 +127,17 @@ pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 /// Source: own choice: well below the 5 s that units and charts add to the drain timeout.
 pub const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Is how many decisions a router keeps for people to look at: some 50 KB.
+pub const DECISIONS_KEPT: usize = 100;
+
+/// Is the pause between two notes of what a router has counted.
+///
+/// Source: own choice: a page that is looked at for minutes shows a change within one.
+pub const HISTORY_PAUSE: Duration = Duration::from_secs(10);
+
+/// Is how many of these notes are kept: an hour's, some 80 KB.
+pub const HISTORY_NOTES: usize = 361;
+
 /// Is the longest file of API keys. Units: bytes.
 pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
 

@@ -6,10 +6,12 @@ mod access;
 mod admin;
 mod completions;
 pub mod error;
+mod fleet_page;
 mod health;
 mod models;
 mod name;
 mod openapi;
+mod recent;
 mod route;
 pub mod state;
 
@@ -73,8 +75,14 @@ pub fn client_routes(app: App) -> Router {
 /// Returns what operators see.
 pub fn admin_routes(app: App) -> Router {
     Router::new()
+        .route("/", get(fleet_page::root))
+        .route("/fleet", get(fleet_page::page))
+        .route("/fleet.css", get(fleet_page::style))
+        .route("/fleet.js", get(fleet_page::script))
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
+        .route("/internal/v1/decisions", get(recent::decisions))
+        .route("/internal/v1/history", get(recent::history))
         .route("/internal/v1/route", post(route::route))
         .route("/openapi.json", get(openapi::operators))
         .merge(health_routes())

@@ -12,4 +12,5 @@ pub mod keys;
 pub mod lifecycle;
 pub mod metrics;
 pub mod prompt;
+pub mod recent;
 pub mod server;

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{PromptView, Reason};
+use warmpath_router_core::decision_log::{Chosen, Outcome as Came};
 use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
@@ -35,6 +36,7 @@ use crate::fleet::Booking;
 use crate::http::state::{App, Place};
 use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
+use crate::recent::Note;
 
 use diagnosis::Diagnosis;
 use early::Comments;
@@ -70,6 +72,8 @@ pub struct Arrival {
 struct Choice {
     decision: Decision,
     booking: Booking,
+    /// Is what people can see of it.
+    note: Note,
     /// Is the attempt's part of a trace, which ends with its answer.
     span: Span,
     /// Is what was predicted; absent where the prompt is not known.
@@ -148,6 +152,7 @@ async fn attempt_until_answered(
             Err(error) => error,
         };
         choice.booking.failed(failure);
+        choice.note.came(Came::Failed(failure));
         choice.span.fail(failure.label());
         app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
         tracing::info!(
@@ -327,6 +332,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
     }
     Ok(Choice {
+        note: app.recent.write(chosen(app, arrival, prepared, &decision)),
         decision,
         booking,
         span,
@@ -336,6 +342,23 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         has_one_prompt: prepared.has_one_prompt,
         block_size_tokens: prepared.model.block_size_tokens,
     })
+}
+
+/// Returns what people can see of a decision.
+fn chosen(app: &App, arrival: &Arrival, prepared: &Prepared, decision: &Decision) -> Chosen {
+    let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
+        Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
+        Prompt::Estimated { n_tokens, .. } => (n_tokens, None),
+    };
+    Chosen {
+        at_ms: app.recent.now_ms(),
+        request_id: arrival.id.clone(),
+        model: Arc::clone(&prepared.model),
+        worker: app.fleet.member(decision.worker).name(),
+        reason: decision.reason,
+        prompt_tokens,
+        predicted_cached_tokens,
+    }
 }
 
 /// Returns what a stock server is sent.
@@ -378,6 +401,11 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     if let Some(cached_tokens) = cached_tokens {
         headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
     }
+    choice.note.came(Came::Answered {
+        status: status.as_u16(),
+        ttft_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
+        cached_tokens: headers::number(&headers, warmpath_common::headers::CACHED_TOKENS),
+    });
     let body = match answer {
         Answer::Whole { body, .. } => {
             app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());

@@ -2,13 +2,18 @@
 //!
 //! Not here: where they are counted. What can be read off the fleet at any time is copied when somebody asks.
 
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::proto::{Metric, MetricFamily};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
+use warmpath_router_core::history::Totals;
 
 /// Is the buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
-const REQUEST_BUCKETS: &[f64] =
+pub const REQUEST_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
 
 /// Is the buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
@@ -17,6 +22,9 @@ const DECISION_BUCKETS: &[f64] =
 
 /// Is the buckets for actual minus predicted reuse. Units: blocks.
 const ERROR_BUCKETS: &[f64] = &[-256.0, -64.0, -16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0, 64.0, 256.0];
+
+/// Lists the endpoints whose requests are no client's work.
+const PROBES: &[&str] = &["/health", "/livez", "/readyz", "/openapi.json"];
 
 /// Declares the metrics: each line's doc comment is its help text.
 macro_rules! metrics {
@@ -190,15 +198,66 @@ impl Metrics {
         }
     }
 
+    /// Returns what has been counted until `at` after the router's start; times are in [`REQUEST_BUCKETS`].
+    pub fn totals(&self, at: Duration) -> Totals {
+        let mut totals = Totals {
+            at,
+            prompt_tokens: self.prompt_tokens.get(),
+            held_tokens: self.held_tokens.get(),
+            predicted_cached_tokens: self.predicted_cached_tokens.get(),
+            cached_tokens: self.cached_tokens.get(),
+            ttft: vec![0; REQUEST_BUCKETS.len() + 1],
+            ..Totals::default()
+        };
+        for series in self.requests.collect().iter().flat_map(MetricFamily::get_metric) {
+            if PROBES.contains(&label(series, "endpoint")) {
+                continue;
+            }
+            let n = series.get_counter().get_value() as u64;
+            totals.requests += n;
+            let status = label(series, "status");
+            totals.failures += if status == "429" || status.starts_with('5') { n } else { 0 };
+        }
+        for series in self.ttft.collect().iter().flat_map(MetricFamily::get_metric) {
+            let times = series.get_histogram();
+            let counts = times.get_bucket().iter().map(|bucket| bucket.cumulative_count());
+            let counts = counts.chain([times.get_sample_count()]);
+            totals.ttft.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
+        }
+        totals
+    }
+
     /// Returns every metric in Prometheus' text format.
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }
 
+/// Returns the value of a label, empty where there is none.
+fn label<'a>(series: &'a Metric, name: &str) -> &'a str {
+    series.get_label().iter().find(|label| label.name() == name).map_or("", |label| label.value())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_count_what_clients_asked_and_how_long_they_waited() {
+        let metrics = Metrics::new();
+        for (endpoint, status) in
+            [("/v1/chat/completions", "200"), ("/v1/models", "429"), ("none", "502"), ("/readyz", "503")]
+        {
+            metrics.requests.with_label_values(&[endpoint, status]).inc();
+        }
+        metrics.cached_tokens.inc_by(32);
+        metrics.ttft.observe(0.02);
+        metrics.ttft.observe(1000.0);
+        let totals = metrics.totals(Duration::from_secs(1));
+        assert_eq!((totals.requests, totals.failures, totals.cached_tokens), (3, 2, 32), "{totals:?}");
+        assert_eq!(totals.ttft_quantile(0.5, REQUEST_BUCKETS), Some(0.025));
+        assert_eq!(totals.ttft_quantile(1.0, REQUEST_BUCKETS), Some(180.0));
+    }
 
     #[test]
     fn a_field_comment_is_the_help_text() {

@@ -105,6 +105,7 @@ impl Server {
         let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
         let app = App::new(fleet, config.requests, (keys, metrics, tracer));
+        tasks.spawn(Arc::clone(&app.recent).keep(Arc::clone(&app.metrics)));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();

@@ -39,6 +39,10 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
     Json(json!({
         "ready": app.unready().is_none(),
         "unready_reason": app.unready(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "started_s": app.started_s,
+        "in_flight": app.metrics.in_flight.get(),
+        "waiting": app.metrics.queue_requests.get(),
         "workers": workers,
         "vocabularies": vocabularies,
         "index": {"blocks": index.n_blocks(), "bytes": index.bytes(), "shed_claims": app.fleet.n_shed()},

@@ -16,6 +16,7 @@ use crate::keys::{Key, KeyPlace, Keys};
 use crate::lifecycle::turn::Turns;
 use crate::metrics::Metrics;
 use crate::prompt::Preparing;
+use crate::recent::Recent;
 
 /// Is what every handler may reach.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ pub struct App {
     pub tracer: Tracer,
     /// Bounds the work before a choice.
     pub preparing: Arc<Preparing>,
+    /// Is what people can look at of the last hour.
+    pub recent: Arc<Recent>,
     /// Is when the router started. Units: seconds since 1970.
     pub started_s: u64,
     /// Is the lines of requests that no worker can start yet.
@@ -69,6 +72,7 @@ impl App {
             fleet,
             tracer,
             preparing: Arc::default(),
+            recent: Arc::default(),
             started_s: started.as_secs(),
             turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
             retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),

@@ -1,0 +1,189 @@
+//! What a router has counted lately: totals that are noted from time to time, and differences of these.
+//!
+//! Not here: counting, and when it is noted (the shell). The idea: totals only grow, so what happened between two notes is one minus
+//! the other, over any stretch; a note is written outside of any request's way, and a ring of them is all the memory there is.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Is what has been counted since the router started.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Is when, after the router's start.
+    pub at: Duration,
+    /// Is the requests that were answered, whatever with.
+    pub requests: u64,
+    /// Is those of them that a client in good standing did not get: 429, or 500 and above.
+    pub failures: u64,
+    /// Is the prompt tokens of requests whose worker said what it reused.
+    pub prompt_tokens: u64,
+    /// Is what could have been reused at best. Units: tokens.
+    pub held_tokens: u64,
+    /// Is what was predicted to be reused. Units: tokens.
+    pub predicted_cached_tokens: u64,
+    /// Is what was reused. Units: tokens.
+    pub cached_tokens: u64,
+    /// Is the answers whose time to the first byte was at most each bound, and behind the bounds all of them.
+    pub ttft: Vec<u64>,
+}
+
+impl Totals {
+    /// Returns what has happened since `earlier`, which has the same bounds.
+    fn since(&self, earlier: &Self) -> Self {
+        let first = earlier.ttft.iter().copied().chain(std::iter::repeat(0));
+        Self {
+            at: self.at.saturating_sub(earlier.at),
+            requests: self.requests.saturating_sub(earlier.requests),
+            failures: self.failures.saturating_sub(earlier.failures),
+            prompt_tokens: self.prompt_tokens.saturating_sub(earlier.prompt_tokens),
+            held_tokens: self.held_tokens.saturating_sub(earlier.held_tokens),
+            predicted_cached_tokens: self.predicted_cached_tokens.saturating_sub(earlier.predicted_cached_tokens),
+            cached_tokens: self.cached_tokens.saturating_sub(earlier.cached_tokens),
+            ttft: self.ttft.iter().zip(first).map(|(now, then)| now.saturating_sub(then)).collect(),
+        }
+    }
+
+    /// Returns the value below which a share `q` of the times lies, if there were any: between bounds as if they were spread evenly,
+    /// beyond the last bound that bound. Units: as `bounds`.
+    ///
+    /// Source: Prometheus' `histogram_quantile`, so that page and dashboards say the same.
+    pub fn ttft_quantile(&self, q: f64, bounds: &[f64]) -> Option<f64> {
+        let all = *self.ttft.last()?;
+        if all == 0 {
+            return None;
+        }
+        let rank = q * all as f64;
+        let bucket = self.ttft.iter().position(|count| *count as f64 >= rank)?;
+        let Some(upper) = bounds.get(bucket) else { return bounds.last().copied() };
+        let (lower, below) = match bucket.checked_sub(1) {
+            Some(last) => (bounds[last], self.ttft[last]),
+            None => (0.0, 0),
+        };
+        let here = (self.ttft[bucket] - below).max(1);
+        Some(lower + (upper - lower) * (rank - below as f64) / here as f64)
+    }
+}
+
+/// Is what happened in a stretch of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stretch {
+    /// Is its end, after the router's start.
+    pub end: Duration,
+    /// Is what was counted in it; its `at` is how long it lasted.
+    pub counted: Totals,
+}
+
+/// Is the last notes.
+#[derive(Debug)]
+pub struct History {
+    notes: VecDeque<Totals>,
+    notes_max: usize,
+}
+
+impl History {
+    /// Returns a history that keeps the last `notes_max` notes, at least one, and begins when nothing has been counted.
+    pub fn new(notes_max: usize) -> Self {
+        let mut notes = VecDeque::with_capacity(notes_max.max(1));
+        notes.push_back(Totals::default());
+        Self { notes, notes_max: notes_max.max(1) }
+    }
+
+    /// Notes what has been counted, in the place of the oldest note where there is no other.
+    pub fn note(&mut self, totals: Totals) {
+        if self.notes.len() == self.notes_max {
+            self.notes.pop_front();
+        }
+        self.notes.push_back(totals);
+    }
+
+    /// Returns what happened from note to note within `window` before `now`, and from the last one until now, in order; and all of it
+    /// together. The first stretch begins at or before the window's start, if the history goes back so far.
+    pub fn within(&self, window: Duration, now: &Totals) -> (Vec<Stretch>, Totals) {
+        let start = now.at.saturating_sub(window);
+        let first = self.notes.iter().rposition(|note| note.at <= start).unwrap_or(0);
+        let ends = self.notes.iter().skip(first + 1).chain([now]);
+        let stretch = |(from, to): (&Totals, &Totals)| Stretch { end: to.at, counted: to.since(from) };
+        let stretches = self.notes.iter().skip(first).zip(ends).map(stretch).collect();
+        (stretches, now.since(&self.notes[first]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: [f64; 3] = [1.0, 2.0, 4.0];
+
+    fn totals(at_s: u64, times: &[f64]) -> Totals {
+        let n = |bound: f64| times.iter().filter(|time| **time <= bound).count() as u64;
+        let mut ttft: Vec<u64> = BOUNDS.iter().map(|bound| n(*bound)).collect();
+        ttft.push(times.len() as u64);
+        Totals { at: Duration::from_secs(at_s), requests: times.len() as u64, ttft, ..Totals::default() }
+    }
+
+    #[test]
+    fn a_quantile_is_what_prometheus_makes_of_the_buckets() {
+        let check = |times: &[f64], q, expected| {
+            assert_eq!(totals(0, times).ttft_quantile(q, &BOUNDS), expected, "{times:?} {q}");
+        };
+        check(&[], 0.5, None);
+        check(&[0.3, 0.3], 0.5, Some(0.5));
+        check(&[0.5, 1.5, 1.5, 3.0], 0.5, Some(1.5));
+        check(&[0.5, 1.5, 1.5, 3.0], 1.0, Some(4.0));
+        check(&[100.0], 0.5, Some(4.0));
+        check(&[3.0], 0.0, Some(0.0));
+        assert_eq!(Totals::default().ttft_quantile(0.5, &BOUNDS), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_quantile_lies_in_the_bucket_of_the_value_that_it_stands_for(
+            mut times in prop::collection::vec(0.01..8.0_f64, 1..50),
+            q in 0.01..1.0_f64,
+        ) {
+            let found = totals(0, &times).ttft_quantile(q, &BOUNDS).expect("there are times");
+            times.sort_by(f64::total_cmp);
+            let rank = (q * times.len() as f64).ceil() as usize;
+            let exact = times[rank.clamp(1, times.len()) - 1];
+            let upper = BOUNDS.iter().copied().find(|bound| exact <= *bound).unwrap_or(4.0);
+            let lower = BOUNDS.iter().copied().rev().find(|bound| *bound < exact).unwrap_or(0.0);
+            prop_assert!((lower..=upper).contains(&found), "{found} for {exact}");
+        }
+
+        #[test]
+        fn stretches_are_those_of_the_last_notes_and_add_up(
+            notes_max in 1..6_usize,
+            pauses in prop::collection::vec((1..9_u64, 0..5_u64), 0..12),
+            (window, last, more) in (0..60_u64, 0..9_u64, 0..5_u64),
+        ) {
+            let mut history = History::new(notes_max);
+            let mut naive = vec![(0, 0)];
+            for (pause, requests) in pauses {
+                let (at, sum) = naive[naive.len() - 1];
+                naive.push((at + pause, sum + requests));
+                let (at, sum) = naive[naive.len() - 1];
+                history.note(Totals { at: Duration::from_secs(at), requests: sum, ..Totals::default() });
+            }
+            let (at, sum) = naive[naive.len() - 1];
+            let (at, sum) = (at + last, sum + more);
+            let now = Totals { at: Duration::from_secs(at), requests: sum, ..Totals::default() };
+            let (stretches, all) = history.within(Duration::from_secs(window), &now);
+
+            let kept = &naive[naive.len().saturating_sub(notes_max)..];
+            let start = at.saturating_sub(window);
+            let first = kept.iter().rposition(|note| note.0 <= start).unwrap_or(0);
+            let ends: Vec<(u64, u64)> = kept[first..].iter().copied().chain([(at, sum)]).collect();
+            let expected: Vec<(u64, u64, u64)> =
+                ends.windows(2).map(|pair| (pair[1].0, pair[1].0 - pair[0].0, pair[1].1 - pair[0].1)).collect();
+            let found: Vec<(u64, u64, u64)> = stretches
+                .iter()
+                .map(|stretch| (stretch.end.as_secs(), stretch.counted.at.as_secs(), stretch.counted.requests))
+                .collect();
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(all.requests, sum - kept[first].1);
+            prop_assert_eq!(all.at.as_secs(), at - kept[first].0);
+        }
+    }
+}

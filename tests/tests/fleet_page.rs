@@ -1,0 +1,101 @@
+//! The fleet page of a real router before real workers, looked at in Chromium; and the picture of it in the documentation.
+//!
+//! Not here: what is looked at (`tests/python/test_fleet_page.py`), what the page reads (`router/tests/fleet_page.rs`).
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use tokio::process::Command;
+use warmpath_bench::chat_load::{Shape, drive};
+use warmpath_bench::client::ChatClient;
+use warmpath_bench::model::Preset;
+use warmpath_tests::rig::{Rig, WorkerLine, root};
+use warmpath_tests::tools;
+
+/// Lists the workers: two of one model, and one whose model's name is markup.
+const WORKERS: &[WorkerLine<'_>] = &[
+    ("one", Preset::Tiny, 1, "--alias tiny --slots 3 --ctx-size 12288"),
+    ("two", Preset::Tiny, 1, "--alias tiny --slots 3 --ctx-size 12288"),
+    ("three", Preset::Tiny, 2, "--alias <script>window.harm=1</script> --slots 2 --ctx-size 8192"),
+];
+
+/// Lists the workers of the picture.
+const PICTURED: &[WorkerLine<'_>] = &[
+    ("one", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
+    ("two", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
+    ("three", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
+];
+/// Is how long the pictured fleet has worked: what the page looks back on at first.
+const PICTURED_FOR: Duration = Duration::from_secs(300);
+
+/// Returns a Chromium, installed where that can be done.
+fn chromium() -> anyhow::Result<Option<PathBuf>> {
+    tools::make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
+    let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| tools::find(program));
+    if found.is_none() {
+        eprintln!("skipped: no Chromium can be had here, so nobody looks at the fleet page");
+    }
+    Ok(found)
+}
+
+/// Runs a program of tests to its end; returns what it says.
+async fn look(script: &str, args: &[String]) -> anyhow::Result<String> {
+    let mut command = Command::new(root().join("target/venv/bin/python"));
+    let output = command.arg("-B").arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "{script} ended with {}:\n{said}", output.status);
+    Ok(said)
+}
+
+fn shape(seed: u64) -> Shape {
+    Shape { tenants: 2, users: 2, turns: 3, system_words: 60, user_words: 10, answer_tokens: 4, concurrency: 2, seed }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_the_fleet_to_readers_of_all_kinds() -> anyhow::Result<()> {
+    let Some(chromium) = chromium()? else { return Ok(()) };
+    let rig = Rig::start_models(WORKERS).await?;
+    drive(&ChatClient::new(&rig.router_url(), Some("tiny".to_owned()))?, &shape(1)).await?;
+    let body = json!({
+        "model": "<script>window.harm=1</script>",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 2,
+    });
+    let url = format!("{}/v1/chat/completions", rig.router_url());
+    let request = rig.http.post(url).json(&body).header("x-request-id", "<img/src=x/onerror=window.harm=1>");
+    ensure!(request.send().await?.status().is_success(), "the worker whose name is markup answers");
+
+    let args = [chromium.display().to_string(), rig.router_url(), rig.fleet.router.admin_url()?];
+    let said = look("tests/python/test_fleet_page.py", &args).await?;
+    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "writes docs/images/fleet.png, in some minutes: make picture"]
+async fn the_picture_of_the_page() -> anyhow::Result<()> {
+    let chromium = chromium()?.context("no Chromium")?;
+    let rig = Rig::start_models(PICTURED).await?;
+    let client = ChatClient::new(&rig.router_url(), None)?;
+    let started = Instant::now();
+    for seed in 1.. {
+        if started.elapsed() > PICTURED_FOR {
+            break;
+        }
+        let shape = Shape {
+            tenants: 3,
+            users: 4,
+            turns: 4,
+            system_words: 300,
+            answer_tokens: 16,
+            concurrency: 4,
+            ..shape(seed)
+        };
+        drive(&client, &shape).await?;
+    }
+    let picture = root().join("docs/images/fleet.png").display().to_string();
+    let url = format!("{}/fleet", rig.fleet.router.admin_url()?);
+    look("tests/python/browser.py", &[chromium.display().to_string(), url, picture]).await.map(drop)
+}
