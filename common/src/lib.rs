@@ -5,6 +5,7 @@
 //! types that must agree are written once.
 
 pub mod block_hash;
+pub mod cached_share;
 pub mod dialects;
 pub mod embeddings;
 pub mod fields;

@@ -1,6 +1,6 @@
 """The dashboard of the fleet: what prefix reuse saves, and whether the fleet keeps up."""
 
-from panels import R, W, lines, number, page, quantiles, share
+from panels import R, W, lines, number, page, percentile_by, quantiles, share
 
 FLEET = page(
     "warmpath-fleet",
@@ -33,6 +33,18 @@ FLEET = page(
                 "short",
                 f"sum(increase({W}cached_tokens_total{{}}[$__range]))",
             ),
+            number(
+                "Seconds saved",
+                "Time that computing the reused tokens would have taken, at each worker's own measured prefill rate, in the range shown.",
+                "s",
+                f"sum(increase({W}saved_prefill_seconds_total{{}}[$__range]))",
+            ),
+            number(
+                "Time to first byte",
+                "Of 95 of 100 answers, at the routers.",
+                "s",
+                f"histogram_quantile(0.95, sum by (le) (rate({R}ttft_seconds_bucket{{}}[])))",
+            ),
             lines(
                 "Hit ratio",
                 "Reused, predicted and held share of prompt tokens, over all routers.",
@@ -40,6 +52,13 @@ FLEET = page(
                 (share(R + "held_tokens_total", R + "prompt_tokens_total"), "held by some worker"),
                 (share(R + "cached_tokens_total", R + "prompt_tokens_total"), "reused"),
                 (share(R + "predicted_cached_tokens_total", R + "prompt_tokens_total"), "predicted"),
+            ),
+            lines(
+                "Prefill spent and saved",
+                "Seconds of prefill that requests spent, and that reuse saved them, a second, all workers.",
+                "s",
+                (f"sum(rate({W}prefill_seconds_total{{}}[]))", "spent"),
+                (f"sum(rate({W}saved_prefill_seconds_total{{}}[]))", "saved"),
             ),
             lines(
                 "Hit ratio by worker",
@@ -95,6 +114,30 @@ FLEET = page(
             ),
             lines("Time to first token, at the workers", "The same without the router.", "s", *quantiles(W + "ttft_seconds")),
             lines("Time per output token", "Of answers after their first token.", "s", *quantiles(W + "tpot_seconds")),
+            lines(
+                "Time to first byte by reuse, median",
+                "At the routers, by how much of the prompt was reused: none, some, half or more, most (nine tenths).",
+                "s",
+                percentile_by(0.5, R + "ttft_seconds", "cached"),
+            ),
+            lines(
+                "Time to first byte by reuse, 95%",
+                "The same: 95 of 100 answers began within this time.",
+                "s",
+                percentile_by(0.95, R + "ttft_seconds", "cached"),
+            ),
+            lines(
+                "Time per output token by reuse, 95%",
+                "At the routers, of streamed answers.",
+                "s",
+                percentile_by(0.95, R + "tpot_seconds", "cached"),
+            ),
+            lines(
+                "Time in workers' queues",
+                "From a prompt that is ready to its slot: places, waits for a prefix, reads from disk.",
+                "s",
+                *quantiles(W + "queue_seconds"),
+            ),
             lines(
                 "Requests",
                 "Requests by status.",

@@ -35,6 +35,11 @@ def quantiles(histogram, by="", legend=""):
     ]
 
 
+def percentile_by(q, histogram, by):
+    """Returns one percentile of a histogram for each value of a label."""
+    return (f"histogram_quantile({q}, sum by (le, {by}) (rate({histogram}_bucket{{}}[])))", f"{{{{{by}}}}}")
+
+
 def average(part, count, legend, by=""):
     return (f"sum{by}(rate({part}{{}}[])) / sum{by}(rate({count}{{}}[]))", legend)
 
@@ -50,7 +55,7 @@ def fill(panel, title, description, unit, targets):
 def number(title, description, unit, expression):
     """Returns a panel with one number for the whole range."""
     reduce = common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False)
-    return fill(stat.Panel(), title, description, unit, [(expression, title)]).reduce_options(reduce).height(4).span(6)
+    return fill(stat.Panel(), title, description, unit, [(expression, title)]).reduce_options(reduce).height(4).span(4)
 
 
 def lines(title, description, unit, *targets):

@@ -1,6 +1,6 @@
 """The dashboard of the workers: what they compute, hold, restore and give up."""
 
-from panels import W, average, lines, page, quantiles
+from panels import W, average, lines, page, percentile_by, quantiles
 
 WORKER = page(
     "warmpath-worker",
@@ -36,6 +36,30 @@ WORKER = page(
                 "ops",
                 (f"sum by (instance) (rate({W}steps_total{{}}[]))", "{{instance}}"),
                 (f"sum by (instance) (rate({W}decode_failures_total{{}}[]))", "{{instance}}: failed"),
+            ),
+            lines(
+                "Time to first token by reuse, median",
+                "By how much of the prompt was reused: none, some, half or more, most (nine tenths).",
+                "s",
+                percentile_by(0.5, W + "ttft_seconds", "cached"),
+            ),
+            lines(
+                "Time per output token by reuse, median",
+                "The same, after the first token.",
+                "s",
+                percentile_by(0.5, W + "tpot_seconds", "cached"),
+            ),
+            lines(
+                "Prefill rate",
+                "Prompt tokens that each worker computes in a second, as it measures itself.",
+                "short",
+                (f"{W}prefill_rate_tokens_per_second{{}}", "{{instance}}"),
+            ),
+            lines(
+                "Seconds saved",
+                "Prefill that reuse saves, in seconds, a second, by worker.",
+                "s",
+                (f"sum by (instance) (rate({W}saved_prefill_seconds_total{{}}[]))", "{{instance}}"),
             ),
             lines("Queue", "Sequences that wait for a slot.", "short", (f"{W}queue_length{{}}", "{{instance}}")),
             lines(
@@ -94,6 +118,18 @@ WORKER = page(
                 "s",
                 average(W + "restore_seconds_total", W + "restores_total", "restore"),
                 average(W + "save_seconds_total", W + "saves_total", "save"),
+            ),
+            lines(
+                "Time that restores take",
+                "Of each second, the part in which state was moved into slots.",
+                "percentunit",
+                (f"sum by (instance) (rate({W}restore_seconds_total{{}}[]))", "{{instance}}"),
+            ),
+            lines(
+                "Disk failures",
+                "Chunks that were lost because the disk failed or a file was damaged, a second. See the runbook of the disk tier.",
+                "cps",
+                (f'sum by (instance) (rate({W}cache_evictions_total{{tier="disk", reason="lost"}}[]))', "{{instance}}"),
             ),
             lines(
                 "Waits for a prefix",

@@ -19,6 +19,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use bytes::Bytes;
+use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{PromptView, Reason};
@@ -76,6 +77,8 @@ struct Choice {
     note: Note,
     /// Is the attempt's part of a trace, which ends with its answer.
     span: Span,
+    /// Is the prompt's length; absent where the prompt is not known.
+    prompt_tokens: Option<u32>,
     /// Is what was predicted; absent where the prompt is not known.
     predicted_cached_tokens: Option<u32>,
     /// Is when the worker was chosen.
@@ -336,6 +339,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
         decision,
         booking,
         span,
+        prompt_tokens: known,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
         chosen_at: start,
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
@@ -391,9 +395,6 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     choice.booking.succeeded();
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
-    if head.status.is_success() && arrival.shape.is_generation() {
-        app.metrics.ttft.observe(arrival.at.elapsed().as_secs_f64());
-    }
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
     let member = app.fleet.member(choice.decision.worker);
@@ -401,11 +402,15 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     if let Some(cached_tokens) = cached_tokens {
         headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
     }
-    choice.note.came(Came::Answered {
-        status: status.as_u16(),
-        ttft_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
-        cached_tokens: headers::number(&headers, warmpath_common::headers::CACHED_TOKENS),
-    });
+    let (ttft, cached_tokens) =
+        (arrival.at.elapsed(), headers::number(&headers, warmpath_common::headers::CACHED_TOKENS));
+    choice.note.came(Came::Answered { status: status.as_u16(), ttft_ms: ttft.as_secs_f64() * 1e3, cached_tokens });
+    let share = cached_tokens.zip(choice.prompt_tokens);
+    let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
+    let is_timed = status.is_success() && arrival.shape.is_generation();
+    if is_timed {
+        app.metrics.ttft.with_label_values(&[share]).observe(ttft.as_secs_f64());
+    }
     let body = match answer {
         Answer::Whole { body, .. } => {
             app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());
@@ -414,8 +419,9 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
         Answer::Stream { head, first, rest } => {
             let kind = head.body_kind();
             let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
+            let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
             let relay = Relay::new(app, arrival, (choice.booking, choice.span), name);
-            Body::from_stream(relay.stream(first, rest, kind))
+            Body::from_stream(relay.stream((first, rest), kind, pace))
         }
     };
     let mut response = Response::new(body);

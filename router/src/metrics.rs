@@ -10,11 +10,15 @@ use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
+use warmpath_common::cached_share;
 use warmpath_router_core::history::Totals;
 
 /// Is the buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
 pub const REQUEST_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
+
+/// Is the buckets for one token: 1 ms to 1 s. Units: seconds.
+const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
 /// Is the buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
 const DECISION_BUCKETS: &[f64] =
@@ -46,7 +50,9 @@ macro_rules! metrics {
                     let $field = $make(concat!("warmpath_router_", $name), $help.trim() $(, $extra)*);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
-                Self { registry, $($field,)* }
+                let metrics = Self { registry, $($field,)* };
+                metrics.begin();
+                metrics
             }
         }
     };
@@ -57,8 +63,10 @@ metrics! {
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
     /// Requests that are being answered.
     in_flight: IntGauge = gauge("requests_in_flight");
-    /// Time from a request's arrival to the first byte of its answer.
-    ttft: Histogram = histogram("ttft_seconds", REQUEST_BUCKETS);
+    /// Time from a request's arrival to the first byte of its answer, by how much of its prompt was reused: none, some, half (or more), most (nine tenths), or unknown.
+    ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
+    /// Time of one streamed answer after its first piece, by the number of further events, which are about a token each; by how much of its prompt was reused.
+    tpot: HistogramVec = histograms("tpot_seconds", &["cached"], TOKEN_BUCKETS);
     /// Time from a request's arrival to the end of its answer.
     request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
     /// Time that a decision takes, by phase: parse, prompt (render and tokenize), hash, match, choose.
@@ -188,6 +196,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Begins the series that are compared with each other at zero.
+    fn begin(&self) {
+        for label in cached_share::LABELS.iter().chain([&cached_share::UNKNOWN]) {
+            self.ttft.with_label_values(&[label]);
+            self.tpot.with_label_values(&[label]);
+        }
+    }
+
     /// Drops what is said of a worker that has left.
     pub fn forget_worker(&self, name: &str) {
         let label = &[name];
@@ -251,8 +267,8 @@ mod tests {
             metrics.requests.with_label_values(&[endpoint, status]).inc();
         }
         metrics.cached_tokens.inc_by(32);
-        metrics.ttft.observe(0.02);
-        metrics.ttft.observe(1000.0);
+        metrics.ttft.with_label_values(&["none"]).observe(0.02);
+        metrics.ttft.with_label_values(&["most"]).observe(1000.0);
         let totals = metrics.totals(Duration::from_secs(1));
         assert_eq!((totals.requests, totals.failures, totals.cached_tokens), (3, 2, 32), "{totals:?}");
         assert_eq!(totals.ttft_quantile(0.5, REQUEST_BUCKETS), Some(0.025));

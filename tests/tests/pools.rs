@@ -155,7 +155,10 @@ async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<(
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("input")), "the worker's own words");
     let line = "warmpath_router_requests_total{endpoint=\"/v1/embeddings\",status=\"200\"}";
     assert_eq!(rig.router_metric(line).await?, 31.0);
-    assert_eq!(rig.router_metric("warmpath_router_ttft_seconds_count").await?, 0.0, "there is no first token");
+    for cached in ["none", "some", "half", "most", "unknown"] {
+        let line = format!("warmpath_router_ttft_seconds_count{{cached=\"{cached}\"}}");
+        assert_eq!(rig.router_metric(&line).await?, 0.0, "there is no first token");
+    }
 
     // One of two dies: everything goes to the other, and nobody notices.
     let dead = WORKERS.iter().position(|(name, ..)| *name == "embed-0").expect("it is there");

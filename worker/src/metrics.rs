@@ -8,10 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
-    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Counter, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
+use warmpath_common::cached_share;
 use warmpath_common::summary::Tier;
 
 use crate::engine::{CacheTotals, CounterValues};
@@ -58,7 +59,9 @@ macro_rules! metrics {
                 )*
                 let started_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
                 let last_look = Mutex::new(CounterValues::default());
-                Self { registry, copying: Mutex::new(()), last_look, started_at_s, $($field,)* }
+                let metrics = Self { registry, copying: Mutex::new(()), last_look, started_at_s, $($field,)* };
+                metrics.begin();
+                metrics
             }
         }
     };
@@ -75,10 +78,12 @@ metrics! {
     tls_failures: IntCounter = counter("tls_failures_total");
     /// Spans of traces that were dropped because the collector was away or slow.
     lost_spans: IntGauge = gauge("lost_spans");
-    /// Time from a request's arrival to its first token.
-    ttft: Histogram = histogram("ttft_seconds", REQUEST_BUCKETS);
-    /// Time of one answer after its first token, by the number of further tokens.
-    tpot: Histogram = histogram("tpot_seconds", TOKEN_BUCKETS);
+    /// Time from a request's arrival to its first token, by how much of its prompt was reused: none, some, half (or more), most (nine tenths).
+    ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
+    /// Time of one answer after its first token, by the number of further tokens; by how much of its prompt was reused.
+    tpot: HistogramVec = histograms("tpot_seconds", &["cached"], TOKEN_BUCKETS);
+    /// Time that prompts which were ready waited for a slot, for a prefix that another was computing, or for the disk.
+    queue: Histogram = histogram("queue_seconds", REQUEST_BUCKETS);
     /// Time from a request's arrival to the end of its answer.
     request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
     /// Time to render and tokenize a request's prompts.
@@ -125,6 +130,12 @@ metrics! {
     cache_evicted_tokens: IntCounterVec = counters("cache_evicted_tokens_total", &["tier", "reason"]);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
+    /// Time from slot to first token, of requests that were answered.
+    prefill: Counter = total_seconds("prefill_seconds_total");
+    /// Time that computing the reused prompt tokens would have taken, at the prefill rate measured when they were reused.
+    saved_prefill: Counter = total_seconds("saved_prefill_seconds_total");
+    /// Prompt tokens that are computed in a second, as measured of late; 0 until it has been.
+    prefill_rate: Gauge = number("prefill_rate_tokens_per_second");
     /// Answer tokens that were computed.
     decode_tokens: IntCounter = counter("decode_tokens_total");
     /// Batches that llama.cpp has computed.
@@ -146,7 +157,7 @@ metrics! {
     /// Tokens whose KV state is held.
     held_tokens: IntGauge = gauge("kv_held_tokens");
     /// Time that loading the model took.
-    load: Gauge = seconds("model_load_seconds");
+    load: Gauge = number("model_load_seconds");
     /// Subscribers of the summary.
     summary_subscribers: IntGauge = gauge("summary_subscribers");
     /// Streams of the summary that were opened, by how they started: with a snapshot, or resumed.
@@ -183,12 +194,16 @@ fn total_seconds(name: &str, help: &str) -> Counter {
     Counter::new(name, help).expect(VALID)
 }
 
-fn seconds(name: &str, help: &str) -> Gauge {
+fn number(name: &str, help: &str) -> Gauge {
     Gauge::new(name, help).expect(VALID)
 }
 
 fn histogram(name: &str, help: &str, buckets: &[f64]) -> Histogram {
     Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())).expect(VALID)
+}
+
+fn histograms(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
+    HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels).expect(VALID)
 }
 
 impl Default for Metrics {
@@ -198,6 +213,22 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Begins the series that are compared with each other at zero.
+    fn begin(&self) {
+        for label in cached_share::LABELS {
+            self.ttft.with_label_values(&[label]);
+            self.tpot.with_label_values(&[label]);
+        }
+    }
+
+    /// Counts what reusing so many tokens saves; nothing before a prefill has been measured.
+    pub fn reused(&self, n_tokens: u32) {
+        let rate = self.prefill_rate.get();
+        if rate > 0.0 {
+            self.saved_prefill.inc_by(f64::from(n_tokens) / rate);
+        }
+    }
+
     /// Takes over what the engine has counted.
     pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
@@ -224,7 +255,9 @@ impl Metrics {
         for (counter, value) in counted {
             raise(counter, value);
         }
-        for (counter, value_us) in [(&self.restore, values.restore_us), (&self.save, values.save_us)] {
+        let spent =
+            [(&self.restore, values.restore_us), (&self.save, values.save_us), (&self.prefill, values.prompt_us)];
+        for (counter, value_us) in spent {
             counter.inc_by((value_us as f64 / 1e6 - counter.get()).max(0.0));
         }
         self.copy_cache(values, cache);
@@ -295,6 +328,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_reuse_saves_is_counted_at_the_measured_rate() {
+        let metrics = Metrics::new();
+        metrics.reused(1000);
+        assert_eq!(metrics.saved_prefill.get(), 0.0, "nothing has been measured");
+        metrics.prefill_rate.set(500.0);
+        metrics.reused(1000);
+        metrics.prefill_rate.set(1000.0);
+        metrics.reused(1000);
+        assert_eq!(metrics.saved_prefill.get(), 3.0);
+    }
+
+    #[test]
     fn shows_what_the_engine_has_counted_and_never_counts_it_twice() {
         let metrics = Metrics::new();
         let values = CounterValues {
@@ -305,6 +350,7 @@ mod tests {
             cached_disk_tokens: 1,
             shifted_tokens: 1,
             restore_us: 1_500_000,
+            prompt_us: 2_500_000,
             ..CounterValues::default()
         };
         let totals = Totals { n_chunks: 3, n_tokens: 96, n_bytes: 9600 };
@@ -322,6 +368,7 @@ mod tests {
             "prefix_cache_tokens_total{tier=\"ram\"} 2",
             "prefix_cache_tokens_total{tier=\"disk\"} 1",
             "restore_seconds_total 1.5",
+            "prefill_seconds_total 2.5",
             "cache_bytes{tier=\"ram\"} 9600",
             "cache_bytes{tier=\"disk\"} 0",
             "cache_evictions_total{reason=\"capacity\",tier=\"ram\"} 3",

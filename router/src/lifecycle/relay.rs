@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use prometheus::Histogram;
 
 use super::Arrival;
 use super::upstream::{BodyKind, Pieces};
@@ -66,16 +67,58 @@ impl Relay {
         }
     }
 
-    /// Returns the body that the client gets.
+    /// Returns the body that the client gets; what a token of it takes goes into `pace`, if that is wanted.
     pub(super) fn stream(
         self,
-        first: Bytes,
-        rest: Pieces,
+        (first, rest): (Bytes, Pieces),
         kind: BodyKind,
+        pace: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let pieces = futures::stream::once(std::future::ready(Ok(first))).chain(rest).boxed();
-        let state = State { relay: self, pieces, tail: [0; 2], kind };
+        let pace = pace.filter(|_| kind == BodyKind::Events).map(Pace::new);
+        let state = State { relay: self, pieces, tail: [0; 2], kind, pace };
         futures::stream::unfold(state, State::next)
+    }
+}
+
+/// Measures how fast the events of an answer come.
+struct Pace {
+    histogram: Histogram,
+    /// Is when the first and the last piece came; they are one at first.
+    times: Option<(Instant, Instant)>,
+    /// Counts the events behind the first piece, comments among them, which are rare.
+    n_further: u32,
+    last_byte: u8,
+}
+
+impl Pace {
+    fn new(histogram: Histogram) -> Self {
+        Self { histogram, times: None, n_further: 0, last_byte: 0 }
+    }
+
+    fn passed(&mut self, piece: &[u8]) {
+        let now = Instant::now();
+        let n_events: u32 = piece
+            .iter()
+            .map(|&byte| {
+                let ends_event = byte == b'\n' && self.last_byte == b'\n';
+                self.last_byte = byte;
+                u32::from(ends_event)
+            })
+            .sum();
+        match &mut self.times {
+            None => self.times = Some((now, now)),
+            Some((_, last)) => {
+                *last = now;
+                self.n_further += n_events;
+            }
+        }
+    }
+
+    fn completed(&self) {
+        if let (Some((first, last)), 1..) = (self.times, self.n_further) {
+            self.histogram.observe((last - first).as_secs_f64() / f64::from(self.n_further));
+        }
     }
 }
 
@@ -85,6 +128,7 @@ struct State {
     /// Is the last two bytes that were passed on: an event ends with an empty line.
     tail: [u8; 2],
     kind: BodyKind,
+    pace: Option<Pace>,
 }
 
 impl State {
@@ -100,6 +144,9 @@ impl State {
                 if let Some(reader) = &mut self.relay.numbered {
                     reader.read(&piece);
                 }
+                if let Some(pace) = &mut self.pace {
+                    pace.passed(&piece);
+                }
                 for &byte in piece.iter().rev().take(2).rev() {
                     self.tail = [self.tail[1], byte];
                 }
@@ -107,6 +154,9 @@ impl State {
             }
             None => {
                 self.relay.outcome = Outcome::Complete;
+                if let Some(pace) = &self.pace {
+                    pace.completed();
+                }
                 None
             }
             Some(Err(failure)) => Some((self.broken(failure), self)),

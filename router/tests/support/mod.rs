@@ -121,6 +121,14 @@ impl TestRouter {
         value.unwrap_or(0.0)
     }
 
+    /// Returns the sum of a metric's series, whatever their labels.
+    pub async fn metric_of_all(&self, name: &str) -> f64 {
+        let url = format!("http://{}/metrics", self.server.admin_address);
+        let text = self.client.get(url).send().await.expect("the admin listener answers").text().await.expect("text");
+        let series = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once(' '));
+        series.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
+    }
+
     pub async fn wait_for_metric(&self, line: &str, at_least: f64) {
         eventually(line, || async { self.metric(line).await >= at_least }).await;
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_shell::trace::{Span, Value};
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
@@ -130,6 +131,12 @@ impl Choice {
     fn start(&mut self, started: Started, metrics: &Metrics) {
         self.started = Some(started);
         metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.prompt_tokens.max(1)));
+        metrics.reused(started.cached_tokens());
+    }
+
+    /// Returns the label of how much of its prompt was reused.
+    fn share(&self) -> &'static str {
+        cached_share::label(self.cached().total(), self.prompt_tokens)
     }
 
     fn cached(&self) -> CachedTokens {
@@ -197,7 +204,9 @@ impl Clock {
     /// Takes note that the first choice has its slot.
     fn started(&mut self, started: &Started) {
         let now = Instant::now();
-        self.part("worker.queue", now.checked_sub(started.restored).unwrap_or(now), Vec::new());
+        let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
+        self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
+        self.part("worker.queue", queue_ended, Vec::new());
         let CachedTokens { resident, ram, disk, shifted } = started.cached;
         if started.cached.total() > 0 {
             let by_tier = [("resident", resident), ("ram", ram), ("disk", disk), ("shifted", shifted)];
@@ -214,18 +223,18 @@ impl Clock {
         self.span.part(name, (start.min(end), end), values);
     }
 
-    fn token(&mut self) {
+    fn token(&mut self, share: &str) {
         if !self.saw_token {
             self.saw_token = true;
             self.part("worker.prefill", Instant::now(), Vec::new());
-            self.metrics.ttft.observe(self.elapsed_s());
+            self.metrics.ttft.with_label_values(&[share]).observe(self.elapsed_s());
         }
     }
 
-    fn finished(&self, finished: &Finished) {
+    fn finished(&self, finished: &Finished, share: &str) {
         if finished.completion_tokens > 1 {
             let tokens = f64::from(finished.completion_tokens - 1);
-            self.metrics.tpot.observe(finished.predicted_ms / 1000.0 / tokens);
+            self.metrics.tpot.with_label_values(&[share]).observe(finished.predicted_ms / 1000.0 / tokens);
         }
     }
 }
@@ -303,7 +312,7 @@ impl Answer {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),
                 Event::Text { text, token, probabilities } => {
-                    self.clock.token();
+                    self.clock.token(self.choices[choice].share());
                     return Ok(Some(Step::Text { choice, text, token, probabilities }));
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
@@ -317,7 +326,7 @@ impl Answer {
     }
 
     fn finish(&mut self, choice: usize, finished: Finished) -> Step {
-        self.clock.finished(&finished);
+        self.clock.finished(&finished, self.choices[choice].share());
         let reason = finished.reason;
         self.choices[choice].finished = Some(finished);
         self.n_open -= 1;

@@ -252,6 +252,7 @@ impl Task {
         update.changes.iter().for_each(|change| self.published.apply(change));
         let load = (update.load != self.load).then_some(update.load);
         if let Some(load) = &load {
+            self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
             self.load = load.clone();
         }
         let digest = (!update.changes.is_empty()).then(|| self.published.digest());

@@ -88,7 +88,7 @@ async fn metrics_count_requests_and_tokens() {
     let worker = TestWorker::start("--slots 1").await;
     let body = json!({"messages": user("Count me"), "max_tokens": 5, "ignore_eos": true});
     let answer = worker.ask("/v1/chat/completions", body.clone()).await;
-    worker.ask("/v1/chat/completions", body).await;
+    let again = worker.ask("/v1/chat/completions", body).await;
     worker.post_bytes("/v1/chat/completions", "{").await;
     let text = worker.get("/metrics").await.text().await.expect("text");
     let requests = |status: u16| {
@@ -99,9 +99,17 @@ async fn metrics_count_requests_and_tokens() {
     let prompt_tokens = answer["usage"]["prompt_tokens"].as_f64().expect("a number");
     assert_eq!(worker.metric("prompt_tokens_total").await, 2.0 * prompt_tokens);
     assert!(worker.metric("cached_tokens_total").await > 0.0);
-    assert_eq!(worker.metric("ttft_seconds_count").await, 2.0);
-    assert_eq!(worker.metric("tpot_seconds_count").await, 2.0);
-    assert_eq!(worker.metric("request_seconds_count").await, 2.0);
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    let share = warmpath_common::cached_share::label(cached as u32, prompt_tokens as u32);
+    assert_ne!(share, "none");
+    for label in ["none", share] {
+        assert_eq!(worker.metric(&format!("ttft_seconds_count{{cached=\"{label}\"}}")).await, 1.0);
+        assert_eq!(worker.metric(&format!("tpot_seconds_count{{cached=\"{label}\"}}")).await, 1.0);
+    }
+    for name in ["request_seconds_count", "queue_seconds_count"] {
+        assert_eq!(worker.metric(name).await, 2.0, "{name}");
+    }
+    assert!(worker.metric("prefill_seconds_total").await > 0.0);
 }
 
 #[tokio::test]

@@ -1,0 +1,47 @@
+//! How much of a prompt was reused, in a few words: the label by which routers and workers tell their latencies apart.
+//!
+//! Not here: the share itself, which is counted exactly elsewhere. The idea: few values, so that a histogram for each stays cheap.
+
+/// Stands for requests whose worker does not say what it reused.
+pub const UNKNOWN: &str = "unknown";
+
+/// Lists every value that [`label`] gives, from the least reuse to the most.
+pub const LABELS: [&str; 4] = ["none", "some", "half", "most"];
+
+/// Returns the label of a prompt of which so many tokens were reused: `none`; `some`, less than half; `half` or more; `most`, nine
+/// tenths or more.
+///
+/// Source: own choice: a prompt that goes on from its own last turn is `most`, one that shares a system prompt `some` or `half`.
+pub fn label(cached_tokens: u32, prompt_tokens: u32) -> &'static str {
+    let (cached, prompt) = (u64::from(cached_tokens), u64::from(prompt_tokens));
+    let [none, some, half, most] = LABELS;
+    match cached {
+        0 => none,
+        _ if cached * 10 >= prompt * 9 => most,
+        _ if cached * 2 >= prompt => half,
+        _ => some,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_has_the_label_of_its_part() {
+        for (cached, prompt, expected) in [
+            (0, 0, "none"),
+            (0, 100, "none"),
+            (1, 100, "some"),
+            (49, 100, "some"),
+            (50, 100, "half"),
+            (89, 100, "half"),
+            (90, 100, "most"),
+            (100, 100, "most"),
+            (u32::MAX, u32::MAX, "most"),
+            (1, u32::MAX, "some"),
+        ] {
+            assert_eq!(label(cached, prompt), expected, "{cached} of {prompt}");
+        }
+    }
+}
