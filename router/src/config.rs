@@ -2,6 +2,7 @@
 //!
 //! Not here: the flags themselves (`flags`). The idea: each part receives its own struct and nothing else.
 
+mod cors;
 mod discovery;
 pub mod flags;
 
@@ -16,6 +17,7 @@ use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
 
+pub use self::cors::Cors;
 pub use self::discovery::{
     DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, Scheme, WorkerAddress, WorkerApi, WorkerUrlError,
     worker_address,
@@ -179,6 +181,8 @@ pub struct Config {
     pub keys_file: Option<PathBuf>,
     /// Is the files from which clients are spoken to by TLS; absent where they are not.
     pub tls: Option<ServerFiles>,
+    /// Says which web pages may ask; absent where none of another origin may.
+    pub cors: Option<Cors>,
     /// Is how long a connection may take to send a request's head, the time before it included.
     pub head_timeout: Duration,
     /// Says where traces go; absent where there are none.
@@ -282,6 +286,14 @@ pub enum ConfigError {
         /// Is what was given.
         text: String,
     },
+    /// An origin is not of the form in which browsers send it.
+    #[error(
+        "--cors-origin {text}: it must be * or as browsers send it: SCHEME://HOST or SCHEME://HOST:PORT, without a slash at its end"
+    )]
+    Origin {
+        /// Is what was given.
+        text: String,
+    },
     /// A flag's value is out of range.
     #[error("{flag} must be {range}")]
     Range {
@@ -325,6 +337,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         },
         keys_file: flags.api_keys_file,
         tls: flags.tls.files(),
+        cors: cors::resolve(&flags.cors_origins)?,
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         trace: flags.trace.config(),
         requests: RequestConfig {

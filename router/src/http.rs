@@ -5,6 +5,7 @@
 mod access;
 mod admin;
 mod completions;
+mod cors;
 pub mod error;
 mod fleet_page;
 mod health;
@@ -29,12 +30,13 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::state::App;
+use crate::config::Cors;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 
-/// Returns what clients see.
-pub fn client_routes(app: App) -> Router {
-    Router::new()
+/// Returns what clients see, those on web pages of other origins where they are let in.
+pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
+    let routes = Router::new()
         .route("/v1/chat/completions", post(completions::chat))
         .route("/v1/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/v1/completions", post(completions::text))
@@ -69,7 +71,11 @@ pub fn client_routes(app: App) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
         .layer(from_fn_with_state(app.clone(), around))
-        .with_state(app)
+        .with_state(app);
+    match cors {
+        Some(cors) => routes.layer(cors::layer(cors)),
+        None => routes,
+    }
 }
 
 /// Returns what operators see.

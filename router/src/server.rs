@@ -13,7 +13,7 @@ use warmpath_shell::tls::{ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
 
-use crate::config::{Config, FleetConfig, TRACE_FLUSH_TIMEOUT};
+use crate::config::{Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
@@ -115,7 +115,11 @@ impl Server {
             tasks.spawn(async move { files.watch(tls, || metrics.tls_failures.inc()).await });
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
-        listeners.spawn(listen::serve(listener, client_routes(app.clone()), (tls, config.head_timeout), stopped));
+        if config.cors == Some(Cors::Any) {
+            tracing::warn!("--cors-origin *: every web page that somebody opens may ask, with whatever key it has");
+        }
+        let routes = client_routes(app.clone(), config.cors.as_ref());
+        listeners.spawn(listen::serve(listener, routes, (tls, config.head_timeout), stopped));
         // Operators may look on until the last answer has ended.
         tasks.spawn(serve_admin(admin_listener, admin_routes(app.clone()), stopped_never));
         tracing::info!("listening on {scheme}://{address}");

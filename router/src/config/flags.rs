@@ -120,6 +120,10 @@ pub struct Flags {
     #[command(flatten)]
     pub tls: TlsFlags,
 
+    /// Origin of web pages that may ask, as https://app.example, or * for all; may be repeated, or a list with commas. Without it browsers let no page of another origin ask.
+    #[arg(long = "cors-origin", env = "WARMPATH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
+
     /// File of the fleet's token, which workers are shown (their own --fleet-token-file): one a line, the first is shown; read again when it changes.
     #[arg(long, env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,

@@ -75,9 +75,13 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     headers
 }
 
-/// Returns a worker's headers as a client gets them.
+/// Returns a worker's headers as a client gets them: which web pages may read them is not the worker's to say.
 pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
-    end_to_end(headers)
+    let mut kept = end_to_end(headers);
+    let of_pages = |name: &&HeaderName| name.as_str().starts_with("access-control-");
+    let of_pages: Vec<HeaderName> = kept.keys().filter(of_pages).cloned().collect();
+    of_pages.iter().for_each(|name| drop(kept.remove(name)));
+    kept
 }
 
 /// Adds what the router has to say about its choice.

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -138,6 +139,8 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/slots", get(slots))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/messages", post(message))
+        // As llama-server does.
+        .layer(map_response(async |response: Response| ([("access-control-allow-origin", "*")], response)))
         .with_state(shared)
 }
 
