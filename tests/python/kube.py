@@ -16,6 +16,8 @@ import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOKEN = "admin-of-the-tests"
+# The one namespace of the tests' objects, in which pods must keep to Kubernetes' strictest standard.
+NAMESPACE = "ns"
 STARTS_WITHIN_S = 180
 
 
@@ -34,28 +36,17 @@ def free_port():
 
 
 class ApiServer:
-    """Starts etcd and kube-apiserver; `stop` ends both and deletes what they wrote."""
+    """Starts etcd and kube-apiserver; `stop` ends both and deletes what they wrote, `kill` and `start_again` let one be away."""
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp())
         self.port, self.etcd_port = free_port(), free_port()
         self.url = f"https://127.0.0.1:{self.port}"
-        self.processes = []
+        self.processes = {}
         self.kinds = {}
         key = self.folder / "service-account.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (self.folder / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
-        self.kubeconfig = self.folder / "kubeconfig"
-        cluster = {"server": self.url, "insecure-skip-tls-verify": True}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "tests",
-            "clusters": [{"name": "tests", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": TOKEN}}],
-            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
-        }
-        self.kubeconfig.write_text(json.dumps(config))
         etcd = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{free_port()}"
         self.start(
@@ -68,11 +59,13 @@ class ApiServer:
             f"--initial-cluster=default={peer}",
             "--unsafe-no-fsync",
         )
-        self.start(
-            "kube-apiserver",
+        self.server_flags = [
             f"--etcd-servers={etcd}",
             f"--cert-dir={self.folder}/certificates",
             "--bind-address=127.0.0.1",
+            # No machine's address is needed, nor a route to anywhere: nobody reaches the server by its Service.
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
             f"--secure-port={self.port}",
             f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=RBAC",
@@ -82,19 +75,55 @@ class ApiServer:
             f"--service-account-signing-key-file={key}",
             # Nobody makes the accounts that this would ask for.
             "--disable-admission-plugins=ServiceAccount",
-        )
+        ]
+        try:
+            self.start_again()
+        except Exception:
+            self.stop()
+            raise
+        self.kubeconfig = self.kubeconfig_of(TOKEN)
+        strictness = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+        self.make("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": strictness}})
+
+    def start_again(self):
+        """Starts kube-apiserver on the port and with the store that it had, and waits until it answers."""
+        self.start("kube-apiserver", *self.server_flags)
         self.wait_until_ready()
 
+    def kill(self):
+        """Ends kube-apiserver as a crash would."""
+        process = self.processes["kube-apiserver"]
+        process.kill()
+        process.wait(timeout=60)
+
+    def kubeconfig_of(self, token):
+        """Writes the file with which the bearer of a token finds the server and knows its certificate."""
+        cluster = {"server": self.url, "certificate-authority": str(self.folder / "certificates/apiserver.crt")}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "tests",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": "bearer", "user": {"token": token}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "bearer"}}],
+        }
+        handle, path = tempfile.mkstemp(prefix="kubeconfig", dir=self.folder)
+        with open(handle, "w") as file:
+            json.dump(config, file)
+        return path
+
     def start(self, name, *flags):
-        log = open(self.folder / f"{name}.log", "w")
-        process = subprocess.Popen([program(name), *flags], stdout=log, stderr=log, env={**os.environ, "ETCD_UNSUPPORTED_ARCH": ""})
+        log = open(self.folder / f"{name}.log", "a")
+        # What etcd 3.4 wants to be told before it runs there; ignored on others.
+        environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"}
+        process = subprocess.Popen([program(name), *flags], stdout=log, stderr=log, env=environment)
         log.close()
-        self.processes.append((name, process))
+        self.processes[name] = process
 
     def wait_until_ready(self):
         deadline = time.monotonic() + STARTS_WITHIN_S
         while True:
-            for name, process in self.processes:
+            for name, process in self.processes.items():
                 if process.poll() is not None:
                     raise RuntimeError(f"{name} ended: " + (self.folder / f"{name}.log").read_text()[-3000:])
             try:
@@ -107,14 +136,17 @@ class ApiServer:
             time.sleep(0.2)
 
     def stop(self):
-        for _, process in reversed(self.processes):
+        for process in reversed(self.processes.values()):
             process.terminate()
-        for _, process in reversed(self.processes):
             process.wait(timeout=60)
         shutil.rmtree(self.folder)
 
     def call(self, method, path, body=None):
         """Returns status and body of an answer."""
+        return self.call_warned(method, path, body)[:2]
+
+    def call_warned(self, method, path, body=None):
+        """Returns status and body of an answer, and of what the server warns."""
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Authorization", f"Bearer {TOKEN}")
         request.add_header("Content-Type", "application/json")
@@ -122,16 +154,35 @@ class ApiServer:
         context = ssl._create_unverified_context()
         try:
             with urllib.request.urlopen(request, data, timeout=30, context=context) as response:
-                status, text = response.status, response.read()
+                status, text, headers = response.status, response.read(), response.headers
         except urllib.error.HTTPError as error:
-            status, text = error.code, error.read()
+            status, text, headers = error.code, error.read(), error.headers
+        warnings = headers.get_all("Warning") or []
         try:
-            return status, json.loads(text)
+            return status, json.loads(text), warnings
         except ValueError:
-            return status, text.decode()
+            return status, text.decode(), warnings
 
-    def path(self, document, namespace):
-        """Returns where objects of a document's kind are listed and made."""
+    def make(self, path, document):
+        """Makes an object and returns it."""
+        status, answer = self.call("POST", path, document)
+        if status != 201:
+            raise RuntimeError(f"{path}: {status} {answer}")
+        return answer
+
+    def helm(self, *args, values=None):
+        """Runs helm in the tests' namespace, with values on its standard input, and returns what it says."""
+        command = [program("helm"), *args, "--namespace", NAMESPACE, "--kubeconfig", self.kubeconfig]
+        if values is not None:
+            command += ["--values", "-"]
+        text = None if values is None else json.dumps(values)
+        result = subprocess.run(list(map(str, command)), input=text, capture_output=True, text=True, timeout=300)
+        if result.returncode:
+            raise RuntimeError(f"{args}: {result.stdout}{result.stderr}")
+        return result.stdout
+
+    def path(self, document):
+        """Returns where objects of a document's kind are listed and made, in the tests' namespace where they are in any."""
         version = document["apiVersion"]
         prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if version not in self.kinds:
@@ -140,7 +191,7 @@ class ApiServer:
                 raise RuntimeError(f"{prefix}: {status} {listed}")
             self.kinds[version] = {found["kind"]: found for found in listed["resources"] if "/" not in found["name"]}
         found = self.kinds[version][document["kind"]]
-        return f"{prefix}/namespaces/{namespace}/{found['name']}" if found["namespaced"] else f"{prefix}/{found['name']}"
+        return f"{prefix}/namespaces/{NAMESPACE}/{found['name']}" if found["namespaced"] else f"{prefix}/{found['name']}"
 
     def define(self, folders):
         """Makes the custom resources that the definitions in some folders describe, and waits for them."""
