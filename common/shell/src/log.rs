@@ -7,8 +7,9 @@ use std::io::IsTerminal as _;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every file it loads.
-const LOG_FILTER: &str = "info,llama-cpp-2=warn";
+/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every file it loads, and the Kubernetes client
+/// an error at each try to reach an API server that is away, which discovery says once.
+const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
 
 /// Is the form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

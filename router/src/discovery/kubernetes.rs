@@ -7,9 +7,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
@@ -22,6 +24,10 @@ use crate::metrics::Metrics;
 
 /// Is the label by which a slice says whose endpoints it lists.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+/// Is the first pause after a failed try to watch.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// Is the longest one, and so about how long changes stay unseen behind an outage. Source: docs/decisions/0033.
+const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// Says why no cluster can be asked.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +61,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
     let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
     let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name));
     let (store, writer) = reflector::store();
-    let events = reflector(writer, watcher(slices, only)).default_backoff();
+    let events = reflector(writer, watcher(slices, only)).backoff(Pauses::default());
     let mut events = std::pin::pin!(events);
     let mut last_error = String::new();
     while let Some(event) = events.next().await {
@@ -76,6 +82,32 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
                 last_error = reason;
             }
         }
+    }
+}
+
+/// Is the pauses between tries: each twice the last one. `kube`'s own grow to a minute, out of care for API servers with thousands of
+/// clients; routers are few, and what they do not see is a worker that ends.
+struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(PAUSE_MIN)
+    }
+}
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let pause = self.0;
+        self.0 = (pause * 2).min(PAUSE_MAX);
+        Some(pause)
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0 = PAUSE_MIN;
     }
 }
 
@@ -112,6 +144,15 @@ mod tests {
 
     fn slice(json: serde_json::Value) -> EndpointSlice {
         serde_json::from_value(json).expect("a slice as the API server writes it")
+    }
+
+    #[test]
+    fn pauses_grow_to_seconds_and_start_anew_behind_a_success() {
+        let mut pauses = Pauses::default();
+        let first: Vec<u128> = pauses.by_ref().take(6).map(|pause| pause.as_millis()).collect();
+        assert_eq!(first, [250, 500, 1000, 2000, 4000, 4000]);
+        pauses.reset();
+        assert_eq!(pauses.next(), Some(PAUSE_MIN));
     }
 
     #[test]
