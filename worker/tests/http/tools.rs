@@ -166,10 +166,15 @@ async fn a_call_that_starts_by_itself_follows_the_grammar_from_there_on() {
 #[tokio::test]
 async fn marks_of_calls_may_be_control_tokens() {
     let worker = start_with_marks("control.jinja", ["<|fim_prefix|>", "<|fim_suffix|>"]).await;
+    let token = async |text: &str| {
+        let body = json!({"content": text, "add_special": false, "parse_special": true});
+        worker.ask("/tokenize", body).await["tokens"][0].clone()
+    };
+    let (start, end) = (token("<|fim_prefix|>").await, token("<|fim_suffix|>").await);
     for choice in ["auto", "required"] {
         let mut body = ask(json!(choice));
         // Their spelling by other tokens would fit the grammar too.
-        body["logit_bias"] = json!([["<|fim_prefix|>", 100], ["<|fim_suffix|>", 90], ["<", -100]]);
+        body["logit_bias"] = json!([[start, 100], [end, 90], ["<", -100]]);
         let answer = worker.ask(CHAT, body).await;
         let message = &answer["choices"][0]["message"];
         assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{choice}: {answer}");

@@ -251,7 +251,7 @@ fn health() -> Named {
         ("Unhealthy", json!({"error": object(error)})),
         (
             "Document",
-            json!({"openapi": "string", "info": "object", "servers": ["object"], "tags": ["object"], "paths": "object", "components": "object"}),
+            json!({"openapi": "string", "info": "object", "servers": ["object"], "tags": ["object"], "paths": "object", "components": "object", "security": ["object"]}),
         ),
         ("Summary", json!({"stamp": {}, "model": "object", "runs": ["object"], "load": "object"})),
     ]
