@@ -43,9 +43,10 @@ fuzz: setup ## Send hostile bodies, schemas, grammars and templates at random, f
 	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \
 		PROPTEST_CASES=$(CASES) $(CARGO) test --release --workspace --no-fail-fast -- hostile never_panic no_template_panics
 
-test-k8s: deploy-tools ## Try the chart on a real API server (the first time builds it: a quarter of an hour); not in CI
+test-k8s: build deploy-tools ## Try chart and discovery on a real API server (the first time builds it: ten minutes); not in CI
 	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh
-	@$(STAGE) test-k8s target/venv/bin/python -B tests/python/test_chart_installed.py
+	@$(STAGE) chart-installed target/venv/bin/python -B tests/python/test_chart_installed.py
+	@$(STAGE) endpoints-followed target/venv/bin/python -B tests/python/test_endpoints_followed.py
 
 fixtures: setup ## Fetch the chat templates and vocabularies that the tests compare with
 	@$(STAGE) fixtures tests/fixtures/fetch.sh

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 PROMTOOL = shutil.which("promtool") or ROOT / "target/tools/debian/usr/bin/promtool"
+LINTER = shutil.which("dashboard-linter")
 UNITS = {"percentunit", "short", "s", "bytes", "reqps", "cps", "ops"}
 # What Prometheus gives series besides their metric's own labels, and what rules give to theirs.
 COMMON_LABELS = {"job", "instance", "namespace", "pod", "le", "__name__"}
@@ -126,7 +127,7 @@ class Monitoring(unittest.TestCase):
 
 
 class Dashboards(unittest.TestCase):
-    """The rules of dashboard-linter."""
+    """The rules of dashboard-linter, and that program itself where somebody has installed it."""
 
     def setUp(self):
         self.dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
@@ -134,6 +135,12 @@ class Dashboards(unittest.TestCase):
         self.panels = [panel for dashboard in self.dashboards for panel in panels(dashboard)]
         self.expressions = [target["expr"] for panel in self.panels for target in panel["targets"]]
         self.assertGreater(len(self.expressions), 60)
+
+    @unittest.skipUnless(LINTER, "dashboard-linter is not installed")
+    def test_grafana_s_own_linter_finds_nothing(self):
+        for path in DASHBOARDS:
+            result = run(LINTER, "lint", "--strict", path)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_a_data_source_can_be_chosen(self):
         """template-datasource-rule, panel-datasource-rule"""
