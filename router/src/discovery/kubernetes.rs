@@ -24,6 +24,9 @@ use crate::metrics::Metrics;
 
 /// Is the label by which a slice says whose endpoints it lists.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+/// Is how long one watch lasts before the next one goes on where it ended. A server that is cut off without a word is missed 5 s later.
+/// Units: seconds. Source: docs/decisions/0033.
+const WATCH_S: u32 = 30;
 /// Is the first pause after a failed try to watch.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// Is the longest one, and so about how long changes stay unseen behind an outage. Source: docs/decisions/0033.
@@ -59,7 +62,7 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClusterE
 /// Follows a service for as long as the router runs. An API server that cannot be reached changes nothing.
 pub(super) async fn watch(client: Client, service: KubernetesService, (source, metrics): (Source, Arc<Metrics>)) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
-    let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name));
+    let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name)).timeout(WATCH_S);
     let (store, writer) = reflector::store();
     let events = reflector(writer, watcher(slices, only)).backoff(Pauses::default());
     let mut events = std::pin::pin!(events);
