@@ -41,6 +41,8 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
     assert_eq!(router.metric("warmpath_router_cached_tokens_total").await, 32.0);
     assert_eq!(router.metric("warmpath_router_predicted_cached_tokens_total").await, predicted as f64);
     assert_eq!(router.metric("warmpath_router_prediction_error_blocks_count").await, 1.0);
+    assert!(predicted > 64, "32 tokens are less than half of it");
+    assert_eq!(router.metric("warmpath_router_ttft_seconds_count{cached=\"some\"}").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

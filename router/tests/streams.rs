@@ -20,6 +20,7 @@ async fn a_stream_passes_through_untouched() {
     assert_eq!(response.text().await.expect("text"), THREE_EVENTS);
     router.wait_for_metric("warmpath_router_request_seconds_count", 1.0).await;
     assert_eq!(router.metric_of_all("warmpath_router_ttft_seconds_count").await, 1.0);
+    assert_eq!(router.metric_of_all("warmpath_router_tpot_seconds_count").await, 1.0);
     assert_eq!(router.metric("warmpath_router_requests_in_flight").await, 0.0);
     assert_eq!(router.fleet().await["workers"][0]["in_flight"], 0);
     assert_eq!(router.metric("warmpath_router_abandoned_answers_total").await, 0.0);

@@ -120,7 +120,7 @@ pub struct Flags {
     #[command(flatten)]
     pub tls: TlsFlags,
 
-    /// Origin of web pages that may ask, as https://app.example, or * for all; may be repeated, or a list with commas. Without it browsers let no page of another origin ask.
+    /// Origin of web pages that may ask, as http://localhost:3000, or * for all; may be repeated, or a list with commas. Without it browsers let no page of another origin ask.
     #[arg(long = "cors-origin", env = "WARMPATH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
 
