@@ -34,7 +34,7 @@ test: setup fixtures venv deploy-tools chromium ## Run every test
 	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
 
 test-clients: setup ## Run clients that are fetched for it: LangChain, LiteLLM, OpenAI's for Node, schemathesis
-	@$(STAGE) build $(CARGO) build --release --workspace
+	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
 
 # A new place to look at each time; WARMPATH_FUZZ_SEED goes back to one.

@@ -25,6 +25,9 @@ pub const SIBLINGS: usize = 16;
 /// See [`SIBLINGS`].
 pub const BURST: Duration = Duration::from_millis(50);
 
+/// Is the length of what a measured burst shares: some 1,000 tokens.
+const BURST_WORDS: usize = 600;
+
 /// Is what `replicas` is told on the command line.
 #[derive(Debug, Args)]
 pub struct ReplicasArgs {
@@ -97,7 +100,7 @@ async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
     let mut answers = Vec::new();
     let mut n_workers = Vec::new();
     for seed in 0..args.bursts as u64 {
-        let burst = burst(&clients, 7_000_000 + seed).await?;
+        let burst = burst(&clients, 7_000_000 + seed, BURST_WORDS).await?;
         n_workers.push(n_workers_of(&burst));
         answers.extend(burst);
     }
@@ -111,11 +114,11 @@ async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
     })
 }
 
-/// Sends [`SIBLINGS`] requests with one new prefix within [`BURST`], in turn through `clients`.
+/// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], in turn through `clients`.
 ///
 /// Errors: the first request that fails.
-pub async fn burst(clients: &[ChatClient], seed: u64) -> anyhow::Result<Vec<Answer>> {
-    let prefix = Message::new("system", words(seed, 600));
+pub async fn burst(clients: &[ChatClient], seed: u64, n_words: usize) -> anyhow::Result<Vec<Answer>> {
+    let prefix = Message::new("system", words(seed, n_words));
     let sibling = async |idx: usize| {
         tokio::time::sleep(BURST.mul_f64(idx as f64 / SIBLINGS as f64)).await;
         let own = Message::new("user", words(seed * 1_000 + idx as u64, 20));

@@ -124,11 +124,12 @@ impl Formats {
     /// Returns a format, worked out at most once while it is kept.
     pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
         let conversation = wanted.ending.conversation();
+        let parallel_tool_calls = wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls());
         let inputs = FormatInputs {
             messages: &conversation,
             tools: wanted.tools,
             tool_choice: wanted.wish.tool_choice,
-            parallel_tool_calls: wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls()),
+            parallel_tool_calls,
             reasoning_format: wanted.wish.reasoning_format,
             enable_thinking: wanted.enable_thinking,
             continues: matches!(wanted.ending, Ending::Continued { .. }),
@@ -139,7 +140,10 @@ impl Formats {
         if let Some(known) = self.kept.get(&key) {
             return Ok(known);
         }
-        let format = self.templates()?.format(&text)?;
+        let mut format = self.templates()?.format(&text)?;
+        if let Some(one_call) = one_call(&format.grammar).filter(|_| !parallel_tool_calls) {
+            format.grammar = one_call;
+        }
         let known = Arc::new(KnownFormat::new(format, text.len()));
         self.kept.insert(key, Arc::clone(&known));
         Ok(known)
@@ -178,9 +182,34 @@ fn without_content(grammar: &str) -> Option<String> {
     Some(format!("{content}{}", &grammar[calls + 1..]))
 }
 
+/// Returns a grammar whose calls are one call; `None` where its calls are not a rule of their own.
+///
+/// llama.cpp lets them come again and again where each has marks of its own, as in Hermes' format, whatever a request says.
+/// Source: `build_tool_parser_json_native` of its `chat-auto-parser-generator.cpp`.
+fn one_call(grammar: &str) -> Option<String> {
+    const RULE: &str = "tool-calls ::= (";
+    let rule = grammar.find(RULE).filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
+    let end = grammar[rule..].find('\n').map_or(grammar.len(), |n| rule + n);
+    let call = grammar[rule + RULE.len()..end].strip_suffix(")+").filter(|call| !call.contains(['(', '"']))?;
+    Some(format!("{}tool-calls ::= {call}{}", &grammar[..rule], &grammar[end..]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_that_may_come_again_become_one() {
+        let rules = "root ::= tool-call | tool-calls\ntool-call ::= \"x\"\n";
+        assert_eq!(
+            one_call(&format!("{rules}tool-calls ::= (tool-call? space)+\nspace ::= \" \"?\n")),
+            Some(format!("{rules}tool-calls ::= tool-call? space\nspace ::= \" \"?\n"))
+        );
+        assert_eq!(one_call("tool-calls ::= (tool-call)+"), Some("tool-calls ::= tool-call".to_owned()));
+        for other in [rules, "tool-calls ::= tool-call\n", "my-tool-calls ::= (tool-call)+\n", ""] {
+            assert_eq!(one_call(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn content_before_required_calls_is_cut_out_of_the_root_alone() {

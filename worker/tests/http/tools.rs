@@ -158,7 +158,8 @@ async fn a_call_that_starts_by_itself_follows_the_grammar_from_there_on() {
     body["logit_bias"] = json!([["<tool_call>", 100]]);
     let answer = worker.ask(CHAT, body).await;
     let message = &answer["choices"][0]["message"];
-    assert!(message["tool_calls"].is_array(), "{answer}");
+    assert_eq!(message["tool_calls"].as_array().map(Vec::len), Some(1), "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
     let name = message["tool_calls"][0]["function"]["name"].as_str().expect("a name");
     check_call(&message["tool_calls"][0], name);
 }
