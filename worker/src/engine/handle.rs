@@ -142,7 +142,7 @@ impl EngineHandle {
     /// Hands a submission to the engine; its events tell the rest.
     ///
     /// Cost: it never waits for the engine, but builds the sampler: microseconds, with a grammar that it has not seen lately
-    /// milliseconds, half a second for the largest, and a walk over the whole vocabulary with DRY.
+    /// milliseconds, some 0.15 s for the largest, and a walk over the whole vocabulary with DRY.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let shared = &self.shared;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{FUEL, compile};
 use crate::grammar::Follower;
 
-/// Is what nothing may take on a machine that does other things too. Steps take some 10 ms there, compiling 60; what is printed says more.
+/// Is what nothing may take on a machine that does other things too. Steps take some 10 ms there, compiling 150; what is printed says more.
 const STEP_MAX: Duration = Duration::from_secs(5);
 
 /// Lists grammars, each with a text that is said again and again.
