@@ -97,7 +97,7 @@ doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps
 
 pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
-	UPDATE_PAGES=1 $(CARGO) test --quiet --release -p warmpath-tests --test pages
+	UPDATE_PAGES=1 $(CARGO) test --quiet --release --workspace --test pages
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root deploy/helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py
 
