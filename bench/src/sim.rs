@@ -11,6 +11,7 @@ pub mod policy;
 pub mod rivals;
 pub mod router;
 pub mod shapes;
+pub mod siblings;
 pub mod trace;
 pub mod worker;
 pub mod world;
@@ -41,6 +42,9 @@ pub struct SimArgs {
     /// Tick of the trace's clock in seconds: each arrival is moved by a random part of it. Mooncake's traces tick every 3 s.
     #[arg(long, default_value_t = 0.0)]
     pub spread: f64,
+    /// Bursts of 16 siblings, within 50 ms each, that come on top of the trace.
+    #[arg(long, default_value_t = 0)]
+    pub bursts: usize,
     /// Tokens in a block of the trace.
     #[arg(long, default_value_t = 512)]
     pub block_tokens: u32,
@@ -129,6 +133,7 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
     if duration_s > 0.0 {
         trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / duration_s);
     }
+    siblings::add(&mut trace, args.bursts)?;
     let n_blocks: u64 = workers.iter().map(|worker| worker.n_blocks_max).sum();
     let lru = lru::hits(&trace, usize::try_from(n_blocks)?);
     let scene = |policy| -> anyhow::Result<Scene> {

@@ -8,6 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::lru::LruHits;
+use super::siblings;
 use super::trace::Trace;
 use super::world::{History, Scene, Served};
 
@@ -46,6 +47,10 @@ pub struct Outcome {
     pub mispredicted: f64,
     /// Counts the attempts that were lost with a worker.
     pub n_retries: usize,
+    /// Is the most workers on which one burst of siblings landed; absent where there were none.
+    pub workers_per_burst_max: Option<usize>,
+    /// Is the share of the bursts that landed on at most two workers; absent where there were none.
+    pub bursts_within_two: Option<f64>,
 }
 
 /// Returns what a run came to.
@@ -66,6 +71,8 @@ pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits)
     ttft_ms.sort_unstable_by(f64::total_cmp);
     let n_within = served.iter().filter(|served| served.ttft <= ttft_limit).count();
     let n_wrong = served.iter().filter(|served| served.cached_tokens != served.predicted_tokens).count();
+    let bursts = siblings::workers_per_burst(trace, history);
+    let n_within_two = bursts.iter().filter(|n_workers| **n_workers <= 2).count();
     let mean_work_s = work_s.iter().sum::<f64>() / work_s.len() as f64;
     Outcome {
         policy: scene.policy.to_string(),
@@ -84,6 +91,8 @@ pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits)
         within_limit: ratio(n_within as f64, trace.requests.len() as f64),
         mispredicted: ratio(n_wrong as f64, served.len() as f64),
         n_retries: served.iter().map(|served| served.n_retries).sum(),
+        workers_per_burst_max: bursts.iter().copied().max(),
+        bursts_within_two: (!bursts.is_empty()).then(|| n_within_two as f64 / bursts.len() as f64),
     }
 }
 
@@ -105,6 +114,8 @@ pub fn table(outcomes: &[Outcome]) -> Table {
         "within limit",
         "goodput/s",
         "mispredicted",
+        "bursts on <= 2",
+        "most",
     ]);
     for outcome in outcomes {
         table.add_row([
@@ -121,6 +132,8 @@ pub fn table(outcomes: &[Outcome]) -> Table {
             percent(outcome.within_limit),
             format!("{:.2}", outcome.goodput_per_s),
             percent(outcome.mispredicted),
+            outcome.bursts_within_two.map_or_else(String::new, percent),
+            outcome.workers_per_burst_max.map_or_else(String::new, |n| n.to_string()),
         ]);
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));

@@ -85,6 +85,7 @@ fn args(shape: TraceShape) -> SimArgs {
         shape: Some(shape),
         requests: 300,
         spread: 0.0,
+        bursts: 0,
         block_tokens: 512,
         workers: 4,
         cache_share: 0.3,
@@ -190,6 +191,28 @@ fn what_a_slow_clock_has_put_together_comes_apart_and_stays_in_order() {
     assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "{times:?}");
     let of_first_tick = trace.requests[..20].iter().all(|request| request.ids[0] < 20 && request.at_s < 3.0);
     assert!(of_first_tick && times[0] < 0.6 && times[19] > 2.4, "{times:?}");
+}
+
+#[test]
+fn siblings_come_together_and_through_one_router_go_together() {
+    let mut trace = TraceShape::Chat.trace(100, 1).expect("the shape makes whole blocks");
+    let (n_tokens, duration_s) = (trace.prompt_tokens(), trace.duration_s());
+    siblings::add(&mut trace, 3).expect("siblings are whole blocks");
+    assert_eq!(trace.prompt_tokens() - n_tokens, 3 * 16 * 2176);
+    let of_burst = |burst| trace.requests.iter().filter(move |request| request.burst == Some(burst));
+    for burst in 0..3 {
+        let first = of_burst(burst).next().expect("a burst has siblings");
+        assert_eq!(of_burst(burst).count(), 16);
+        assert!(of_burst(burst).all(|request| request.at_s - first.at_s < 0.05 && request.at_s < duration_s));
+        assert!(of_burst(burst).all(|request| request.ids[..32] == first.ids[..32]));
+        assert_eq!(of_burst(burst).map(|request| request.ids[32]).collect::<std::collections::BTreeSet<_>>().len(), 16);
+    }
+    let run = |args: SimArgs| simulate(&args, &[args.policy]).expect("the fleet is well formed").remove(0);
+    let one = run(SimArgs { bursts: 5, routers: 1, load: 0.1, ..args(TraceShape::Chat) });
+    assert_eq!((one.n_answered, one.bursts_within_two), (380, Some(1.0)));
+    let random = SimArgs { policy: "random".parse().expect("it exists"), ..args(TraceShape::Chat) };
+    assert_eq!(run(SimArgs { bursts: 5, ..random.clone() }).workers_per_burst_max, Some(4));
+    assert_eq!(run(random).workers_per_burst_max, None);
 }
 
 #[test]

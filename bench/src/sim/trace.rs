@@ -40,6 +40,8 @@ pub struct Request {
     pub chain: Vec<BlockHash>,
     /// Names the blocks as the router's index does.
     pub keys: Vec<BlockKey>,
+    /// Names the burst of siblings that it is one of, if it is.
+    pub burst: Option<usize>,
 }
 
 /// Is a whole trace, in the order of arrival.
@@ -73,25 +75,8 @@ impl Trace {
         anyhow::ensure!(!lines.is_empty(), "the trace has no requests");
         lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
         let start_ms = lines[0].timestamp;
-        let request = |line: Line| {
-            let n_blocks = line.input_length.div_ceil(block_tokens) as usize;
-            anyhow::ensure!(
-                line.hash_ids.len() == n_blocks && n_blocks > 0,
-                "{} tokens in blocks of {block_tokens} are {n_blocks} blocks, not {}: is --block-tokens right?",
-                line.input_length,
-                line.hash_ids.len()
-            );
-            let chain: Vec<BlockHash> = line.hash_ids.iter().copied().map(hash_of).collect();
-            Ok(Request {
-                at_s: (line.timestamp - start_ms) / 1e3,
-                prompt_tokens: line.input_length,
-                answer_tokens: line.output_length.max(1),
-                keys: chain.iter().map(BlockHash::key).collect(),
-                chain,
-                ids: line.hash_ids,
-            })
-        };
-        let requests = lines.into_iter().map(request).collect::<anyhow::Result<_>>()?;
+        lines.iter_mut().for_each(|line| line.timestamp -= start_ms);
+        let requests = lines.into_iter().map(|line| Request::new(line, block_tokens)).collect::<anyhow::Result<_>>()?;
         Ok(Self { requests, block_tokens })
     }
 
@@ -127,6 +112,29 @@ impl Trace {
 }
 
 impl Request {
+    /// Returns the request that a line says.
+    ///
+    /// Errors: a line whose number of blocks does not fit its length.
+    pub fn new(line: Line, block_tokens: u32) -> anyhow::Result<Self> {
+        let n_blocks = line.input_length.div_ceil(block_tokens) as usize;
+        anyhow::ensure!(
+            line.hash_ids.len() == n_blocks && n_blocks > 0,
+            "{} tokens in blocks of {block_tokens} are {n_blocks} blocks, not {}: is --block-tokens right?",
+            line.input_length,
+            line.hash_ids.len()
+        );
+        let chain: Vec<BlockHash> = line.hash_ids.iter().copied().map(hash_of).collect();
+        Ok(Self {
+            at_s: line.timestamp / 1e3,
+            prompt_tokens: line.input_length,
+            answer_tokens: line.output_length.max(1),
+            keys: chain.iter().map(BlockHash::key).collect(),
+            chain,
+            ids: line.hash_ids,
+            burst: None,
+        })
+    }
+
     /// Returns how many of the prompt's blocks can be reused at most: its last token is always computed.
     pub fn reusable_blocks(&self, block_tokens: u32) -> usize {
         (self.prompt_tokens.saturating_sub(1) / block_tokens) as usize

@@ -4,7 +4,8 @@
 //! The idea: what decides is production code: the batch plan says who computes how much in a step, the chunk index what is
 //! found, kept and evicted, the averages what the worker says of its speed. Modelled instead: a step takes the time of its
 //! prompt tokens at the worker's rate, plus that of one decoding step where anything decodes; a request whose next block is
-//! being computed by another waits for it, as the slot plan has it; slots have no state of their own.
+//! being computed by another waits for it, as the slot plan has it; slots have no state of their own. As in the engine's
+//! thread, what comes during a step is looked at when that ends, and until then nothing is said of it.
 
 mod cache;
 
@@ -18,7 +19,7 @@ use warmpath_worker_core::batch_plan::{Pending, Room, Work, plan};
 use warmpath_worker_core::rates::Averages;
 
 use super::trace::Trace;
-use cache::{Cache, Hold};
+use cache::Cache;
 
 /// Is the room in a batch.
 ///
@@ -45,6 +46,8 @@ pub struct Worker {
     block_tokens: u32,
     cache: Cache,
     averages: Averages,
+    /// Lists the requests that have come since the running step began.
+    inbox: Vec<(usize, RequestId)>,
     queue: VecDeque<Queued>,
     running: Vec<Running>,
     free_slots: Vec<SlotId>,
@@ -67,7 +70,8 @@ struct Queued {
 struct Running {
     request: usize,
     slot: SlotId,
-    hold: Hold,
+    /// Counts the prompt's first blocks that are computed.
+    n_blocks_done: usize,
     order: u64,
     n_cached_tokens: u32,
     n_computed: u32,
@@ -110,6 +114,7 @@ impl Worker {
             block_tokens,
             cache: Cache::new(shape.n_blocks_max, block_tokens),
             averages: Averages::default(),
+            inbox: Vec::new(),
             queue: VecDeque::new(),
             running: Vec::new(),
             free_slots: (0..shape.n_slots).rev().map(SlotId).collect(),
@@ -121,10 +126,8 @@ impl Worker {
     }
 
     /// Takes a request in; returns when the step ends that runs from now on, if it is another one.
-    pub fn submit(&mut self, trace: &Trace, (request, id): (usize, RequestId), now: Duration) -> Option<Duration> {
-        self.accepted.push(Change::Accepted(id));
-        let n_stored = self.cache.n_stored(&trace.requests[request]);
-        self.queue.push_back(Queued { request, n_stored });
+    pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
+        self.inbox.push(request);
         if let Some(step) = &mut self.step {
             // A stretch of decoding ends with the step that runs now.
             let n_begun = (now - step.started).as_nanos() / step.one.as_nanos().max(1) + 1;
@@ -156,7 +159,6 @@ impl Worker {
         self.running = running;
         let over: Vec<Running> = over;
         for ended in over {
-            self.cache.end(&trace.requests[ended.request], ended.hold);
             self.free_slots.push(ended.slot);
             self.averages.answer(ended.n_answered);
             events.push(Event::Last { request: ended.request });
@@ -167,8 +169,10 @@ impl Worker {
 
     /// Ends the worker's life; returns the requests that it had.
     pub fn die(&mut self) -> Vec<usize> {
-        let lost: Vec<usize> =
-            self.running.iter().map(|running| running.request).chain(self.queue.iter().map(|q| q.request)).collect();
+        let running = self.running.iter().map(|running| running.request);
+        let waiting =
+            self.queue.iter().map(|queued| queued.request).chain(self.inbox.iter().map(|(request, _)| *request));
+        let lost = running.chain(waiting).collect();
         *self = Self::new(self.shape, self.block_tokens);
         lost
     }
@@ -200,8 +204,13 @@ impl Worker {
         }
     }
 
-    /// Gives slots to those who wait, in the order of their arrival; who starts from what another is about to compute waits.
+    /// Takes in what has come since the last step, and gives slots to those who wait, in the order of their arrival; who starts from what another is about to compute waits.
     fn admit(&mut self, trace: &Trace, now: Duration) {
+        for (request, id) in std::mem::take(&mut self.inbox) {
+            self.accepted.push(Change::Accepted(id));
+            let n_stored = self.cache.n_stored(&trace.requests[request]);
+            self.queue.push_back(Queued { request, n_stored });
+        }
         let mut idx = 0;
         while idx < self.queue.len() && !self.free_slots.is_empty() {
             let request = &trace.requests[self.queue[idx].request];
@@ -219,13 +228,21 @@ impl Worker {
 
     fn start(&mut self, trace: &Trace, (request, n_cached): (usize, usize), now: Duration) {
         let slot = self.free_slots.pop().expect("the caller has seen a free slot");
-        let hold = self.cache.start(&trace.requests[request], n_cached, millis(now));
+        self.cache.start(&trace.requests[request], n_cached, millis(now));
         let n_cached_tokens = n_cached as u32 * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_RAM_MS_PER_TOKEN;
         self.n_started += 1;
         let order = self.n_started;
         let n_computed = n_cached_tokens;
-        self.running.push(Running { request, slot, hold, order, n_cached_tokens, n_computed, n_answered: 0 });
+        self.running.push(Running {
+            request,
+            slot,
+            n_blocks_done: n_cached,
+            order,
+            n_cached_tokens,
+            n_computed,
+            n_answered: 0,
+        });
     }
 
     fn begin_step(&mut self, trace: &Trace, now: Duration) -> Option<Duration> {
@@ -279,7 +296,8 @@ impl Worker {
         running.n_computed += n_tokens;
         let is_whole = running.n_computed == request.prompt_tokens;
         let n_blocks = if is_whole { request.ids.len() } else { (running.n_computed / self.block_tokens) as usize };
-        self.cache.store(request, &mut running.hold, (n_blocks, millis(now)));
+        let done = std::mem::replace(&mut running.n_blocks_done, n_blocks)..n_blocks;
+        self.cache.store(request, done, millis(now));
         running.n_answered = u32::from(is_whole);
         let (request, cached_tokens) = (running.request, running.n_cached_tokens);
         is_whole.then_some(Event::First { request, cached_tokens })

@@ -1,9 +1,11 @@
 //! A simulated worker's cache: the production chunk index, with one token for each block of the trace.
 //!
 //! Not here: when blocks are computed (`worker`). The idea: everything that decides is production code (what is found, what
-//! is protected, what is evicted, what is said of it); a payload is a number of bytes, one for each block.
+//! is protected, what is evicted, what is said of it); a payload is a number of bytes, one for each block. As in the engine, a
+//! sequence holds nothing in the store while it runs: what it has computed lies in its slot.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
@@ -35,14 +37,6 @@ pub(super) struct Cache {
     changes: Vec<Change>,
 }
 
-/// Is a sequence's hold on the chunks that it started from and has made.
-#[derive(Debug, Default)]
-pub(super) struct Hold {
-    chunks: Vec<ChunkId>,
-    /// Counts the prompt's first blocks that have been stored or could not be.
-    n_blocks_done: usize,
-}
-
 impl Cache {
     pub(super) fn new(n_blocks_max: u64, block_tokens: u32) -> Self {
         let limits = Limits {
@@ -66,55 +60,40 @@ impl Cache {
         request.ids.get(block_idx).is_some_and(|id| self.filling.contains_key(id))
     }
 
-    /// Holds what is stored of the prompt's first `n_cached` blocks and announces the rest as being filled.
-    pub(super) fn start(&mut self, request: &Request, n_cached: usize, now_ms: u64) -> Hold {
+    /// Uses what is stored of the prompt's first `n_cached` blocks and announces the rest as being filled.
+    pub(super) fn start(&mut self, request: &Request, n_cached: usize, now_ms: u64) {
         let found = self.index.find(&prefix(request));
         let used: Vec<(ChunkId, usize)> = found.first(n_cached).collect();
         self.index.touch(&used, now_ms);
-        let chunks: Vec<ChunkId> = used.into_iter().map(|(id, _)| id).collect();
-        chunks.iter().for_each(|id| self.index.hold(*id));
         for id in &request.ids[n_cached..] {
             *self.filling.entry(*id).or_default() += 1;
         }
         if found.n_blocks < request.keys.len() {
             self.changes.push(stored(request.keys[found.n_blocks..].to_vec(), RunState::Filling));
         }
-        Hold { chunks, n_blocks_done: n_cached }
     }
 
-    /// Stores what has been computed of a prompt, up to block `n_computed`.
-    pub(super) fn store(&mut self, request: &Request, hold: &mut Hold, (n_computed, now_ms): (usize, u64)) {
-        let done = hold.n_blocks_done..n_computed;
+    /// Stores the prompt's blocks `done`, which have just been computed, and what else of it has left meanwhile.
+    pub(super) fn store(&mut self, request: &Request, done: Range<usize>, now_ms: u64) {
         if done.is_empty() {
             return;
         }
-        hold.n_blocks_done = n_computed;
         for id in &request.ids[done.clone()] {
             self.release(*id);
         }
+        let n_computed = done.end;
         let whole = Prefix { chain: &request.chain[..n_computed], ..prefix(request) };
         for blocks in self.index.missing(&whole) {
             let n_bytes = blocks.len() as u64;
             let new = NewChunk { prefix: whole, blocks, n_bytes, priority: 0, now_ms };
-            let Ok(id) = self.index.insert(&new) else { break };
-            self.index.hold(id);
-            hold.chunks.push(id);
+            if self.index.insert(&new).is_err() {
+                break;
+            }
         }
         let n_stored = self.index.find(&whole).n_blocks;
         if n_stored < n_computed {
             self.forget(&request.ids[done.clone()], &request.keys[done], n_computed - n_stored);
         }
-        self.tell();
-    }
-
-    /// Lets go what a sequence held that has ended; what it had not computed will not come.
-    pub(super) fn end(&mut self, request: &Request, hold: Hold) {
-        for id in hold.chunks {
-            self.index.let_go(id);
-        }
-        let left = hold.n_blocks_done..request.ids.len();
-        request.ids[left.clone()].iter().for_each(|id| self.release(*id));
-        self.forget(&request.ids[left.clone()], &request.keys[left], usize::MAX);
         self.tell();
     }
 

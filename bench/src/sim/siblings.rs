@@ -1,0 +1,57 @@
+//! Bursts of siblings on top of a trace: requests with one new prefix that come before any worker can have computed it.
+//!
+//! Not here: the same in real time (`replicas`). The idea: what else comes is the trace's; the bursts come at even times, each
+//! request at any router; counted is on how many workers a burst lands.
+
+use std::collections::BTreeSet;
+
+use super::trace::{Line, Request, Trace};
+use super::world::History;
+use crate::replicas::{BURST, SIBLINGS};
+
+/// Is what siblings share, and what each has of its own. Units: tokens.
+///
+/// Source: SGLang's generated shared prefixes, as in `shapes`.
+const SHARED_TOKENS: u32 = 2048;
+/// See [`SHARED_TOKENS`].
+const OWN_TOKENS: u32 = 128;
+/// Is the length of a sibling's answer. Units: tokens.
+const ANSWER_TOKENS: u32 = 256;
+
+/// Adds bursts to a trace, in the time that it takes.
+///
+/// Errors: none that a trace of whole blocks could cause.
+pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
+    let used = trace.requests.iter().flat_map(|request| &request.ids).max();
+    let mut next_id = used.map_or(0, |last| last + 1);
+    let mut blocks = |n_tokens: u32, block_tokens: u32| {
+        let first = next_id;
+        next_id += n_tokens.div_ceil(block_tokens);
+        (first..next_id).collect::<Vec<u32>>()
+    };
+    let duration_s = trace.duration_s();
+    for burst in 0..n_bursts {
+        let begins_s = duration_s * (burst as f64 + 0.5) / n_bursts as f64;
+        let shared = blocks(SHARED_TOKENS, trace.block_tokens);
+        for idx in 0..SIBLINGS {
+            let at_s = begins_s + BURST.mul_f64(idx as f64 / SIBLINGS as f64).as_secs_f64();
+            let hash_ids = [shared.clone(), blocks(OWN_TOKENS, trace.block_tokens)].concat();
+            let input_length = shared.len() as u32 * trace.block_tokens + OWN_TOKENS;
+            let line = Line { timestamp: at_s * 1e3, input_length, output_length: ANSWER_TOKENS, hash_ids };
+            trace.requests.push(Request { burst: Some(burst), ..Request::new(line, trace.block_tokens)? });
+        }
+    }
+    trace.requests.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    Ok(())
+}
+
+/// Returns for each burst on how many workers it landed.
+pub fn workers_per_burst(trace: &Trace, history: &History) -> Vec<usize> {
+    let mut landed: Vec<BTreeSet<usize>> = Vec::new();
+    for (request, served) in trace.requests.iter().zip(&history.served) {
+        let (Some(burst), Some(served)) = (request.burst, served) else { continue };
+        landed.resize(landed.len().max(burst + 1), BTreeSet::new());
+        landed[burst].insert(served.worker);
+    }
+    landed.iter().map(BTreeSet::len).collect()
+}
