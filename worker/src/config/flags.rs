@@ -100,7 +100,7 @@ pub struct Flags {
     pub cache_min_hold: f64,
 
     /// Prefixes that are pinned because they are used most.
-    #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 4)]
+    #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 0)]
     pub cache_pin_top: usize,
 
     /// Most tokens that idle slots keep in the KV buffer [default: half of its cells where slots share one].

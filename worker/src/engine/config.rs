@@ -159,7 +159,7 @@ pub struct DiskConfig {
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10), pin_top: 4 }
+        Self { ram_bytes: 256 << 20, disk: None, min_hold: Duration::from_secs(10), pin_top: 0 }
     }
 }
 

@@ -24,7 +24,7 @@ const MIN_HOLD_MS: u64 = 10_000;
 /// Is the number of chains that are pinned because they are used most.
 ///
 /// Source: the default of `warmpath-worker --cache-pin-top`.
-const PIN_TOP: usize = 4;
+const PIN_TOP: usize = 0;
 /// Is the root of every chain: the traces know one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
 
