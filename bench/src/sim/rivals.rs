@@ -168,7 +168,8 @@ impl Rival {
         let mut candidates: Vec<Candidate<'_>> = weighed.collect();
         charge(&mut candidates, self.reuse.worth());
         let chosen = *self.pick(seen, &candidates, rng)?;
-        let filling = self.pending.add(chosen.worker.idx, prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks)));
+        let n_held = chosen.found.map_or(0, |found| found.blocks);
+        let filling = self.pending.add(chosen.worker.idx, (prompt.keys(), n_held));
         self.book(&chosen, seen, filling);
         Some((chosen.worker.idx, chosen.work.cached_tokens))
     }

@@ -150,10 +150,10 @@ impl<'a> PromptView<'a> {
         }
     }
 
-    /// Returns the keys of its full blocks behind the first `n_blocks`; none where it is not known.
-    pub fn keys_behind(&self, n_blocks: u32) -> &[BlockKey] {
+    /// Returns the keys of its full blocks; none where it is not known.
+    pub fn keys(&self) -> &[BlockKey] {
         match *self {
-            Self::Known { keys, .. } => keys.get(n_blocks as usize..).unwrap_or_default(),
+            Self::Known { keys, .. } => keys,
             Self::Estimated { .. } => &[],
         }
     }

@@ -249,8 +249,8 @@ impl Dispatch {
         self.pasts.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of the requests that come while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
-        let fills = ask.prompt.keys_behind(chosen.found.map_or(0, |f| f.blocks));
-        let filling = self.pending.add(decision.worker, if is_lent { fills } else { &[] });
+        let chain = if is_lent { ask.prompt.keys() } else { &[] };
+        let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book(sent, filling)))
     }

@@ -3,7 +3,8 @@
 //! Not here: load that is booked before it is reported (`dispatch`), what workers say they hold (`index`).
 //! The idea: a request in flight at a worker fills its blocks there, so a sibling that comes a moment later finds its prefix
 //! there. Only blocks beyond those that the worker already had are kept, and only until the request ends: by then the
-//! worker has announced them. Prefix-closed as everything here: a match goes on as long as the next block is being filled.
+//! worker has announced them. A block's key names all before it, so how far two chains agree is found by bisection, and
+//! a request costs one comparison for each other one in flight, not one for each of its blocks.
 
 use std::collections::HashMap;
 
@@ -15,66 +16,71 @@ use crate::index::Match;
 
 /// Is the most blocks of one request that are kept: what lies behind is learnt from the worker.
 ///
-/// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes about 32 bytes.
+/// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes 8 bytes.
 const BLOCKS_MAX: usize = 2048;
 
-/// Counts for each block the requests that fill it at a worker.
+/// Lists what the requests in flight fill, by worker.
 #[derive(Debug, Default)]
 pub struct Pending {
-    n_filling: HashMap<(WorkerIdx, BlockKey), u32>,
-    /// Counts the requests that fill anything, by worker.
-    n_requests: HashMap<WorkerIdx, u32>,
+    by_worker: HashMap<WorkerIdx, Vec<Stretch>>,
+    next_number: u64,
+}
+
+/// Is the blocks that one request fills, a stretch of its chain.
+#[derive(Debug)]
+struct Stretch {
+    number: u64,
+    /// Is the place of the first one in the chain.
+    from: usize,
+    /// Is the first one, beside the others for speed.
+    first: BlockKey,
+    keys: Box<[BlockKey]>,
 }
 
 /// Is what one request fills where it runs; must come back by [`Pending::remove`], once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Filling {
     worker: WorkerIdx,
-    keys: Box<[BlockKey]>,
+    number: u64,
 }
 
 impl Pending {
-    /// Records that a request fills the blocks `keys` at `worker`, those behind what it has there already.
-    pub fn add(&mut self, worker: WorkerIdx, keys: &[BlockKey]) -> Filling {
-        let keys: Box<[BlockKey]> = keys.iter().take(BLOCKS_MAX).copied().collect();
-        for key in &keys {
-            *self.n_filling.entry((worker, *key)).or_default() += 1;
+    /// Records that a request fills at `worker` the blocks of `chain` behind the first `n_held`, which are there already.
+    pub fn add(&mut self, worker: WorkerIdx, (chain, n_held): (&[BlockKey], u32)) -> Filling {
+        let (number, from) = (self.next_number, n_held as usize);
+        self.next_number += 1;
+        let keys = chain.get(from..).unwrap_or_default();
+        if let Some(&first) = keys.first() {
+            let keys = keys[..keys.len().min(BLOCKS_MAX)].into();
+            self.by_worker.entry(worker).or_default().push(Stretch { number, from, first, keys });
         }
-        *self.n_requests.entry(worker).or_default() += 1;
-        Filling { worker, keys }
+        Filling { worker, number }
     }
 
     /// Records that a request fills nothing any more.
     pub fn remove(&mut self, filling: Filling) {
-        for key in filling.keys {
-            let n = self.n_filling.get_mut(&(filling.worker, key)).expect("what is removed was added");
-            *n -= 1;
-            if *n == 0 {
-                self.n_filling.remove(&(filling.worker, key));
-            }
+        let Some(stretches) = self.by_worker.get_mut(&filling.worker) else { return };
+        if let Some(place) = stretches.iter().position(|stretch| stretch.number == filling.number) {
+            stretches.swap_remove(place);
         }
-        let n = self.n_requests.get_mut(&filling.worker).expect("what is removed was added");
-        *n -= 1;
-        if *n == 0 {
-            self.n_requests.remove(&filling.worker);
+        if stretches.is_empty() {
+            self.by_worker.remove(&filling.worker);
         }
     }
 
     /// Returns `matches` with what is being filled added; `None` where nothing is to be added.
     ///
-    /// Cost: one probe for each worker that has a request of this router, and one for each block that is added.
+    /// Cost: one comparison for each request in flight, O(log n) for each that shares blocks with `keys`.
     pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
-        let held = |worker: WorkerIdx| matches.iter().position(|found| found.worker == worker);
         let mut extended: Option<Vec<Match>> = None;
-        for &worker in self.n_requests.keys() {
-            let place = held(worker);
+        for (&worker, stretches) in &self.by_worker {
+            let place = matches.iter().position(|found| found.worker == worker);
             let n_held = place.map_or(0, |place| matches[place].blocks as usize);
-            let fills = |key: &&BlockKey| self.n_filling.contains_key(&(worker, **key));
-            let n_more = keys.get(n_held..).unwrap_or_default().iter().take_while(fills).count();
-            if n_more == 0 {
+            let n_reached = reach(n_held, stretches.iter().filter_map(|stretch| stretch.shared(keys)).collect());
+            if n_reached == n_held {
                 continue;
             }
-            let blocks = u32::try_from(n_held + n_more).unwrap_or(u32::MAX);
+            let blocks = u32::try_from(n_reached).unwrap_or(u32::MAX);
             let all = extended.get_or_insert_with(|| matches.to_vec());
             match place {
                 Some(place) => all[place].blocks = blocks,
@@ -90,8 +96,30 @@ impl Pending {
     }
 }
 
+impl Stretch {
+    /// Returns where the stretch's blocks lie in the chain `keys`, first and end, if they do.
+    fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
+        let asked = keys.get(self.from..).filter(|asked| asked.first() == Some(&self.first))?;
+        let n = self.keys.len().min(asked.len());
+        let (mut agrees, mut differs) = (0, n);
+        while agrees + 1 < differs {
+            let middle = agrees.midpoint(differs);
+            if self.keys[middle] == asked[middle] { agrees = middle } else { differs = middle }
+        }
+        Some((self.from, self.from + agrees + 1))
+    }
+}
+
+/// Returns the end of what is held and what goes on from it without a gap.
+fn reach(n_held: usize, mut shared: Vec<(usize, usize)>) -> usize {
+    shared.sort_unstable();
+    shared.iter().fold(n_held, |reached, &(from, end)| if from <= reached { reached.max(end) } else { reached })
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn keys(range: std::ops::Range<u64>) -> Vec<BlockKey> {
@@ -112,21 +140,21 @@ mod tests {
         let mut pending = Pending::default();
         let chain = keys(0..6);
         assert_eq!(held(&pending, &chain, &[]), None);
-        let first = pending.add(WorkerIdx(2), &chain[..4]);
+        let first = pending.add(WorkerIdx(2), (&chain[..4], 0));
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
-        let second = pending.add(WorkerIdx(2), &chain[..4]);
+        let second = pending.add(WorkerIdx(2), (&chain[..4], 0));
         pending.remove(first);
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
         pending.remove(second);
         assert_eq!(held(&pending, &chain, &[]), None);
-        assert!(pending.n_filling.is_empty() && pending.n_requests.is_empty());
+        assert!(pending.by_worker.is_empty());
     }
 
     #[test]
     fn what_is_filled_goes_on_from_what_is_held() {
         let mut pending = Pending::default();
         let chain = keys(0..6);
-        let _filling = pending.add(WorkerIdx(1), &chain[2..5]);
+        let _filling = pending.add(WorkerIdx(1), (&chain[..5], 2));
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 2)]), Some(vec![(1, 5), (0, 4)]));
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 1)]), None, "a gap is no prefix");
         assert_eq!(held(&pending, &chain, &[found(1, 6)]), None);
@@ -136,7 +164,59 @@ mod tests {
     fn of_one_request_no_more_than_the_limit_is_kept() {
         let mut pending = Pending::default();
         let chain = keys(0..BLOCKS_MAX as u64 + 5);
-        let _filling = pending.add(WorkerIdx(0), &chain);
+        let _filling = pending.add(WorkerIdx(0), (&chain, 0));
         assert_eq!(held(&pending, &chain, &[]), Some(vec![(0, BLOCKS_MAX as u32)]));
+    }
+
+    #[test]
+    fn a_request_that_fills_nothing_leaves_nothing() {
+        let mut pending = Pending::default();
+        let filling = [pending.add(WorkerIdx(0), (&[], 0)), pending.add(WorkerIdx(0), (&keys(0..3), 3))];
+        assert!(pending.by_worker.is_empty());
+        filling.into_iter().for_each(|filling| pending.remove(filling));
+    }
+
+    /// Returns a chain that follows one of few ways: each key hangs on all before it.
+    fn chain() -> impl Strategy<Value = Vec<BlockKey>> {
+        prop::collection::vec(0..2u64, 1..8).prop_map(|ways| {
+            ways.iter()
+                .scan(1, |key, way| {
+                    *key = *key * 2 + way;
+                    Some(BlockKey(*key))
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn matches_go_on_as_long_as_some_request_fills_the_next_block(
+            requests in prop::collection::vec((0..3u32, chain(), 0..4u32, any::<bool>()), 0..12),
+            asked in chain(),
+            held in prop::collection::vec(0..5u32, 3),
+        ) {
+            let mut pending = Pending::default();
+            let mut filled: HashMap<u32, Vec<BlockKey>> = HashMap::new();
+            for (worker, chain, n_held, ends) in requests {
+                let filling = pending.add(WorkerIdx(worker), (&chain, n_held));
+                if ends {
+                    pending.remove(filling);
+                } else {
+                    filled.entry(worker).or_default().extend(chain.get(n_held as usize..).unwrap_or_default());
+                }
+            }
+            let matches: Vec<Match> = (0..).zip(held).filter(|(_, n)| *n > 0).map(|(worker, n)| found(worker, n)).collect();
+            let naive = |worker: u32| {
+                let n_held = matches.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
+                let behind = asked.get(n_held as usize..).unwrap_or_default();
+                let filled = filled.get(&worker).map_or(&[][..], Vec::as_slice);
+                n_held + behind.iter().take_while(|key| filled.contains(key)).count() as u32
+            };
+            let extended = pending.extend(&asked, &matches).unwrap_or_else(|| matches.clone());
+            for worker in 0..3 {
+                let blocks = extended.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
+                prop_assert_eq!(blocks, naive(worker), "worker {}", worker);
+            }
+        }
     }
 }
