@@ -137,12 +137,24 @@ impl ChainRoot<'_> {
 /// Shape: `tokens` `[block_size_tokens]`. Cost: one blake3 of 32 + 4 x n bytes.
 /// Source: vLLM's prefix caching design (hash of parent hash and block tokens).
 pub fn block_hash(parent: &BlockHash, tokens: &[Token]) -> BlockHash {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&parent.0);
-    for token in tokens {
-        hasher.update(&token.to_le_bytes());
+    BlockHasher::default().hash(parent, tokens)
+}
+
+/// Hashes blocks one after the other, each in one piece: its bytes are gathered in one place for all of them.
+#[derive(Debug, Default)]
+struct BlockHasher {
+    bytes: Vec<u8>,
+}
+
+impl BlockHasher {
+    fn hash(&mut self, parent: &BlockHash, tokens: &[Token]) -> BlockHash {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(&parent.0);
+        for token in tokens {
+            self.bytes.extend_from_slice(&token.to_le_bytes());
+        }
+        BlockHash(*blake3::hash(&self.bytes).as_bytes())
     }
-    BlockHash(*hasher.finalize().as_bytes())
 }
 
 /// Returns the chained hash of every full block of `tokens`.
@@ -150,11 +162,11 @@ pub fn block_hash(parent: &BlockHash, tokens: &[Token]) -> BlockHash {
 /// Shape: `tokens` `[n]` -> `[n / block_size_tokens]`; a partial last block has no hash.
 /// Panics: when `block_size_tokens` is 0.
 pub fn block_chain(root: &BlockHash, tokens: &[Token], block_size_tokens: u32) -> Vec<BlockHash> {
-    let mut parent = *root;
+    let (mut parent, mut hasher) = (*root, BlockHasher::default());
     tokens
         .chunks_exact(block_size_tokens as usize)
         .map(|block| {
-            parent = block_hash(&parent, block);
+            parent = hasher.hash(&parent, block);
             parent
         })
         .collect()

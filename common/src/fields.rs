@@ -43,6 +43,10 @@ pub fn read_list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ReadError> 
 }
 
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
+    // The path to a field takes time and is needed only where something is wrong.
+    if let Ok(value) = serde_json::from_slice(body) {
+        return Ok(value);
+    }
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(refuse)?;
     deserializer.end().map_err(|error| ReadError::Json { reason: error.to_string() })?;
