@@ -72,7 +72,7 @@ impl FittedTemplate {
             let reason = "they contain too many different private-use characters".to_owned();
             PromptError::Field { field: "messages", reason }
         })?;
-        let hostile = stand_ins.is_some() && self.shield.spells_control(&Json::Object(variables.clone()));
+        let hostile = stand_ins.is_some() && variables.values().any(|value| self.shield.spells_control(value));
         let beginning = goes_on.as_ref().map(|goes_on| self.beginning(request, goes_on, &mut variables)).transpose()?;
         let parts: Vec<Part<'_>> =
             beginning.iter().zip(&goes_on).flat_map(|(beginning, goes_on)| parts(beginning, goes_on)).collect();

@@ -272,21 +272,26 @@ impl PromptMaker {
     }
 
     /// Cuts off a BOS and EOS that the template writes where the vocabulary adds them too, as llama.cpp does.
-    fn without_affixes<'t>(&self, text: &'t str) -> &'t str {
+    fn without_affixes(&self, mut text: String) -> String {
         let info = &self.vocabulary.info;
-        let text = if info.add_bos { text.strip_prefix(info.bos_text.as_str()).unwrap_or(text) } else { text };
-        if info.add_eos { text.strip_suffix(info.eos_text.as_str()).unwrap_or(text) } else { text }
+        if info.add_bos && text.starts_with(&info.bos_text) {
+            text.drain(..info.bos_text.len());
+        }
+        if info.add_eos && text.ends_with(&info.eos_text) {
+            text.truncate(text.len() - info.eos_text.len());
+        }
+        text
     }
 
     /// Cuts a rendered request at the control tokens that are the template's own.
     fn cut(&self, rendered: Rendered) -> Cut {
-        let cut = |text: &str, stand_ins| {
-            let text = self.without_affixes(text).to_owned();
+        let cut = |text: String, stand_ins| {
+            let text = self.without_affixes(text);
             Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins }
         };
-        let plain = cut(&rendered.plain, None);
+        let plain = cut(rendered.plain, None);
         let Some(shielded) = rendered.shielded else { return plain };
-        let safe = cut(&shielded.text, Some(shielded.stand_ins));
+        let safe = cut(shielded.text, Some(shielded.stand_ins));
         // Nothing of the client's became a control token where both renderings have the same ones.
         if !shielded.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
     }
@@ -299,6 +304,8 @@ impl PromptMaker {
     }
 
     fn append(&self, cut: &Cut, tokens: &mut Vec<Token>) {
+        // What prose takes; where it is more, the list grows.
+        tokens.reserve(cut.text.len() / 4);
         for piece in &cut.pieces {
             match piece {
                 Piece::Special { token, .. } => tokens.push(*token),
@@ -316,7 +323,11 @@ impl PromptMaker {
 impl Cut {
     /// Returns the text between two special tokens, as the client wrote it.
     fn fragment(&self, range: &Range<usize>) -> Cow<'_, str> {
-        let text = String::from_utf8_lossy(&self.text.as_bytes()[range.clone()]);
+        // A special token that is no text may have cut a character.
+        let text = self
+            .text
+            .get(range.clone())
+            .map_or_else(|| String::from_utf8_lossy(&self.text.as_bytes()[range.clone()]), Cow::Borrowed);
         match &self.stand_ins {
             Some(stand_ins) => stand_ins.restore(&text).into(),
             None => text,

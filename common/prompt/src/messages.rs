@@ -119,8 +119,11 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
 /// Returns `message` as the template takes it.
 fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, String> {
     let role = role(message, caps)?.to_owned();
-    let mut fitted = message.clone();
     let content = fit_content(message.get("content"), &role, caps)?;
+    // Long texts are copied once.
+    let kept =
+        |(name, value): (&String, &Json)| (name.clone(), if name == "content" { Json::Null } else { value.clone() });
+    let mut fitted: Map<String, Json> = message.iter().map(kept).collect();
     fitted.insert("content".to_owned(), content);
     fitted.insert("role".to_owned(), Json::String(role));
     match fitted.get_mut("tool_calls") {

@@ -1,11 +1,14 @@
 //! Cuts a text at its special tokens, exactly as llama.cpp does before it tokenizes what lies between.
 //!
 //! Not here: tokenizing. The idea: llama.cpp searches the whole text for one special token after another, the longest
-//! first; so do we, but only for those that one Aho-Corasick pass has found in the text at all.
+//! first; so do we, but only for those that one pass has found in the text at all. Where special tokens begin with few
+//! different bytes, as most do with `<`, that pass looks at those bytes alone.
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::automaton::OverlappingState;
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind, StartKind};
+use memchr::memmem::Finder;
 use warmpath_common::ids::Token;
 
 /// Is one special token of a vocabulary: a text that llama.cpp turns into one token before it tokenizes.
@@ -31,9 +34,63 @@ pub(crate) enum Piece {
 /// Finds a vocabulary's special tokens in texts.
 #[derive(Debug)]
 pub(crate) struct Partitioner {
-    /// Lists the special tokens in the order in which llama.cpp looks for them.
-    specials: Vec<Special>,
-    searcher: Option<AhoCorasick>,
+    /// Lists the special tokens in the order in which llama.cpp looks for them, each with what finds it.
+    specials: Vec<(Special, Finder<'static>)>,
+    pass: Pass,
+}
+
+/// Is the way to see which special tokens are in a text.
+#[derive(Debug)]
+enum Pass {
+    /// The vocabulary has none.
+    Nothing,
+    /// They begin with these bytes; the automaton is asked only where one of them stands.
+    Starts { bytes: [u8; 3], automaton: AhoCorasick },
+    /// The automaton reads every byte.
+    Whole(AhoCorasick),
+}
+
+impl Pass {
+    fn new(texts: &[&[u8]]) -> Self {
+        let mut starts: Vec<u8> = texts.iter().filter_map(|text| text.first().copied()).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        if let (Some(bytes), Some(automaton)) = (up_to_three(&starts), anchored(texts)) {
+            return Self::Starts { bytes, automaton };
+        }
+        searcher(texts, MatchKind::Standard).map_or(Self::Nothing, Self::Whole)
+    }
+
+    /// Calls `seen` for each special token that occurs in `text`, at least once.
+    fn each(&self, text: &[u8], mut seen: impl FnMut(usize)) {
+        match self {
+            Self::Nothing => {}
+            Self::Starts { bytes: [a, b, c], automaton } => {
+                for at in memchr::memchr3_iter(*a, *b, *c, text) {
+                    let here = Input::new(text).range(at..).anchored(Anchored::Yes);
+                    let mut state = OverlappingState::start();
+                    let mut next = || {
+                        let searched = automaton.try_find_overlapping(here.clone(), &mut state);
+                        searched.expect("the automaton was built for anchored searches that overlap");
+                        state.get_match()
+                    };
+                    while let Some(found) = next() {
+                        seen(found.pattern().as_usize());
+                    }
+                }
+            }
+            Self::Whole(automaton) => {
+                automaton.find_overlapping_iter(text).for_each(|found| seen(found.pattern().as_usize()));
+            }
+        }
+    }
+}
+
+/// Returns one to three different bytes, the last repeated; `None` where there are none or more.
+fn up_to_three(bytes: &[u8]) -> Option<[u8; 3]> {
+    let last = *bytes.last()?;
+    let at = |n: usize| bytes.get(n).copied().unwrap_or(last);
+    (bytes.len() <= 3).then(|| [at(0), at(1), at(2)])
 }
 
 impl Partitioner {
@@ -42,13 +99,17 @@ impl Partitioner {
         specials.retain(|special| !special.text.is_empty());
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
         let texts: Vec<&[u8]> = specials.iter().map(|special| special.text.as_slice()).collect();
-        let searcher = searcher(&texts, MatchKind::Standard);
-        Self { specials, searcher }
+        let pass = Pass::new(&texts);
+        let with_finder = |special: Special| {
+            let finder = Finder::new(&special.text).into_owned();
+            (special, finder)
+        };
+        Self { specials: specials.into_iter().map(with_finder).collect(), pass }
     }
 
     /// Lists the special tokens that only a template may write.
     pub fn controls(&self) -> impl Iterator<Item = &Special> {
-        self.specials.iter().filter(|special| special.control)
+        self.specials.iter().map(|(special, _)| special).filter(|special| special.control)
     }
 
     /// Cuts `text` at every special token, control tokens included.
@@ -58,11 +119,11 @@ impl Partitioner {
             pieces.push(Piece::Text(0..text.len()));
         }
         for special_idx in self.present(text) {
-            let special = &self.specials[special_idx];
+            let (special, finder) = &self.specials[special_idx];
             let mut next = Vec::with_capacity(pieces.len() + 2);
             for piece in pieces {
                 match piece {
-                    Piece::Text(range) => cut(text, range, special, &mut next),
+                    Piece::Text(range) => cut((text, range), (special, finder), &mut next),
                     special => next.push(special),
                 }
             }
@@ -73,11 +134,8 @@ impl Partitioner {
 
     /// Returns the special tokens that occur in `text`, in llama.cpp's order.
     fn present(&self, text: &[u8]) -> Vec<usize> {
-        let Some(searcher) = &self.searcher else { return Vec::new() };
         let mut seen = vec![false; self.specials.len()];
-        for found in searcher.find_overlapping_iter(text) {
-            seen[found.pattern().as_usize()] = true;
-        }
+        self.pass.each(text, |special_idx| seen[special_idx] = true);
         (0..seen.len()).filter(|&special_idx| seen[special_idx]).collect()
     }
 }
@@ -95,10 +153,16 @@ pub(crate) fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<Ah
     built.filter(|_| !texts.is_empty())
 }
 
+/// Returns an automaton that says which of `texts` begin at one place.
+fn anchored(texts: &[&[u8]]) -> Option<AhoCorasick> {
+    let builder = &mut AhoCorasick::builder();
+    builder.match_kind(MatchKind::Standard).start_kind(StartKind::Anchored).prefilter(false);
+    builder.build(texts).ok()
+}
+
 /// Cuts one stretch of text at every occurrence of one special token, from the left.
-fn cut(text: &[u8], mut range: Range<usize>, special: &Special, pieces: &mut Vec<Piece>) {
-    let finder = aho_corasick::packed::Searcher::new([&special.text]);
-    while let Some(start) = find(finder.as_ref(), &text[range.clone()], &special.text).map(|at| range.start + at) {
+fn cut((text, mut range): (&[u8], Range<usize>), (special, finder): (&Special, &Finder<'_>), pieces: &mut Vec<Piece>) {
+    while let Some(start) = finder.find(&text[range.clone()]).map(|at| range.start + at) {
         let mut left = range.start..start;
         if special.lstrip {
             left.end -= text[left.clone()].iter().rev().take_while(|byte| is_space(**byte)).count();
@@ -115,13 +179,6 @@ fn cut(text: &[u8], mut range: Range<usize>, special: &Special, pieces: &mut Vec
     }
     if !range.is_empty() {
         pieces.push(Piece::Text(range));
-    }
-}
-
-fn find(searcher: Option<&aho_corasick::packed::Searcher>, text: &[u8], needle: &[u8]) -> Option<usize> {
-    match searcher {
-        Some(searcher) => searcher.find(text).map(|found| found.start()),
-        None => text.windows(needle.len()).position(|window| window == needle),
     }
 }
 

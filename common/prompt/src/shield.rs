@@ -179,7 +179,7 @@ impl Survey<'_> {
     fn text(&mut self, text: &str) {
         self.dangerous = self.dangerous || self.shield.is_dangerous(text);
         // Every stand-in has four bytes in UTF-8, or three that start with 0xef.
-        if text.bytes().any(|byte| byte >= 0xef) {
+        if !text.is_ascii() && text.bytes().any(|byte| byte >= 0xef) {
             self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
         }
     }

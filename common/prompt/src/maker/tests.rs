@@ -1,5 +1,7 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
+mod growing;
+
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
