@@ -277,7 +277,8 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
         return;
     }
     let app = app.clone();
-    tokio::task::spawn_blocking(move || {
+    // It takes microseconds, less than the way to a thread for long work.
+    tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
         diagnosis::observe(&app, marks, keys);
     });

@@ -6,14 +6,16 @@
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
 mod body;
+mod chains;
 
-use std::hash::{Hash as _, Hasher as _};
-use std::sync::Arc;
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
-use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
+use warmpath_common::block_hash::{BlockKey, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
@@ -29,6 +31,7 @@ use crate::fleet::Fleet;
 use crate::fleet::vocabulary::{TemplateUse, VocabularyKey, VocabularyState};
 
 use body::{Body, Options, Parsed};
+use chains::Chains;
 
 /// Is how many bytes of a body are taken for a token, where nothing better is known.
 ///
@@ -147,10 +150,11 @@ pub struct Phases {
     pub hash: Duration,
 }
 
-/// Bounds how many prompts are prepared: running ones by processors, waiting ones by places.
+/// Bounds how many prompts are prepared, running ones by processors, waiting ones by places, and remembers their blocks.
 pub struct Preparing {
     processors: Arc<Semaphore>,
     places: Arc<Semaphore>,
+    chains: Arc<Chains>,
 }
 
 impl Default for Preparing {
@@ -159,6 +163,7 @@ impl Default for Preparing {
         Self {
             processors: Arc::new(Semaphore::new(n_processors)),
             places: Arc::new(Semaphore::new(n_processors + PROMPTS_WAITING_MAX)),
+            chains: Arc::default(),
         }
     }
 }
@@ -174,15 +179,15 @@ impl Preparing {
         draft: Draft,
     ) -> Result<Prepared, RequestError> {
         if draft.body.len() <= INLINE_BYTES_MAX {
-            return prepare(fleet, &view, &draft, Effort::Tokenize);
+            return prepare((fleet, &view, &self.chains), &draft, Effort::Tokenize);
         }
         // Where too many wait already, the prompt is left to the worker: tokenizing must not become the bottleneck.
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
         let effort = if place.is_some() { Effort::Tokenize } else { Effort::ParseOnly };
         let processor = Arc::clone(&self.processors).acquire_owned().await;
-        let fleet = Arc::clone(fleet);
+        let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
         let prepared = tokio::task::spawn_blocking(move || {
-            let prepared = prepare(&fleet, &view, &draft, effort);
+            let prepared = prepare((&fleet, &view, &chains), &draft, effort);
             // The work may outlive a client that leaves; its places are taken until it ends.
             drop((place, processor));
             prepared
@@ -198,7 +203,11 @@ enum Effort {
     ParseOnly,
 }
 
-fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Result<Prepared, RequestError> {
+fn prepare(
+    (fleet, view, chains): (&Fleet, &FleetView, &Chains),
+    draft: &Draft,
+    effort: Effort,
+) -> Result<Prepared, RequestError> {
     let mut phases = Phases::default();
     let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(draft))?;
     if draft.is_tenant_s && options.cache_salt.is_some() {
@@ -232,8 +241,11 @@ fn prepare(fleet: &Fleet, view: &FleetView, draft: &Draft, effort: Effort) -> Re
             let may_reuse = options.cache_prompt != Some(false);
             let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
             let lora = lora.as_deref().unwrap_or_default();
-            let hash = || if may_reuse { block_keys(&model, (lora, salt), &tokens) } else { Vec::new() };
-            let keys = timed(&mut phases.hash, hash);
+            let hash = || {
+                let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora, cache_salt: salt.as_bytes() };
+                chains.keys(&root.hash(), &tokens, model.block_size_tokens)
+            };
+            let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
             Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
         }
         Err(cause) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
@@ -309,14 +321,12 @@ fn tokenize(
     }
 }
 
-fn block_keys(model: &ModelInfo, (lora, salt): (&[u8], &str), tokens: &[Token]) -> Vec<BlockKey> {
-    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora, cache_salt: salt.as_bytes() }.hash();
-    block_chain(&root, tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
-}
+/// Hashes messages, all alike for as long as the router runs, with secret seeds.
+static MARKS: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
 /// Returns what is remembered of a message: what it says and whose it is.
 fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
-    let mut hasher = std::hash::DefaultHasher::new();
+    let mut hasher = MARKS.build_hasher();
     for (name, value) in message {
         name.hash(&mut hasher);
         match value {

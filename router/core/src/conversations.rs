@@ -7,8 +7,9 @@
 //! questions, is the same conversation with something changed before its end: the first differing block says at which
 //! token, the first differing message says where the client changed it. Where no message differs, the template did it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockKey;
 
 /// Is the most conversations that are remembered.

@@ -4,6 +4,7 @@
 //! worker calls as well; from there on it is a chat.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::fields::{self, ReadError};
 use warmpath_common::lora::Wanted;
@@ -30,6 +31,45 @@ pub(super) struct Options {
     pub(super) cache_prompt: Option<bool>,
     pub(super) n: Option<u32>,
     pub(super) lora: Option<Vec<Wanted>>,
+}
+
+/// Is a chat's body with all that is read of it, in one pass: a long body takes as long to skip as to read.
+#[derive(Debug, Deserialize)]
+struct ChatBody {
+    model: Option<String>,
+    messages: Vec<Map<String, Value>>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<String>,
+    add_generation_prompt: Option<bool>,
+    cache_salt: Option<String>,
+    cache_prompt: Option<bool>,
+    n: Option<u32>,
+    lora: Option<Vec<Wanted>>,
+}
+
+impl ChatBody {
+    fn into_parts(self) -> (Options, ChatPrompt) {
+        let options = Options {
+            model: self.model.clone(),
+            cache_salt: self.cache_salt.clone(),
+            cache_prompt: self.cache_prompt,
+            n: self.n,
+            lora: self.lora,
+        };
+        let chat = ChatPrompt {
+            model: self.model,
+            messages: self.messages,
+            tools: self.tools,
+            tool_choice: self.tool_choice,
+            chat_template_kwargs: self.chat_template_kwargs,
+            reasoning_effort: self.reasoning_effort,
+            add_generation_prompt: self.add_generation_prompt,
+            cache_salt: self.cache_salt,
+        };
+        (options, chat)
+    }
 }
 
 /// Is the one field that is read of a body without a prompt.
@@ -74,11 +114,11 @@ pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
 }
 
 fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {
-    let chat: ChatPrompt = fields::read(body)?;
+    let (options, chat) = fields::read::<ChatBody>(body)?.into_parts();
     if chat.messages.is_empty() {
         return Err(RequestError::field("messages", "`messages` must not be empty"));
     }
-    Ok((fields::read(body)?, Parsed::Chat(Box::new(chat))))
+    Ok((options, Parsed::Chat(Box::new(chat))))
 }
 
 fn parse_dialect(body: &[u8], convert: fn(&[u8]) -> Result<Converted, DialectError>) -> Result<Body, RequestError> {
