@@ -2,6 +2,7 @@
 # Installs what the build needs beside Rust: a C++ compiler, CMake, libclang (for bindgen) and Python's venv.
 # Says nothing where all of it is there; only Debian's and Ubuntu's apt-get is known here.
 set -eu
+cd "$(dirname "$0")/.."
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -30,20 +31,7 @@ elif ! python3 -c 'import venv, ensurepip' >/dev/null 2>&1; then
 fi
 
 [ -n "$missing" ] || exit 0
-if ! have apt-get; then
-    echo "setup: please install:$missing (names of Debian packages)" >&2
-    exit 1
-fi
-
-as_root=''
-if [ "$(id -u)" -ne 0 ]; then
-    have sudo || {
-        echo "setup: please run as root: apt-get install$missing" >&2
-        exit 1
-    }
-    as_root='sudo'
-fi
-echo "setup: installing$missing" >&2
-$as_root apt-get update -qq
 # shellcheck disable=SC2086 # the list of names is split on purpose
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+scripts/apt-install.sh setup $missing && exit 0
+echo "setup: please install, as root:$missing (names of Debian packages)" >&2
+exit 1

@@ -245,7 +245,7 @@ impl Rig {
                     && worker["in_flight"] == 0
                     && worker["unreported"]["requests"] == 0;
                 // As many blocks may be others: one prompt's, and before them another's.
-                let digest = format!("{:016x}", Digest::of(held).sum);
+                let digest = Digest::of(held).hex();
                 if !is_idle || worker["blocks_digest"].as_str()? != digest {
                     return None;
                 }

@@ -39,9 +39,12 @@ const ROUNDS: usize = 7;
 
 /// Is what answers must follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rule {
+pub enum Rule {
+    /// Whatever the model says.
     Nothing,
+    /// A JSON schema.
     Schema,
+    /// A GBNF grammar.
     Grammar,
 }
 
@@ -70,7 +73,7 @@ impl Rule {
 }
 
 /// Is the throughput of one server with so many sequences, by what is followed and by round. Units: tokens a second.
-pub type Rates = BTreeMap<&'static str, Vec<f64>>;
+pub type Rates = BTreeMap<Rule, Vec<f64>>;
 
 /// Measures the worker and, where there is one, the peer.
 ///
@@ -89,7 +92,7 @@ pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Resul
                 let answers = answers(&server, texts, (n, rule)).await?;
                 if round > 0 {
                     let rate = decode_rate(&answers).context("the answers did not run together")?;
-                    measured.entry(rule.name()).or_default().push(rate);
+                    measured.entry(rule).or_default().push(rate);
                 }
             }
         }
@@ -154,7 +157,7 @@ pub fn section() -> Section {
 pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
     let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
     for (&contender, rates) in rates {
-        let rate = |rule: Rule| rates.get(rule.name()).and_then(|rates| median(rates));
+        let rate = |rule: Rule| rates.get(&rule).and_then(|rates| median(rates));
         let Some(free) = rate(Rule::Nothing) else { continue };
         for rule in [Rule::Schema, Rule::Grammar] {
             let Some(following) = rate(rule) else { continue };
@@ -184,7 +187,7 @@ mod tests {
     fn the_worker_is_judged_by_the_medians_and_the_peer_only_shown() {
         let rates = |schema, grammar| -> Rates {
             let rates = [vec![100.0, 90.0, 200.0], vec![schema; 3], vec![grammar; 3]];
-            Rule::ALL.map(Rule::name).into_iter().zip(rates).collect()
+            Rule::ALL.into_iter().zip(rates).collect()
         };
         let measured = [(Contender::Worker, rates(89.0, 91.0)), (Contender::PeerBest, rates(50.0, 20.0))].into();
         let (rows, verdicts) = rows(4, &measured);

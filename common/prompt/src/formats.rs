@@ -4,6 +4,7 @@
 //! The idea: a format depends on the tools, the switches and the kind of the last message, not on what is said; so small
 //! conversations stand for all of them, and what is worked out for one request serves the next.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use moka::sync::Cache;
@@ -141,7 +142,7 @@ impl Formats {
             return Ok(known);
         }
         let mut format = self.templates()?.format(&text)?;
-        if let Some(one_call) = one_call(&format.grammar).filter(|_| !parallel_tool_calls) {
+        if !parallel_tool_calls && let Some(one_call) = one_call(&format.grammar) {
             format.grammar = one_call;
         }
         let known = Arc::new(KnownFormat::new(format, text.len()));
@@ -174,11 +175,10 @@ impl KnownFormat {
 /// A model that must call might otherwise talk up to its last token.
 /// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`.
 fn without_content(grammar: &str) -> Option<String> {
-    let root = grammar.find("root ::= ").filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
-    let end = grammar[root..].find('\n').map_or(grammar.len(), |n| root + n);
-    let calls = root + grammar[root..end].rfind("? tool-call")?;
+    let root = rule(grammar, "root ::= ")?;
+    let calls = root.start + grammar[root.clone()].rfind("? tool-call")?;
     let digits = grammar[..calls].trim_end_matches(|c: char| c.is_ascii_digit());
-    let content = digits.strip_suffix(" until-").filter(|before| before.len() >= root && digits.len() < calls)?;
+    let content = digits.strip_suffix(" until-").filter(|before| before.len() >= root.start && digits.len() < calls)?;
     Some(format!("{content}{}", &grammar[calls + 1..]))
 }
 
@@ -187,11 +187,18 @@ fn without_content(grammar: &str) -> Option<String> {
 /// llama.cpp lets them come again and again where each has marks of its own, as in Hermes' format, whatever a request says.
 /// Source: `build_tool_parser_json_native` of its `chat-auto-parser-generator.cpp`.
 fn one_call(grammar: &str) -> Option<String> {
-    const RULE: &str = "tool-calls ::= (";
-    let rule = grammar.find(RULE).filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
-    let end = grammar[rule..].find('\n').map_or(grammar.len(), |n| rule + n);
-    let call = grammar[rule + RULE.len()..end].strip_suffix(")+").filter(|call| !call.contains(['(', '"']))?;
-    Some(format!("{}tool-calls ::= {call}{}", &grammar[..rule], &grammar[end..]))
+    const BEGIN: &str = "tool-calls ::= (";
+    let calls = rule(grammar, BEGIN)?;
+    let call =
+        grammar[calls.start + BEGIN.len()..calls.end].strip_suffix(")+").filter(|call| !call.contains(['(', '"']))?;
+    Some(format!("{}tool-calls ::= {call}{}", &grammar[..calls.start], &grammar[calls.end..]))
+}
+
+/// Returns where the line of a rule is, which begins with `begin`.
+fn rule(grammar: &str, begin: &str) -> Option<Range<usize>> {
+    let start = grammar.find(begin).filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
+    let end = grammar[start..].find('\n').map_or(grammar.len(), |n| start + n);
+    Some(start..end)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ mod vocabulary;
 mod words;
 
 pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
-pub use backend::backend;
+pub use backend::{backend, hear_logs};
 pub use error::{OpenError, PromptError};
 pub use fragments::CacheCounters;
 pub use maker::{NoFim, Prompt, PromptMaker, PromptOptions};

@@ -27,6 +27,11 @@ impl Digest {
         digest
     }
 
+    /// Returns the sum as people compare it: 16 hexadecimal digits.
+    pub fn hex(&self) -> String {
+        format!("{:016x}", self.sum)
+    }
+
     /// Counts a block that was not held before.
     pub fn add(&mut self, key: BlockKey) {
         self.n_blocks = self.n_blocks.wrapping_add(1);

@@ -73,7 +73,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "model": worker.model.as_deref(),
         "load": worker.load,
         "blocks": blocks.n_blocks(),
-        "blocks_digest": blocks.digest().map(|digest| format!("{:016x}", digest.sum)),
+        "blocks_digest": blocks.digest().map(|digest| digest.hex()),
         "blocks_current": blocks.is_current(),
         "breaker": breaker,
         "in_flight": n_in_flight,
