@@ -123,6 +123,61 @@ async fn a_request_is_one_connected_trace_without_any_text() {
     }
 }
 
+/// Asks `url` with `body`, within a trace of its own, once a worker is ready, and returns the answer's status.
+async fn ask(worker: &RealWorker, path: &str, body: &Value) -> u16 {
+    let client = reqwest::Client::new();
+    eventually("the worker is ready", || async {
+        let ready = client.get(format!("{}/readyz", worker.url("http"))).send().await;
+        ready.is_ok_and(|answer| answer.status().is_success())
+    })
+    .await;
+    let request = client.post(format!("{}{path}", worker.url("http"))).body(body.to_string());
+    let answer = request.header("content-type", "application/json").send().await.expect("an answer");
+    let status = answer.status().as_u16();
+    answer.bytes().await.expect("a body");
+    status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_s_trace_says_what_was_restored_and_what_failed() {
+    let collector = Collector::start();
+    let worker = RealWorker::start(&["--otlp-endpoint", collector.url.as_str()]).await;
+    let body = json!({"prompt": "chestnuts roasting ".repeat(40), "max_tokens": 2});
+    for _ in 0..2 {
+        assert_eq!(ask(&worker, "/v1/completions", &body).await, 200);
+    }
+    let restore = collector.span("worker.restore").await;
+    let resident = |values: &Value| {
+        let value = values.as_array()?.iter().find(|value| value["key"] == "resident")?;
+        value["value"]["intValue"].as_str()?.parse::<u32>().ok()
+    };
+    assert!(resident(&restore["attributes"]).is_some_and(|n_tokens| n_tokens >= 32), "{restore}");
+
+    assert_eq!(ask(&worker, "/v1/completions", &json!({"prompt": "a", "n": 0})).await, 400);
+    eventually("the refused request is told", || async {
+        collector.spans().iter().any(|span| span["name"] == "worker.request" && span["status"]["message"] == "prepare")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_that_are_embedded_are_a_trace_too() {
+    let collector = Collector::start();
+    let worker = RealWorker::start_embedder(&["--otlp-endpoint", collector.url.as_str()]).await;
+    assert_eq!(ask(&worker, "/v1/embeddings", &json!({"input": ["a chestnut", "two"]})).await, 200);
+    let request = collector.span("worker.request").await;
+    for part in ["worker.prepare", "worker.embed"] {
+        let span = collector.span(part).await;
+        assert_eq!((&span["traceId"], &span["parentSpanId"]), (&request["traceId"], &request["spanId"]), "{part}");
+    }
+    assert!(request["attributes"].to_string().contains("warmpath.prompt_tokens"), "{request}");
+    assert_eq!(ask(&worker, "/v1/embeddings", &json!({"input": []})).await, 400);
+    eventually("the refused request is told", || async {
+        collector.spans().iter().any(|span| span["name"] == "worker.request" && span["status"]["message"] == "prepare")
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_attempt_is_a_span_of_its_own_and_a_collector_that_is_away_harms_nobody() {
     let mut collector = Collector::start();

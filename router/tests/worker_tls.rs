@@ -54,6 +54,30 @@ async fn a_router_and_its_worker_speak_by_tls_with_certificates_of_both_sides_an
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn probes_and_scrapers_need_no_certificate_at_an_address_of_their_own_and_get_nothing_else() {
+    let authority = Authority::new();
+    let ((cert, key), root) = (authority.sign("worker"), authority.root_file());
+    let token = root.with_file_name("token");
+    std::fs::write(&token, "f".repeat(64)).expect("it can be written");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let admin = free.expect("a port is free").to_string();
+    let flags =
+        ["--tls-cert", text(&cert), "--tls-key", text(&key), "--tls-client-ca", text(&root), "--admin-listen", &admin];
+    let _worker = RealWorker::start(&[&flags[..], &["--fleet-token-file", text(&token)]].concat()).await;
+
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let status =
+        async |path: &str| client.get(format!("http://{admin}{path}")).send().await.expect("it answers").status();
+    eventually("the worker is ready", || async { status("/readyz").await == 200 }).await;
+    for path in ["/livez", "/health", "/metrics"] {
+        assert_eq!(status(path).await, 200, "{path}");
+    }
+    for path in ["/v1/models", "/slots", "/cache", "/internal/v1/summary", "/openapi.json"] {
+        assert_eq!(status(path).await, 404, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn certificates_and_roots_are_renewed_while_both_run() {
     let (authority, other) = (Authority::new(), Authority::new());
     let ((cert, key), root) = (authority.sign("worker"), authority.root_file());

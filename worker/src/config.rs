@@ -18,6 +18,7 @@ use warmpath_common::model::Pooling;
 use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
+use crate::backends::BackendConfig;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SelfTest, ShiftConfig, Switch};
@@ -41,6 +42,8 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Config {
     /// Is what HTTP needs.
     pub http: HttpConfig,
+    /// Says what llama.cpp computes with.
+    pub backends: BackendConfig,
     /// Is what the engine needs, or most of what the embedder needs in its place.
     pub engine: EngineConfig,
     /// Is the adapter that is applied where a request asks for none.
@@ -64,6 +67,8 @@ pub struct Config {
 pub struct HttpConfig {
     /// Is the address to bind.
     pub listen: std::net::SocketAddr,
+    /// Is the address that answers probes and scrapers without TLS and tokens; absent where `listen` alone does.
+    pub admin_listen: Option<std::net::SocketAddr>,
     /// Is the file of the tokens that are asked for; absent where everybody may ask.
     pub token_file: Option<PathBuf>,
     /// Is the files from which TLS is spoken; absent where it is not.
@@ -135,6 +140,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
     Ok(Config {
         http: http_config(&flags)?,
+        backends: BackendConfig { folder: flags.backends_dir.clone(), cpu_variant: flags.cpu_variant.clone() },
         engine: engine_config(&flags)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
@@ -171,6 +177,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
     Ok(HttpConfig {
         listen: flags.listen,
+        admin_listen: flags.admin_listen,
         token_file: flags.fleet_token_file.clone(),
         tls: flags.tls.clone().files(),
         body_bytes_max: flags.body_max,

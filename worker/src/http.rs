@@ -9,6 +9,7 @@ pub mod body;
 mod cache;
 mod chat;
 mod completions;
+mod compute;
 mod context;
 mod dialect;
 mod embeddings;
@@ -82,11 +83,8 @@ pub fn router(app: App) -> Router {
         .route("/cache/pin/{id}", delete(pins::remove))
         .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/props", get(props::show))
-        .route("/health", get(health::health))
         .route("/openapi.json", get(openapi::show))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
-        .route("/metrics", get(health::metrics))
+        .merge(health_routes())
         .route(SNAPSHOT_PATH, get(summary::snapshot))
         .route(STREAM_PATH, get(summary::stream))
         .route(VOCABULARY_PATH, get(summary::vocabulary))
@@ -96,6 +94,19 @@ pub fn router(app: App) -> Router {
         .layer(middleware::from_fn_with_state(app.clone(), access::check))
         .layer(middleware::from_fn_with_state(app.clone(), context::around))
         .with_state(app)
+}
+
+/// Returns the service that answers probes and scrapers alone.
+pub fn admin_router(app: App) -> Router {
+    health_routes().method_not_allowed_fallback(method_refused).fallback(path_unknown).with_state(app)
+}
+
+fn health_routes() -> Router<App> {
+    Router::new()
+        .route("/health", get(health::health))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
 }
 
 async fn path_unknown(uri: Uri) -> RequestError {

@@ -4,6 +4,7 @@
 //! The idea: a request is `http` -> `lifecycle` -> `engine`, and its answer comes back the same way; `start` sets it
 //! up.
 
+pub mod backends;
 pub mod config;
 pub mod embedder;
 pub mod engine;

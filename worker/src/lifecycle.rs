@@ -199,7 +199,7 @@ pub async fn start(
     };
     let prepared = serving.prepare(work).await;
     clock.prepared();
-    let (form, submitted) = prepared?;
+    let (form, submitted) = prepared.inspect_err(|_| clock.failed("prepare"))?;
     Answer::begin(form, submitted, clock).await
 }
 

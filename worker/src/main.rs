@@ -2,16 +2,24 @@
 //!
 //! Not here: everything else (`warmpath_worker::start` is next).
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use warmpath_shell::log;
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::{config, start};
+use warmpath_worker::{backends, config, start};
 
 fn main() -> ExitCode {
-    let flags = Flags::from_command_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let [_, command, library] = &arguments[..]
+        && command == backends::CHECK_COMMAND
+    {
+        return check(library.as_ref());
+    }
+    let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
     log::start(flags.log_format);
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
@@ -19,6 +27,14 @@ fn main() -> ExitCode {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Tries CPU kernels, in the process that a worker starts for it.
+fn check(library: &Path) -> ExitCode {
+    match serde_json::to_writer(std::io::stdout(), &backends::check(library)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

@@ -98,6 +98,12 @@ metrics! {
     prefix_cache_ratio: Histogram = histogram("prefix_cache_ratio", RATIO_BUCKETS);
     /// Sequences that waited for a prefix that another was computing.
     prefix_waits: IntCounter = counter("prefix_waits_total");
+    /// Time that sequences had waited for a prefix that another was computing when they got their slots.
+    prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
+    /// Time that sequences had waited for state to be read from disk when they got their slots.
+    disk_wait: Counter = total_seconds("disk_wait_seconds_total");
+    /// Stored state that the disk did not take or give back, by operation: read, write; or write_refused, as too much waited to be written.
+    disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
     /// Sequences whose kept state could not be brought into their slot and was computed.
     failed_starts: IntCounter = counter("failed_starts_total");
     /// Starts for which state was moved into the slot.
@@ -170,6 +176,8 @@ metrics! {
     summary_cut_off: IntCounter = counter("summary_cut_off_total");
     /// The model and the version, as labels.
     info: IntGaugeVec = gauges("info", &["model", "fingerprint", "version"]);
+    /// The set of CPU kernels that llama.cpp computes with, as a label.
+    cpu_variant_info: IntGaugeVec = gauges("cpu_variant_info", &["variant"]);
 }
 
 const VALID: &str = "metric names and labels are valid";
@@ -255,8 +263,13 @@ impl Metrics {
         for (counter, value) in counted {
             raise(counter, value);
         }
-        let spent =
-            [(&self.restore, values.restore_us), (&self.save, values.save_us), (&self.prefill, values.prompt_us)];
+        let spent = [
+            (&self.restore, values.restore_us),
+            (&self.save, values.save_us),
+            (&self.prefill, values.prompt_us),
+            (&self.prefix_wait, values.prefix_wait_us),
+            (&self.disk_wait, values.disk_wait_us),
+        ];
         for (counter, value_us) in spent {
             counter.inc_by((value_us as f64 / 1e6 - counter.get()).max(0.0));
         }
@@ -281,6 +294,14 @@ impl Metrics {
         ];
         for (tier, n_tokens) in reused {
             raise(&self.prefix_cache_tokens.with_label_values(&[tier]), n_tokens);
+        }
+        let failed = [
+            ("read", values.disk_read_failures),
+            ("write", values.disk_write_failures),
+            ("write_refused", values.disk_writes_refused),
+        ];
+        for (operation, n) in failed {
+            raise(&self.disk_failures.with_label_values(&[operation]), n);
         }
         for (tier, label) in TIERS {
             let held = cache.of(tier);

@@ -24,9 +24,10 @@ use warmpath_shell::tls::{RustlsConfig, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
+use crate::backends::BackendError;
 use crate::config::{Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::engine::StartError;
-use crate::http::{App, router};
+use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
 use crate::served::{Base, Served};
 use crate::serving::Phase;
@@ -67,6 +68,9 @@ pub enum RunError {
     /// The vocabulary or the chat template cannot be used.
     #[error("cannot make prompts for the model")]
     Prompt(#[source] OpenError),
+    /// There is nothing that llama.cpp could compute with.
+    #[error("cannot load llama.cpp's backends")]
+    Backends(#[source] BackendError),
     /// The engine did not start.
     #[error("cannot start the engine")]
     Engine(#[source] StartError),
@@ -82,6 +86,8 @@ pub enum RunError {
 pub struct Bound {
     config: Config,
     listener: TcpListener,
+    /// Is the listener for probes and scrapers.
+    admin: Option<TcpListener>,
     address: SocketAddr,
     doors: Doors,
 }
@@ -137,12 +143,24 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let checked = tokio::task::spawn_blocking(move || warmpath_gguf::check(&path).map(drop)).await;
     checked.map_err(RunError::Panicked)?.map_err(RunError::Model)?;
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
-    let refuse = |source| RunError::Listen { address: config.http.listen, source };
-    let listener = TcpListener::bind(config.http.listen).await.map_err(refuse)?;
-    let address = listener.local_addr().map_err(refuse)?;
+    let (listener, address) = listen_on(config.http.listen).await?;
     let scheme = if doors.tls.is_some() { "https" } else { "http" };
     info!("listening on {scheme}://{address}");
-    Ok(Bound { config, listener, address, doors })
+    let mut admin = None;
+    if let Some(wanted) = config.http.admin_listen {
+        let (listener, address) = listen_on(wanted).await?;
+        info!("answering probes and scrapers on http://{address}");
+        admin = Some(listener);
+    }
+    Ok(Bound { config, listener, admin, address, doors })
+}
+
+/// Errors: `Listen`.
+async fn listen_on(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let refuse = |source| RunError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(refuse)?;
+    let address = listener.local_addr().map_err(refuse)?;
+    Ok((listener, address))
 }
 
 impl Bound {
@@ -155,7 +173,7 @@ impl Bound {
     ///
     /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { config, listener, address, doors } = self;
+        let Self { config, listener, admin, address, doors } = self;
         let Doors { tls, tokens, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());
@@ -169,7 +187,7 @@ impl Bound {
             tracer: tracer.clone(),
             metrics,
         };
-        let (http, close) = serve_http(listener, tls, app.clone());
+        let (http, close) = serve_http((listener, admin), tls, app.clone());
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 
@@ -205,8 +223,16 @@ impl Bound {
     }
 }
 
-fn serve_http(listener: TcpListener, tls: Option<RustlsConfig>, app: App) -> (JoinHandle<()>, watch::Sender<bool>) {
+fn serve_http(
+    (listener, admin): (TcpListener, Option<TcpListener>),
+    tls: Option<RustlsConfig>,
+    app: App,
+) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
+    if let Some(admin) = admin {
+        // Nobody waits for it to end: no answer is on its way there.
+        tokio::spawn(listen::serve(admin, admin_router(app.clone()), (None, HEAD_TIMEOUT), closed.clone()));
+    }
     let http = tokio::spawn(listen::serve(listener, router(app), (tls, HEAD_TIMEOUT), closed));
     (http, close)
 }

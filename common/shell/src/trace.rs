@@ -145,34 +145,15 @@ impl Span {
     pub fn child(&self, name: &'static str, kind: Kind) -> Self {
         let Some(open) = &self.0 else { return Self(None) };
         let now = Instant::now();
-        let record = Record {
-            id: rand::random_range(1..=u64::MAX),
-            parent: Some(open.record.id),
-            name,
-            kind,
-            start: now,
-            end: now,
-            values: Vec::new(),
-            failure: None,
-            ..open.record.clone()
-        };
+        let record = open.record.part((name, kind), (now, now));
         Self(Some(Box::new(Open { record, recorder: open.recorder.clone() })))
     }
 
     /// Records a part of this one that is over.
-    pub fn part(&self, name: &'static str, (start, end): (Instant, Instant), values: Vec<(&'static str, Value)>) {
-        let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() else { return };
-        recorder.take(Record {
-            id: rand::random_range(1..=u64::MAX),
-            parent: Some(record.id),
-            name,
-            kind: Kind::Internal,
-            start,
-            end,
-            values,
-            failure: None,
-            ..record.clone()
-        });
+    pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, Value)>) {
+        if let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() {
+            recorder.take(Record { values, ..record.part((name, Kind::Internal), times) });
+        }
     }
 
     /// Says a name of it.
@@ -209,6 +190,24 @@ impl Span {
         let flags = if open.recorder.is_some() { SAMPLED } else { 0 };
         let text = format!("{VERSION}-{:032x}-{:016x}-{flags:02x}", open.record.trace, open.record.id);
         HeaderValue::from_str(&text).ok()
+    }
+}
+
+impl Record {
+    /// Returns a part of this one.
+    fn part(&self, (name, kind): (&'static str, Kind), (start, end): (Instant, Instant)) -> Self {
+        Self {
+            trace: self.trace,
+            id: rand::random_range(1..=u64::MAX),
+            parent: Some(self.id),
+            state: self.state.clone(),
+            name,
+            kind,
+            start,
+            end,
+            values: Vec::new(),
+            failure: None,
+        }
     }
 }
 

@@ -34,6 +34,11 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
     pub listen: SocketAddr,
 
+    /// Further address that answers /livez, /readyz, /health and /metrics, without TLS and tokens: for probes and scrapers that show no
+    /// certificate.
+    #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT")]
+    pub admin_listen: Option<SocketAddr>,
+
     /// Name of this worker in headers and logs. The default is host name and port.
     #[arg(long, env = "WARMPATH_NAME")]
     pub name: Option<String>,
@@ -58,6 +63,15 @@ pub struct Flags {
     /// Threads that process prompts (-tb). The default is --threads.
     #[arg(long, env = "WARMPATH_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
+
+    /// Folder of llama.cpp's backends, in a build that loads them when it starts, as images do [default: ../lib/warmpath beside
+    /// the program].
+    #[arg(long, env = "WARMPATH_BACKENDS_DIR", value_name = "DIR")]
+    pub backends_dir: Option<PathBuf>,
+
+    /// Set of CPU kernels of such a build, as haswell. The default is the one for the newest processor that works here.
+    #[arg(long, env = "WARMPATH_CPU_VARIANT", value_name = "NAME")]
+    pub cpu_variant: Option<String>,
 
     /// Layers to keep in GPU memory (-ngl), in a build that has a GPU backend.
     #[arg(long, visible_alias = "gpu-layers", env = "WARMPATH_N_GPU_LAYERS", value_name = "N", default_value_t = 0)]

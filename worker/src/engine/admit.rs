@@ -36,8 +36,10 @@ pub(super) struct Waiting {
     pub(super) fetching: Vec<ChunkId>,
     /// Is until when it waits for the request that computes what its sender counts on; absent where nothing is missing.
     pub(super) held_until: Option<Instant>,
-    /// Says whether it has waited for another's prefix, for the metric.
-    pub(super) has_waited: bool,
+    /// Is since when it waits for another's prefix; absent where it never did.
+    pub(super) shares_since: Option<Instant>,
+    /// Is since when it waits for the disk; absent where it never did.
+    pub(super) reads_since: Option<Instant>,
 }
 
 impl Stepper<'_> {
@@ -52,7 +54,9 @@ impl Stepper<'_> {
         };
         let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
         let n_uncached = n_prompt - n_usable;
-        self.waiting.push_back(Waiting { admission, n_uncached, fetching: Vec::new(), held_until, has_waited: false });
+        let fetching = Vec::new();
+        let (shares_since, reads_since) = (None, None);
+        self.waiting.push_back(Waiting { admission, n_uncached, fetching, held_until, shares_since, reads_since });
     }
 
     /// Returns whether a submission waits for another that has yet to come.
@@ -92,6 +96,7 @@ impl Stepper<'_> {
                 Decision::Fetch(chunks) => {
                     self.cache.fetch(&chunks);
                     self.waiting[idx].fetching.extend(chunks);
+                    self.waiting[idx].reads_since.get_or_insert_with(Instant::now);
                     idx += 1;
                 }
                 Decision::Start(plan) => {
@@ -105,7 +110,8 @@ impl Stepper<'_> {
 
     /// Lets a submission wait for a running one's prefix. Where a sequence cannot be rewound, that one makes a checkpoint.
     fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32)) {
-        if !std::mem::replace(&mut self.waiting[idx].has_waited, true) {
+        if self.waiting[idx].shares_since.is_none() {
+            self.waiting[idx].shares_since = Some(Instant::now());
             self.view.counters.prefix_waits.fetch_add(1, Relaxed);
         }
         if !self.table.memory().rewinds_anywhere()
@@ -146,8 +152,9 @@ impl Stepper<'_> {
     }
 
     fn start(&mut self, waiting: Waiting, plan: SlotPlan) {
-        let Waiting { admission, fetching, .. } = waiting;
         let began = Instant::now();
+        self.view.counters.waited(&waiting, began);
+        let Waiting { admission, fetching, .. } = waiting;
         let (slot, cached) = match self.reuse(&self.wish(&admission), &plan, admission.submission.shifts) {
             Some(reused) => (reused.slot, self.prepare_moved(&reused)),
             None => (plan.slot, self.prepare((&admission, &fetching), &plan)),

@@ -1,14 +1,17 @@
 //! What the engine counts while it runs, for metrics and tests.
 //!
 //! Not here: moving averages (`warmpath_worker_core::rates`), what goes to routers (`report`).
-//! The idea: the engine thread is the only writer, anyone reads; no value depends on another, so relaxed atomics do.
+//! The idea: the engine thread writes, and the store's what the disk could not do; anyone reads. No value depends on another, so
+//! relaxed atomics do.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::admit::Waiting;
 use super::messages::{CachedTokens, Finished};
+use crate::store::{DiskEvent, WriteFailure};
 
-/// Is the engine's counters, written by its thread alone.
+/// Is the engine's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub steps: AtomicU64,
@@ -28,6 +31,11 @@ pub(crate) struct Counters {
     pub cached_ram_tokens: AtomicU64,
     pub cached_disk_tokens: AtomicU64,
     pub prefix_waits: AtomicU64,
+    pub prefix_wait_us: AtomicU64,
+    pub disk_wait_us: AtomicU64,
+    pub disk_read_failures: AtomicU64,
+    pub disk_write_failures: AtomicU64,
+    pub disk_writes_refused: AtomicU64,
     pub failed_starts: AtomicU64,
     pub restores: AtomicU64,
     pub restore_us: AtomicU64,
@@ -84,6 +92,16 @@ pub struct CounterValues {
     pub cached_disk_tokens: u64,
     /// Counts the requests that waited for a prefix that another was computing.
     pub prefix_waits: u64,
+    /// Is how long they had when they got their slots. Units: microseconds.
+    pub prefix_wait_us: u64,
+    /// Is how long requests had waited for state to be read from disk. Units: microseconds.
+    pub disk_wait_us: u64,
+    /// Counts the stored state that could not be read from disk.
+    pub disk_read_failures: u64,
+    /// Counts the stored state that could not be written to disk, or was not because writing had just failed.
+    pub disk_write_failures: u64,
+    /// Counts the stored state that was not written to disk because too much waited already.
+    pub disk_writes_refused: u64,
     /// Counts the requests whose planned start could not be reached.
     pub failed_starts: u64,
     /// Counts the starts whose state was moved into the slot.
@@ -124,6 +142,13 @@ impl Counters {
         self.shifted_tokens.fetch_add(u64::from(cached.shifted), Relaxed);
     }
 
+    /// Counts what a request that gets a slot at `now` has waited for others and for the disk.
+    pub(super) fn waited(&self, waiting: &Waiting, now: Instant) {
+        let waited = |since: Option<Instant>| since.map_or(0, |since| to_us(now.saturating_duration_since(since)));
+        self.prefix_wait_us.fetch_add(waited(waiting.shares_since), Relaxed);
+        self.disk_wait_us.fetch_add(waited(waiting.reads_since), Relaxed);
+    }
+
     /// Counts a start whose state was moved into the slot.
     pub(crate) fn restored(&self, took: Duration) {
         self.restores.fetch_add(1, Relaxed);
@@ -135,6 +160,17 @@ impl Counters {
         self.saves.fetch_add(1, Relaxed);
         self.save_us.fetch_add(to_us(took), Relaxed);
         self.saved_tokens.fetch_add(u64::from(n_tokens), Relaxed);
+    }
+
+    /// Counts what the disk could not do. On the store's thread.
+    pub(super) fn disk_answered(&self, event: &DiskEvent) {
+        let counter = match event {
+            DiskEvent::Written { .. } | DiskEvent::Read { .. } => return,
+            DiskEvent::WriteFailed { reason: WriteFailure::QueueFull, .. } => &self.disk_writes_refused,
+            DiskEvent::WriteFailed { .. } => &self.disk_write_failures,
+            DiskEvent::ReadFailed { .. } => &self.disk_read_failures,
+        };
+        counter.fetch_add(1, Relaxed);
     }
 
     /// Counts an answer that is complete.
@@ -164,6 +200,11 @@ impl Counters {
             cached_ram_tokens: self.cached_ram_tokens.load(Relaxed),
             cached_disk_tokens: self.cached_disk_tokens.load(Relaxed),
             prefix_waits: self.prefix_waits.load(Relaxed),
+            prefix_wait_us: self.prefix_wait_us.load(Relaxed),
+            disk_wait_us: self.disk_wait_us.load(Relaxed),
+            disk_read_failures: self.disk_read_failures.load(Relaxed),
+            disk_write_failures: self.disk_write_failures.load(Relaxed),
+            disk_writes_refused: self.disk_writes_refused.load(Relaxed),
             failed_starts: self.failed_starts.load(Relaxed),
             restores: self.restores.load(Relaxed),
             restore_us: self.restore_us.load(Relaxed),

@@ -18,6 +18,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
+use tracing::warn;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
@@ -36,6 +37,9 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     let path = &config.model;
     let fail = |reason: String| StartError::Model { path: path.clone(), reason };
     std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+    if config.n_gpu_layers > 0 && !warmpath_prompt::backend().supports_gpu_offload() {
+        warn!(config.n_gpu_layers, "no GPU that llama.cpp can use was found: the model runs on the CPU");
+    }
     let params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers).with_progress_callback(progress);
     let model = LlamaModel::load_from_file(warmpath_prompt::backend(), path, &params)
         .map_err(|error| fail(format!("llama.cpp refuses it ({error}); its log says why")))?;

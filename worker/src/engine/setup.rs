@@ -2,6 +2,7 @@
 //!
 //! Not here: what is done with it (`admit`, `keep`), loading the model (`llama`).
 
+use std::sync::Arc;
 use std::sync::mpsc;
 
 use llama_cpp_2::model::LlamaModel;
@@ -13,6 +14,7 @@ use warmpath_worker_core::costs::{Costs, SuffixRounding};
 
 use super::cache::{Cache, Codec, Disk};
 use super::config::{DiskConfig, EngineConfig, EngineFacts, PrefixCache, ShiftConfig, StartError};
+use super::handle::View;
 use super::llama::Llama;
 use super::self_test;
 use crate::store::{DiskStore, Identity};
@@ -52,6 +54,7 @@ pub(super) fn cache(
     model: &LlamaModel,
     llama: &mut Llama<'_>,
     (config, facts): (&EngineConfig, &EngineFacts),
+    view: &Arc<View>,
 ) -> Result<Cache, StartError> {
     let codec = match config.prefix_cache {
         PrefixCache::Enabled => codec(model, llama, (config, facts)),
@@ -71,7 +74,7 @@ pub(super) fn cache(
     let costs = costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts);
     let mut cache = Cache::new(limits, codec, (costs, config.costs));
     if let Some(disk) = disk {
-        open_disk(&mut cache, (disk, ram_bytes), facts)?;
+        open_disk(&mut cache, (disk, ram_bytes), facts, view)?;
     }
     Ok(cache)
 }
@@ -170,10 +173,15 @@ fn open_disk(
     cache: &mut Cache,
     (disk, queued_bytes_max): (&DiskConfig, u64),
     facts: &EngineFacts,
+    view: &Arc<View>,
 ) -> Result<(), StartError> {
     let identity = identity(cache, facts);
     let (sender, events) = mpsc::channel();
-    let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| drop(sender.send(event)));
+    let view = Arc::clone(view);
+    let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {
+        view.counters.disk_answered(&event);
+        drop(sender.send(event));
+    });
     let (store, files) = opened.map_err(StartError::Store)?;
     info!(folder = %store.folder().display(), mib = disk.bytes >> 20, "state is stored on disk, too");
     cache.adopt(Disk { store, events }, files);

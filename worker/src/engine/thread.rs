@@ -133,7 +133,7 @@ fn prepare<'m>(
     let facts =
         llama.facts(model, config, Probed { memory, model_fingerprint, adapters: infos, self_test: self_test.clone() });
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
-    let cache = setup::cache(model, &mut llama, (config, &facts))?;
+    let cache = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let n_slots = usize::from(config.n_slots);
     let checkpoints = setup::checkpoint_rule(config, (&cache, memory));

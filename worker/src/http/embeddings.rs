@@ -14,6 +14,7 @@ use warmpath_common::model::Pooling;
 use warmpath_prompt::NoFim;
 
 use super::body::Body;
+use super::compute::compute;
 use super::context::RequestContext;
 use super::state::App;
 use crate::embedder::vector::{Norm, to_base64};
@@ -54,7 +55,6 @@ enum Shape {
 
 /// Is a request, understood.
 struct Wish {
-    texts: Vec<Vec<Token>>,
     shape: Shape,
     encoding: Encoding,
     /// Is the numbers of a vector that are kept.
@@ -93,7 +93,8 @@ struct LlamaItem {
 /// Is what a request has cost.
 #[derive(Debug, Serialize)]
 pub struct Usage {
-    prompt_tokens: u32,
+    /// Is the tokens of the texts.
+    pub prompt_tokens: u32,
     total_tokens: u32,
 }
 
@@ -119,16 +120,19 @@ pub async fn create(
     }
     let (reader, is_openai) = (served.embedder()?, uri.path() == OPENAI_PATH);
     let shape = if is_openai { Shape::OpenAi } else { Shape::LlamaServer };
-    let mut wish = served.prepare(move |base| read((&reader, base), &body, shape)).await?;
-    let texts = std::mem::take(&mut wish.texts);
-    let embedded = embedding.embedder.embed(&context.id, texts).await?;
+    let read = move |base: Base<'_>| read((&reader, base), &body, shape);
+    let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
     // Thousands of numbers to scale and to spell take milliseconds.
     let spelled = move || spell(&embedding, &wish, embedded);
     let response = tokio::task::spawn_blocking(spelled).await;
     response.map_err(|error| RequestError::Internal { reason: error.to_string() })
 }
 
-fn read((embedding, base): (&Embedding, Base<'_>), body: &Body, shape: Shape) -> Result<Wish, RequestError> {
+fn read(
+    (embedding, base): (&Embedding, Base<'_>),
+    body: &Body,
+    shape: Shape,
+) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
     let fields: Fields = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     // What is given as `content` is llama-server's own way to ask.
@@ -169,7 +173,7 @@ fn read((embedding, base): (&Embedding, Base<'_>), body: &Body, shape: Shape) ->
     let inputs = Inputs::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let texts = tokens(embedding, base, (inputs, param))?;
-    Ok(Wish { texts, shape, encoding, dimensions, norm })
+    Ok((Wish { shape, encoding, dimensions, norm }, texts))
 }
 
 fn tokens(

@@ -12,6 +12,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 
 use super::body::Body;
+use super::compute::compute;
 use super::context::RequestContext;
 use super::embeddings::{TEXTS_MAX, Usage, check_text};
 use super::state::App;
@@ -40,7 +41,6 @@ enum Shape {
 /// Is a request, understood.
 struct Wish {
     shape: Shape,
-    pairs: Vec<Vec<Token>>,
     top_n: usize,
     /// Lists the documents where they are to come back.
     documents: Option<Vec<String>>,
@@ -84,8 +84,9 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
         return Err(no_rank());
     }
     let reader = served.embedder()?;
-    let Wish { shape, pairs, top_n, documents } = served.prepare(move |base| read((&reader, base), &body)).await?;
-    let embedded = embedding.embedder.embed(&context.id, pairs).await?;
+    let read = move |base: Base<'_>| read((&reader, base), &body);
+    let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
+    let Wish { shape, top_n, documents } = wish;
     let usage = Usage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
@@ -112,7 +113,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     })
 }
 
-fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<Wish, RequestError> {
+fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
     let fields: Fields = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
@@ -156,5 +157,5 @@ fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<Wish, 
         Shape::Jina => fields.return_documents,
         Shape::Tei => fields.return_text,
     };
-    Ok(Wish { shape, pairs, top_n, documents: (is_returned == Some(true)).then_some(documents) })
+    Ok((Wish { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
 }

@@ -201,6 +201,11 @@ impl Clock {
         self.part("worker.prepare", Instant::now(), Vec::new());
     }
 
+    /// Takes note of what the request failed in.
+    pub(super) fn failed(&mut self, part: &'static str) {
+        self.span.fail(part);
+    }
+
     /// Takes note that the first choice has its slot.
     fn started(&mut self, started: &Started) {
         let now = Instant::now();
@@ -256,7 +261,7 @@ impl Answer {
         let started = match receivers[0].recv().await {
             Some(Event::Started(started)) => started,
             Some(Event::Failed(error)) => {
-                clock.span.fail("engine");
+                clock.failed("engine");
                 return Err(error.into());
             }
             Some(event) => return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") }),
@@ -317,7 +322,7 @@ impl Answer {
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
                 Event::Failed(error) => {
-                    self.clock.span.fail("engine");
+                    self.clock.failed("engine");
                     return Err(error.into());
                 }
             }

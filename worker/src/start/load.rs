@@ -18,6 +18,7 @@ use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::{Identity, RunError};
+use crate::backends;
 use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
@@ -67,12 +68,14 @@ impl Drop for StopOnDrop {
 
 /// Returns everything that a worker serves from; dropping the future stops the loading.
 ///
-/// Errors: `Model`, `Prompt`, `Engine`, `Panicked`.
+/// Errors: `Backends`, `Model`, `Prompt`, `Engine`, `Panicked`.
 pub async fn load(job: Job) -> Result<Served, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
     let Job { config, identity, phase, metrics } = job;
     let progress = Progress::new(phase, stop);
+    let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
+    metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;

@@ -147,7 +147,9 @@ async fn answers_stay_right_when_files_are_damaged_under_a_running_engine() {
         for _ in 0..2 {
             assert_eq!(ask_all(&engine).await.0, expected, "{kind:?}");
         }
-        assert_eq!(engine.counters().failed, 0);
+        let counters = engine.counters();
+        assert_eq!(counters.failed, 0);
+        assert!(counters.disk_read_failures > 0 && counters.disk_wait_us > 0, "{kind:?}: {counters:?}");
         stop(engine).await;
     }
 }
@@ -186,6 +188,11 @@ async fn answers_stay_right_when_the_folder_vanishes_under_a_running_engine() {
         assert_eq!(ask_all(&engine).await.0, expected);
     }
     assert_eq!(engine.counters().failed, 0);
+    until("failed reads and writes are counted", || {
+        let counters = engine.counters();
+        counters.disk_read_failures > 0 && counters.disk_write_failures > 0
+    })
+    .await;
     stop(engine).await;
 }
 

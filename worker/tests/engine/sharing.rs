@@ -110,6 +110,7 @@ async fn followers_wait_for_the_leader_and_start_from_its_state() {
         }
         let counters = engine.counters();
         assert!(counters.prefill_tokens <= N_PREFIX as u64 + 4 * 40, "{counters:?}");
+        assert!(counters.prefix_wait_us > 0, "{counters:?}");
         assert_eq!(counters.failed_starts, 0);
         stop(engine).await;
         stop(cold).await;

@@ -1,0 +1,36 @@
+//! What a request for vectors or scores goes through, as parts of its trace: reading it, computing its texts.
+//!
+//! Not here: what the texts are (`embeddings`, `rerank`), how they are computed (`embedder`).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warmpath_common::ids::Token;
+
+use super::context::RequestContext;
+use super::embeddings::Usage;
+use super::state::App;
+use crate::embedder::Embedded;
+use crate::error::RequestError;
+use crate::served::{Base, Embedding, Served};
+
+/// Returns what `read` makes of a request, without its texts, and what is made of each of them.
+///
+/// Errors: those of `read`, `Engine`.
+pub async fn compute<W: Send + 'static>(
+    app: &App,
+    context: &RequestContext,
+    (served, embedding): (&Served, &Arc<Embedding>),
+    read: impl FnOnce(Base<'_>) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
+) -> Result<(W, Vec<Embedded>), RequestError> {
+    let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
+    span.name("warmpath.request_id", context.id.as_str());
+    let prepared = served.prepare(read).await;
+    let ready = Instant::now();
+    span.part("worker.prepare", (context.arrived, ready), Vec::new());
+    let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;
+    let embedded = embedding.embedder.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
+    span.part("worker.embed", (ready, Instant::now()), Vec::new());
+    span.count("warmpath.prompt_tokens", Usage::of(&embedded).prompt_tokens);
+    Ok((wish, embedded))
+}
