@@ -10,7 +10,7 @@ STAGE := scripts/stage.sh
 DEMO_FLAGS := $(if $(KEEP),--keep)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz bench-hostile fixtures venv deploy-tools chromium lint fmt bench doc pages picture
+.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures venv deploy-tools chromium lint fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,15 @@ test-k8s: build deploy-tools ## Try chart and discovery on a real API server (th
 	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh
 	@$(STAGE) chart-installed target/venv/bin/python -B tests/python/test_chart_installed.py
 	@$(STAGE) endpoints-followed target/venv/bin/python -B tests/python/test_endpoints_followed.py
+
+image-files: setup ## Build router and worker for any processor, as images have them, into target/image/files (half an hour)
+	@$(STAGE) image-files scripts/image-files.sh target/image/files
+
+test-image: build venv image-files ## Try the images' worker confined, with every set of CPU kernels that they bring; not in CI
+	@$(STAGE) image target/venv/bin/python -B tests/python/test_image.py
+
+bench-cpu-variants: build venv image-files ## Measure the sets of CPU kernels that images bring, beside this machine's own build
+	@$(STAGE) cpu-variants target/venv/bin/python -B tests/python/measure_cpu_variants.py
 
 bench-hostile: build venv ## Measure what slow and oversized requests cost other clients (two minutes)
 	@$(STAGE) hostile target/venv/bin/python -B tests/python/measure_hostile_clients.py

@@ -127,9 +127,9 @@ WORKER = page(
             ),
             lines(
                 "Disk failures",
-                "Chunks that were lost because the disk failed or a file was damaged, a second. See the runbook of the disk tier.",
+                "Stored state that the disk did not take or give back, a second. See the runbook of the disk tier.",
                 "cps",
-                (f'sum by (instance) (rate({W}cache_evictions_total{{tier="disk", reason="lost"}}[]))', "{{instance}}"),
+                (f"sum by (instance, operation) (rate({W}disk_failures_total{{}}[]))", "{{instance}}: {{operation}}"),
             ),
             lines(
                 "Waits for a prefix",
@@ -137,6 +137,13 @@ WORKER = page(
                 "ops",
                 (f"sum(rate({W}prefix_waits_total{{}}[]))", "waited"),
                 (f"sum(rate({W}failed_starts_total{{}}[]))", "of no use"),
+            ),
+            lines(
+                "Time of such waits",
+                "Of each second, the part in which sequences waited for a prefix that another computed, or for the disk; more than one may wait.",
+                "percentunit",
+                (f"sum(rate({W}prefix_wait_seconds_total{{}}[]))", "for a prefix"),
+                (f"sum(rate({W}disk_wait_seconds_total{{}}[]))", "for the disk"),
             ),
             lines(
                 "Checkpoints and shifts",

@@ -115,9 +115,14 @@ MATRIX = {
     ),
     "fleet-token": ({"fleetToken": {"existingSecret": "fleet"}}, set(), set()),
     "internal-tls": ({"internalTLS": {"enabled": True, "existingSecret": "workers"}}, set(), set()),
+    "internal-tls-mutual": (
+        {"internalTLS": {"enabled": True, "mutual": True, "existingSecret": "workers", "routerSecret": "routers"}},
+        set(),
+        set(),
+    ),
     "internal-tls-cert-manager": (
         {
-            "internalTLS": {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}},
+            "internalTLS": {"enabled": True, "mutual": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}},
             "fleetToken": {"existingSecret": "fleet"},
             "metrics": {"monitors": True},
             "router": {"discovery": {"kind": "static"}},
@@ -289,6 +294,10 @@ REFUSED = {
         "certManager.issuerRef",
     ),
     "internal TLS without a certificate": ({"internalTLS": {"enabled": True}}, "internalTLS"),
+    "mutual TLS without the routers' certificate": (
+        {"internalTLS": {"enabled": True, "mutual": True, "existingSecret": "workers"}},
+        "routerSecret",
+    ),
     "an internal certificate without an issuer": (
         {"internalTLS": {"enabled": True, "certManager": {"enabled": True}}},
         "internalTLS.certManager.issuerRef",

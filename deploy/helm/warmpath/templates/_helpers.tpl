@@ -116,8 +116,22 @@ warmpath/pool: {{ .name | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the certificate that routers show workers; fails where there is none. */}}
+{{- define "warmpath.routerClientSecret" -}}
+{{- with .Values.internalTLS -}}
+{{- if .certManager.enabled -}}
+{{- printf "%s-router-client-tls" (include "warmpath.fullname" $) -}}
+{{- else -}}
+{{- required "internalTLS.mutual: set routerSecret, or certManager.enabled" .routerSecret -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The port that workers serve on. */}}
 {{- define "warmpath.workerPort" -}}8081{{- end -}}
+
+{{/* The port at which workers answer probes and scrapers. */}}
+{{- define "warmpath.workerAdminPort" -}}9090{{- end -}}
 
 {{/* Spread constraints, each with a selector. Takes (dict "constraints" LIST "selector" YAML). */}}
 {{- define "warmpath.spread" -}}

@@ -1,0 +1,33 @@
+#!/bin/sh
+# Builds router and worker as images have them and lays them out below a folder that runs wherever it is put: bin/, lib/, and lib/warmpath/
+# with llama.cpp's backends, among them a set of CPU kernels for each generation of processors (docs/decisions/0034-cpu-variants.md).
+# Usage: scripts/image-files.sh DEST [CARGO_FLAG...], as --features llama-cpp-2/cuda. CARGO_TARGET_DIR says where to build [target/image].
+set -eu
+cd "$(dirname "$0")/.."
+
+dest=$1
+shift
+target=${CARGO_TARGET_DIR:-target/image}
+# The build script of llama-cpp-sys-2 links its libraries to these folders, too, and fails over links that an earlier build has left there.
+for folder in "$target/release" "$target/release/deps" "$target/release/examples"; do
+    rm -f "$folder"/libllama*.so* "$folder"/libggml*.so*
+done
+# llama.cpp would fetch models by OpenSSL where it finds that; nothing here asks it to, and images have none.
+export CMAKE_DISABLE_FIND_PACKAGE_OpenSSL=TRUE
+# Takes the place of the project's target-cpu=native: no processor is named, so that Rust and the rest of C++ run on any. The path (not the
+# newer kind, which libraries of libraries do not inherit) lets the folder be put anywhere.
+# shellcheck disable=SC2016 # the loader expands $ORIGIN
+RUSTFLAGS='-C strip=symbols -C link-arg=-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib' CARGO_TARGET_DIR=$target \
+    cargo build --release --locked -p warmpath-router -p warmpath-worker --features llama-cpp-2/dynamic-backends "$@"
+
+# Newest first, where an older build of llama.cpp lies beside this one.
+# shellcheck disable=SC2012 # these names are cargo's
+out=$(ls -td "$target"/release/build/llama-cpp-sys-2-*/out/lib | head -1)
+rm -rf "$dest"
+mkdir -p "$dest/bin" "$dest/lib/warmpath"
+install "$target/release/warmpath-router" "$target/release/warmpath-worker" "$dest/bin/"
+for library in libllama libggml libggml-base libllama-common; do
+    cp -a "$out/$library".so* "$dest/lib/"
+done
+install -m 644 "$(gcc -print-file-name=libgomp.so.1)" "$dest/lib/"
+install -m 644 "$out"/../backends/libggml-*.so "$dest/lib/warmpath/"
