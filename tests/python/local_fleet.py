@@ -10,6 +10,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODEL = "tiny"
+STARTS_WITHIN_S = 60
 STOPS_WITHIN_S = 120
 ANSWERS_WITHIN_S = 120
 # A load ends by itself then, whatever becomes of the test.
@@ -58,6 +59,18 @@ def get(url):
     """Returns the text at a URL; raises OSError where there is none."""
     with urllib.request.urlopen(url, timeout=30) as response:
         return response.read().decode()
+
+
+def wait_until_ready(url, process):
+    """Returns once the program serves at its URL; fails with its log where it ends before, or takes too long."""
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline and process.process.poll() is None:
+        try:
+            get(f"{url}/readyz")
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(process.log())
 
 
 class Load:

@@ -10,8 +10,8 @@ import tempfile
 
 import image
 from kube import free_port
-from local_fleet import Process, make_model
-from test_image import completion, wait_until_ready
+from local_fleet import Process, make_model, wait_until_ready
+from test_image import completion
 
 NATIVE = "built for this machine"
 ROUNDS = 3

@@ -14,9 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
-from local_fleet import Process, get, make_model, start_worker
+from local_fleet import Process, get, make_model, start_worker, wait_until_ready
 
 ROUTER, ADMIN = "127.0.0.1:18480", "127.0.0.1:18481"
 WORKERS = ["127.0.0.1:18482", "127.0.0.1:18483"]
@@ -113,7 +112,7 @@ def main():
         try:
             known = [part for address in WORKERS for part in ("--worker", f"http://{address}")]
             processes.append(Process("router", folder, "warmpath-router", "--listen", ROUTER, "--admin-listen", ADMIN, *known))
-            until_ready()
+            wait_until_ready(f"http://{ROUTER}", processes[-1])
             for _ in range(ROUNDS):
                 for kind, times in measured.items():
                     times.append(one_round(kind))
@@ -131,17 +130,6 @@ def main():
     print("\nrefused for their size:", *(refused or ["none"]))
     print(f"goal: at most {GOAL}x: {'pass' if worst <= GOAL else 'missed'}")
     return 0 if refused and worst <= GOAL else 1
-
-
-def until_ready():
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return urllib.request.urlopen(f"http://{ROUTER}/readyz", timeout=5).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

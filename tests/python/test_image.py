@@ -11,17 +11,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 
 import image
 from kube import free_port
-from local_fleet import Process, get, make_model, start_worker
+from local_fleet import Process, get, make_model, start_worker, wait_until_ready
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
 N_TOKENS = 24
-STARTS_WITHIN_S = 60
 
 
 def completion(url, **body):
@@ -29,17 +27,6 @@ def completion(url, **body):
     request = urllib.request.Request(f"{url}/completion", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
-
-
-def wait_until_ready(url, process):
-    deadline = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < deadline and process.process.poll() is None:
-        try:
-            get(f"{url}/readyz")
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(process.log())
 
 
 class Running(unittest.TestCase):
