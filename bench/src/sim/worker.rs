@@ -5,7 +5,8 @@
 //! found, kept and evicted, the averages what the worker says of its speed. Modelled instead: a step takes the time of its
 //! prompt tokens at the worker's rate, plus that of one decoding step where anything decodes; a request whose next block is
 //! being computed by another waits for it, as the slot plan has it; slots have no state of their own. As in the engine's
-//! thread, what comes during a step is looked at when that ends, and until then nothing is said of it.
+//! thread, what comes during a step is looked at when that ends, and until then nothing is said of it but what it
+//! promises to fill.
 
 mod cache;
 
@@ -16,6 +17,7 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::batch_plan::{Pending, Room, Work, plan};
+use warmpath_worker_core::promises::{PromiseId, Promises};
 use warmpath_worker_core::rates::Averages;
 
 use super::trace::Trace;
@@ -55,6 +57,9 @@ pub struct Worker {
     /// Is the time to bring stored blocks to the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
     n_started: u64,
+    promises: Promises,
+    /// Lists what is to be said of blocks.
+    changes: Vec<Change>,
     accepted: Vec<Change>,
 }
 
@@ -121,12 +126,15 @@ impl Worker {
             step: None,
             restore_ms: 0.0,
             n_started: 0,
+            promises: Promises::default(),
+            changes: Vec::new(),
             accepted: Vec::new(),
         }
     }
 
     /// Takes a request in; returns when the step ends that runs from now on, if it is another one.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
+        self.promise(trace, request.0);
         self.inbox.push(request);
         if let Some(step) = &mut self.step {
             // A stretch of decoding ends with the step that runs now.
@@ -177,11 +185,17 @@ impl Worker {
         lost
     }
 
+    /// Returns whether anything has changed since it was last taken.
+    pub fn has_changes(&mut self) -> bool {
+        self.pass_changes();
+        !self.changes.is_empty() || !self.accepted.is_empty()
+    }
+
     /// Takes what has changed since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
-        let mut changes = self.cache.take_changes();
-        changes.append(&mut self.accepted);
-        changes
+        self.pass_changes();
+        self.changes.append(&mut self.accepted);
+        std::mem::take(&mut self.changes)
     }
 
     /// Returns how busy the worker is.
@@ -226,9 +240,27 @@ impl Worker {
         }
     }
 
+    /// Promises what of a request's prompt is neither there nor being computed.
+    fn promise(&mut self, trace: &Trace, request: usize) {
+        self.pass_changes();
+        let asked = &trace.requests[request];
+        let n_stored = self.cache.n_stored(asked);
+        let is_said = |idx| idx < n_stored || self.cache.is_coming(asked, idx);
+        self.changes.extend(self.promises.make(promise_id(request), asked.keys.clone(), is_said));
+    }
+
+    /// Takes over what the cache has to say.
+    fn pass_changes(&mut self) {
+        for change in self.cache.take_changes() {
+            self.changes.extend(self.promises.pass(change));
+        }
+    }
+
     fn start(&mut self, trace: &Trace, (request, n_cached): (usize, usize), now: Duration) {
         let slot = self.free_slots.pop().expect("the caller has seen a free slot");
         self.cache.start(&trace.requests[request], n_cached, millis(now));
+        self.pass_changes();
+        self.changes.extend(self.promises.settle(promise_id(request)));
         let n_cached_tokens = n_cached as u32 * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_RAM_MS_PER_TOKEN;
         self.n_started += 1;
@@ -308,6 +340,10 @@ impl Step {
     fn ends(&self) -> Duration {
         self.started + self.one * self.n_repeats
     }
+}
+
+fn promise_id(request: usize) -> PromiseId {
+    PromiseId(request as u64)
 }
 
 fn millis(now: Duration) -> u64 {

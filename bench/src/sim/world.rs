@@ -20,7 +20,7 @@ use super::router::{FleetShape, Receipt, Router};
 use super::trace::Trace;
 use super::worker::{self, Worker};
 
-/// Is the least time between two announcements of a worker.
+/// Is the least time between two announcements of a worker that tell of its load alone; what its blocks become is told at once.
 ///
 /// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
 const PUSH_INTERVAL: Duration = Duration::from_millis(10);
@@ -285,7 +285,9 @@ impl World<'_> {
 
     fn want_push(&mut self, worker: usize) {
         let post = &mut self.posts[worker];
-        if !std::mem::replace(&mut post.is_push_due, true) {
+        if post.worker.has_changes() {
+            self.push(worker);
+        } else if !std::mem::replace(&mut post.is_push_due, true) {
             let at = post.pushed.map_or(self.now, |last| self.now.max(last + PUSH_INTERVAL));
             self.schedule(at, Event::Push { worker });
         }

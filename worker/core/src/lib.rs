@@ -14,6 +14,7 @@ pub mod grammar;
 pub mod output;
 pub mod prefix_tree;
 pub mod probabilities;
+pub mod promises;
 pub mod rates;
 pub mod shift_plan;
 pub mod slot_plan;

@@ -154,7 +154,8 @@ impl Stepper<'_> {
     fn start(&mut self, waiting: Waiting, plan: SlotPlan) {
         let began = Instant::now();
         self.view.counters.waited(&waiting, began);
-        let Waiting { admission, fetching, .. } = waiting;
+        let Waiting { mut admission, fetching, .. } = waiting;
+        let promise = admission.promise.take();
         let (slot, cached) = match self.reuse(&self.wish(&admission), &plan, admission.submission.shifts) {
             Some(reused) => (reused.slot, self.prepare_moved(&reused)),
             None => (plan.slot, self.prepare((&admission, &fetching), &plan)),
@@ -175,6 +176,7 @@ impl Stepper<'_> {
         if cached.shifted > 0 {
             self.table.extend_moved(slot, &submission.prompt[cached.exact() as usize..cached.total() as usize]);
         }
+        self.report.settle(promise);
         self.unsaved.remove(&slot);
         self.view.counters.admit(submission.prompt.len() as u64, cached);
         self.n_started += 1;

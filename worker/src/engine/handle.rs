@@ -22,6 +22,7 @@ use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
 use super::inspect::{Asked, CacheTotals};
 use super::messages::{EngineError, SlotView, Submission};
+use super::promise::{Promise, Promiser};
 use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
 
@@ -45,6 +46,8 @@ pub(super) struct Shared {
     /// Counts the inquiries that wait.
     pub inquiries: Arc<Places>,
     pub view: Arc<View>,
+    /// Is absent where running sequences are not announced, so nothing can be promised.
+    pub promiser: Option<Promiser>,
     pub stopped: watch::Receiver<()>,
     /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
@@ -80,6 +83,8 @@ pub(super) struct Admission {
     pub sampler: TokenSampler,
     /// Is the prompt's block chain, whole blocks only.
     pub chain: Vec<BlockHash>,
+    /// Speaks for the chain's blocks until the submission starts; absent where it leaves nothing behind.
+    pub promise: Option<Promise>,
     pub place: Place,
 }
 
@@ -155,11 +160,13 @@ impl EngineHandle {
         }
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = shared.places.take().ok_or_else(full)?;
-        let rule = Rule::begin(shared, &submission.generation)?;
-        let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let sequence = (&submission.chain_root, submission.prompt.as_slice());
         let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
-        let admission = Box::new(Admission { submission, sampler, chain, place });
+        let promiser = shared.promiser.as_ref().filter(|_| submission.cache_prompt);
+        let promise = promiser.and_then(|promiser| promiser.promise(&chain));
+        let rule = Rule::begin(shared, &submission.generation)?;
+        let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
+        let admission = Box::new(Admission { submission, sampler, chain, promise, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

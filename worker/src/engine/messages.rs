@@ -8,11 +8,12 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use warmpath_common::block_hash::BlockHash;
+use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::promises::PromiseId;
 
 use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
@@ -305,13 +306,25 @@ pub enum EngineError {
     Stopped,
 }
 
-/// Is what the engine tells the summary publisher after a step in which something changed.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct EngineUpdate {
-    /// Lists what has changed, in order.
-    pub changes: Vec<Change>,
-    /// Is the load after the step.
-    pub load: Load,
+/// Is what the summary publisher is told, in the order in which it became true.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EngineUpdate {
+    /// The engine has taken a step in which something changed.
+    Step {
+        /// Lists what has changed, in order.
+        changes: Vec<Change>,
+        /// Is the load after the step.
+        load: Load,
+    },
+    /// A request has come that will fill what is not there of these blocks, its prompt's, in the order of their chain.
+    Promised {
+        /// Names the promise.
+        id: PromiseId,
+        /// Lists the blocks.
+        keys: Vec<BlockKey>,
+    },
+    /// That request has started, which a step before has told, or never will.
+    Settled(PromiseId),
 }
 
 /// Says where the prompt tokens came from that were not computed.

@@ -18,6 +18,7 @@ mod keep;
 pub mod kv_codec;
 mod llama;
 mod messages;
+mod promise;
 mod report;
 mod rule;
 mod sampler;

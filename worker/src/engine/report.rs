@@ -9,6 +9,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
 
 use super::messages::EngineUpdate;
+use super::promise::Promise;
 
 /// Is the shortest time between two updates that carry nothing but the load.
 ///
@@ -19,6 +20,8 @@ const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Report {
     updates: UnboundedSender<EngineUpdate>,
     accepted: Vec<Change>,
+    /// Lists the promises of submissions that have started since the last update.
+    settled: Vec<Promise>,
     sent: Option<(Instant, Load)>,
     /// Says that something happened since the last update.
     is_stale: bool,
@@ -26,13 +29,18 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
-        Self { updates, accepted: Vec::new(), sent: None, is_stale: true }
+        Self { updates, accepted: Vec::new(), settled: Vec::new(), sent: None, is_stale: true }
     }
 
     /// Notes that a submission counts in the load from here on.
     pub(crate) fn accept(&mut self, request: &RequestId) {
         self.accepted.push(Change::Accepted(request.clone()));
         self.is_stale = true;
+    }
+
+    /// Notes that a submission has started, so that what it fills is told from here on.
+    pub(super) fn settle(&mut self, promise: Option<Promise>) {
+        self.settled.extend(promise);
     }
 
     /// Notes that a step was taken.
@@ -48,7 +56,7 @@ impl Report {
 
     /// Returns whether something must be told at once.
     pub(crate) fn is_urgent(&self) -> bool {
-        !self.accepted.is_empty()
+        !self.accepted.is_empty() || !self.settled.is_empty()
     }
 
     /// Tells the changes and the load.
@@ -58,7 +66,9 @@ impl Report {
         let is_news = !changes.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
         if is_news {
             self.sent = Some((now, load.clone()));
-            let _ = self.updates.send(EngineUpdate { changes, load });
+            let _ = self.updates.send(EngineUpdate::Step { changes, load });
         }
+        // What they promised is in the changes, so they are settled behind them.
+        self.settled.clear();
     }
 }

@@ -19,11 +19,12 @@ use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
 use super::adapters::Adapters;
-use super::config::{EngineConfig, EngineFacts, StartError};
+use super::config::{EngineConfig, EngineFacts, PrefixCache, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
 use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
 use super::llama::{self, Llama, Probed, Progress};
 use super::messages::{EngineError, EngineUpdate, Event};
+use super::promise::Promiser;
 use super::report::Report;
 use super::rule::KnownGrammars;
 use super::self_test;
@@ -74,6 +75,8 @@ pub(super) fn start(
     let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
+    let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
+    let promiser = Promiser::new(&updates);
     let inside = Inside { commands: inbox, updates, view: Arc::clone(&view), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
@@ -83,6 +86,7 @@ pub(super) fn start(
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
     let Ready { model, facts } = started.recv().map_err(ended)??;
     Ok(EngineHandle::new(Shared {
+        promiser: (keeps_prefixes && facts.memory.rewinds_anywhere()).then_some(promiser),
         facts,
         queue_max,
         block_hasher,

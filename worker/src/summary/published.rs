@@ -38,6 +38,11 @@ impl Published {
         }
     }
 
+    /// Returns whether something is said of a block.
+    pub fn has(&self, key: &BlockKey) -> bool {
+        self.places.contains_key(key)
+    }
+
     /// Returns the digest of all blocks.
     pub fn digest(&self) -> Digest {
         self.digest

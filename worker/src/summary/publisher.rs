@@ -21,6 +21,7 @@ use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
     Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, Ring, RingLimits, Snapshot, Stamp,
 };
+use warmpath_worker_core::promises::Promises;
 
 use super::published::Published;
 use crate::engine::EngineUpdate;
@@ -121,6 +122,7 @@ impl Publisher {
             ring: Ring::new(RING, stamp),
             model,
             published: Published::default(),
+            promises: Promises::default(),
             load: Load::default(),
             stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
             metrics: Arc::clone(&metrics),
@@ -198,6 +200,8 @@ struct Task {
     ring: Ring<Bytes>,
     model: ModelInfo,
     published: Published,
+    /// Has what requests that have not started will fill; what is published is the engine's word and theirs.
+    promises: Promises,
     load: Load,
     stream: broadcast::Sender<Bytes>,
     metrics: Arc<Metrics>,
@@ -210,7 +214,7 @@ impl Task {
             tokio::select! {
                 update = updates.recv() => {
                     let Some(update) = update else { break };
-                    self.publish(update);
+                    self.take_in(update);
                     silent_until = Instant::now() + HEARTBEAT;
                 }
                 Some(command) = commands.recv() => self.answer(command),
@@ -248,15 +252,33 @@ impl Task {
         }
     }
 
-    fn publish(&mut self, update: EngineUpdate) {
-        update.changes.iter().for_each(|change| self.published.apply(change));
-        let load = (update.load != self.load).then_some(update.load);
-        if let Some(load) = &load {
-            self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
-            self.load = load.clone();
+    fn take_in(&mut self, update: EngineUpdate) {
+        match update {
+            EngineUpdate::Step { changes, load } => {
+                let load = (load != self.load).then_some(load);
+                if let Some(load) = &load {
+                    self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
+                    self.load = load.clone();
+                }
+                let changes = changes.into_iter().flat_map(|change| self.promises.pass(change)).collect();
+                self.publish(changes, load);
+            }
+            EngineUpdate::Promised { id, keys } => {
+                let is_said: Vec<bool> = keys.iter().map(|key| self.published.has(key)).collect();
+                let changes = self.promises.make(id, keys, |idx| is_said[idx]);
+                self.publish(changes, None);
+            }
+            EngineUpdate::Settled(id) => {
+                let changes = self.promises.settle(id).into_iter().collect();
+                self.publish(changes, None);
+            }
         }
-        let digest = (!update.changes.is_empty()).then(|| self.published.digest());
-        let mut batches = batches(update.changes);
+    }
+
+    fn publish(&mut self, changes: Vec<Change>, load: Option<Load>) {
+        changes.iter().for_each(|change| self.published.apply(change));
+        let digest = (!changes.is_empty()).then(|| self.published.digest());
+        let mut batches = batches(changes);
         let last = batches.pop().unwrap_or_default();
         batches.into_iter().for_each(|batch| self.send(batch, None, None));
         if !last.is_empty() || load.is_some() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{CacheType, Engine, EngineConfig, EngineError, StartError, Switch};
+use warmpath_worker::engine::{CacheType, Engine, EngineConfig, EngineError, EngineUpdate, StartError, Switch};
 
 use super::support::{PATIENCE, ask, config, start, stop, tokens, until};
 
@@ -132,7 +132,7 @@ async fn draining_finishes_what_runs_and_refuses_the_rest() {
     engine.stopped().await;
     let mut said = false;
     while let Ok(update) = updates.try_recv() {
-        said |= update.load.draining;
+        said |= matches!(update, EngineUpdate::Step { load, .. } if load.draining);
     }
     assert!(said, "routers were not told");
     engine.drain(PATIENCE).await;

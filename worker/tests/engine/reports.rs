@@ -9,6 +9,7 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Load, Resume, RunState, Tier};
 use warmpath_worker::engine::{EngineConfig, EngineUpdate, StoreConfig};
+use warmpath_worker_core::promises::PromiseId;
 
 use super::support::{ask, config, root, start, stop, tokens, until};
 
@@ -28,14 +29,17 @@ struct Router {
 }
 
 impl Router {
-    /// Takes in everything that has been told so far.
+    /// Takes in what has been told of steps so far.
     fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) {
         while let Ok(update) = updates.try_recv() {
-            for change in update.changes {
-                self.apply(change);
-            }
-            self.load = update.load;
+            self.take_in(update);
         }
+    }
+
+    fn take_in(&mut self, update: EngineUpdate) {
+        let EngineUpdate::Step { changes, load } = update else { return };
+        changes.into_iter().for_each(|change| self.apply(change));
+        self.load = load;
     }
 
     fn apply(&mut self, change: Change) {
@@ -82,6 +86,78 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
     stop(engine).await;
 }
 
+/// Is what is told of one request's prompt before it runs.
+struct Story {
+    keys: Vec<BlockKey>,
+    promise: Option<PromiseId>,
+    told: Vec<&'static str>,
+}
+
+impl Story {
+    fn of(prompt: &[Token]) -> Self {
+        Self { keys: keys(prompt), promise: None, told: Vec::new() }
+    }
+
+    fn take_in(&mut self, update: &EngineUpdate) {
+        match update {
+            EngineUpdate::Promised { id, keys } if *keys == self.keys => {
+                self.promise = Some(*id);
+                self.told.push("promised");
+            }
+            EngineUpdate::Settled(id) if self.promise == Some(*id) => self.told.push("settled"),
+            EngineUpdate::Step { changes, .. } if changes.iter().any(|change| self.is_filling(change)) => {
+                self.told.push("filling");
+            }
+            _ => {}
+        }
+    }
+
+    fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) -> &[&'static str] {
+        while let Ok(update) = updates.try_recv() {
+            self.take_in(&update);
+        }
+        &self.told
+    }
+
+    fn is_filling(&self, change: &Change) -> bool {
+        matches!(change, Change::Stored(run) if run.state == RunState::Filling && run.keys == self.keys)
+    }
+}
+
+#[tokio::test]
+async fn a_request_promises_its_blocks_when_it_comes_and_until_it_starts() {
+    let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
+    let mut first = ask(&tokens(1, 40), 1000).submit(&engine).unwrap();
+    first.tokens(1).await;
+    let mut story = Story::of(&tokens(2, 96));
+    let second = ask(&tokens(2, 96), 1).submit(&engine).unwrap();
+    assert_eq!(story.listen(&mut updates), ["promised"], "it was told later than it came");
+    drop(first);
+    assert!(second.answer().await.finished.is_some());
+    stop(engine).await;
+    assert_eq!(story.listen(&mut updates), ["promised", "filling", "settled"]);
+}
+
+#[tokio::test]
+async fn promises_of_requests_that_never_start_are_settled() {
+    let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
+    let mut first = ask(&tokens(1, 40), 500).submit(&engine).unwrap();
+    first.tokens(1).await;
+    let (mut given_up, mut refused) = (Story::of(&tokens(2, 96)), Story::of(&tokens(3, 96)));
+    drop(ask(&tokens(2, 96), 1).submit(&engine).unwrap());
+    let mut broken = ask(&tokens(3, 96), 1);
+    broken.generation.sampling.grammar = Some("root ::= (".to_owned());
+    assert!(broken.submit(&engine).is_err());
+    assert!(first.answer().await.finished.is_some());
+    stop(engine).await;
+    while let Ok(update) = updates.try_recv() {
+        given_up.take_in(&update);
+        refused.take_in(&update);
+    }
+    assert_eq!(given_up.told, ["promised", "settled"]);
+    assert_eq!(refused.told, ["promised", "settled"]);
+}
+
 #[tokio::test]
 async fn routers_learn_what_was_given_up() {
     let store = StoreConfig { ram_bytes: 0, ..StoreConfig::default() };
@@ -119,7 +195,10 @@ async fn requests_that_leave_nothing_behind_are_not_announced() {
     request.cache_prompt = false;
     request.answer(&engine).await;
     stop(engine).await;
-    router.listen(&mut updates);
+    while let Ok(update) = updates.try_recv() {
+        assert!(matches!(update, EngineUpdate::Step { .. }), "nothing is promised: {update:?}");
+        router.take_in(update);
+    }
     assert_eq!((router.held.len(), router.n_filling, router.n_accepted), (0, 0, 1));
 }
 
@@ -134,7 +213,10 @@ async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_
     stop(engine).await;
     let mut stored = Vec::new();
     while let Ok(update) = updates.try_recv() {
-        stored.extend(update.changes.into_iter().filter_map(|change| match change {
+        let EngineUpdate::Step { changes, .. } = update else {
+            panic!("nobody can start from what runs, so nothing is promised: {update:?}");
+        };
+        stored.extend(changes.into_iter().filter_map(|change| match change {
             Change::Stored(run) => Some(run),
             _ => None,
         }));

@@ -4,6 +4,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
 use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
+use warmpath_worker_core::promises::PromiseId;
 
 use super::*;
 
@@ -48,7 +49,7 @@ fn stored(keys: std::ops::Range<u64>) -> Change {
 }
 
 fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
-    EngineUpdate { changes, load: Load { n_decoding, ..Load::default() } }
+    EngineUpdate::Step { changes, load: Load { n_decoding, ..Load::default() } }
 }
 
 async fn next(subscription: &mut Subscription) -> Frame {
@@ -82,6 +83,34 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
     let changes = vec![Change::Removed(vec![BlockKey(2)])];
     let digest = Some(Digest::of(&[BlockKey(0), BlockKey(1)]));
     assert_eq!(frame.body, Body::Update { changes, load: None, digest }, "the load has not changed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_promised_is_said_until_the_engine_says_it() {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    let keys: Vec<BlockKey> = (0..3).map(BlockKey).collect();
+    for id in [PromiseId(0), PromiseId(1)] {
+        updates.send(EngineUpdate::Promised { id, keys: keys.clone() }).unwrap();
+    }
+    updates.send(update(vec![stored(0..1)], 1)).unwrap();
+    updates.send(EngineUpdate::Settled(PromiseId(0))).unwrap();
+    updates.send(EngineUpdate::Settled(PromiseId(1))).unwrap();
+    let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
+    let promised = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
+    // What the second promise and the first settlement change nothing about is not told.
+    for (said, held) in
+        [(promised, &keys[..]), (stored(0..1), &keys[..]), (Change::Removed(keys[1..].to_vec()), &keys[..1])]
+    {
+        let Body::Update { changes, digest, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        assert_eq!((changes, digest), (vec![said], Some(Digest::of(held))));
+    }
+    assert_eq!(
+        publisher.snapshot().await.unwrap().runs,
+        [Run { keys: keys[..1].to_vec(), state: RunState::Ready, tier, resume, slot: Some(SlotId(0)) }]
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,226 @@
+//! What requests that have come and not started yet are going to fill, said to routers ahead of the prefix tree.
+//!
+//! Not here: what is held and what running sequences fill (`prefix_tree`), which request promises what (the shell).
+//! The idea: between a request's arrival and its start lies at least the step that runs, often a queue. Routers that hear of
+//! it only then send the request's siblings elsewhere. So the request promises the blocks of its prompt when it comes,
+//! and its promise is settled when it starts, which the prefix tree announces, or comes to nothing. A block is said to be
+//! filling because of promises only while the tree says nothing of it: what is said is the tree's word, where it has one, else the promises'.
+
+use std::collections::BTreeMap;
+
+use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
+
+/// Names a promise; no two have the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PromiseId(pub u64);
+
+/// Is every promise that is not settled.
+#[derive(Debug, Clone, Default)]
+pub struct Promises {
+    /// Lists the blocks of each promise in the order of their chain.
+    chains: BTreeMap<PromiseId, Vec<BlockKey>>,
+    /// Has every promised block.
+    blocks: HashMap<BlockKey, Promised>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Promised {
+    /// Counts how often it is promised.
+    n: u32,
+    /// Says that only promises speak for the block.
+    is_alone: bool,
+}
+
+impl Promises {
+    /// Takes a promise to fill a chain's blocks and returns what is to be said.
+    ///
+    /// `is_said` tells of the block at an index of `keys` whether it is said to be there or filling. Cost: O(keys).
+    pub fn make(&mut self, id: PromiseId, keys: Vec<BlockKey>, is_said: impl Fn(usize) -> bool) -> Vec<Change> {
+        let mut is_new = vec![false; keys.len()];
+        for (idx, key) in keys.iter().enumerate() {
+            match self.blocks.entry(*key) {
+                Entry::Occupied(mut entry) => entry.get_mut().n += 1,
+                Entry::Vacant(entry) => {
+                    is_new[idx] = !is_said(idx);
+                    entry.insert(Promised { n: 1, is_alone: is_new[idx] });
+                }
+            }
+        }
+        let changes = filling(&keys, |idx| is_new[idx]);
+        self.chains.insert(id, keys);
+        changes
+    }
+
+    /// Forgets a promise and returns what is to be said: that the blocks are gone for which nothing else speaks.
+    ///
+    /// Cost: O(the promise's blocks).
+    pub fn settle(&mut self, id: PromiseId) -> Option<Change> {
+        let keys = self.chains.remove(&id)?;
+        let mut gone = Vec::new();
+        for key in keys {
+            let Entry::Occupied(mut entry) = self.blocks.entry(key) else { continue };
+            entry.get_mut().n -= 1;
+            if entry.get().n == 0 && entry.remove().is_alone {
+                gone.push(key);
+            }
+        }
+        (!gone.is_empty()).then_some(Change::Removed(gone))
+    }
+
+    /// Takes in a change of what is held and returns what is to be said: the change itself, and that promised blocks which are
+    /// no longer held are to be filled again.
+    ///
+    /// Cost: O(the change's blocks), and O(all promised blocks) where a promised one is no longer held.
+    pub fn pass(&mut self, change: Change) -> Vec<Change> {
+        let mut orphans: HashSet<BlockKey> = HashSet::new();
+        match &change {
+            Change::Stored(run) => {
+                for key in &run.keys {
+                    if let Some(promised) = self.blocks.get_mut(key) {
+                        promised.is_alone = false;
+                    }
+                }
+            }
+            Change::Removed(keys) => {
+                for key in keys {
+                    if let Some(promised) = self.blocks.get_mut(key) {
+                        promised.is_alone = true;
+                        orphans.insert(*key);
+                    }
+                }
+            }
+            Change::Accepted(_) => {}
+        }
+        let mut changes = vec![change];
+        for keys in self.chains.values() {
+            if orphans.is_empty() {
+                break;
+            }
+            let is_orphan: Vec<bool> = keys.iter().map(|key| orphans.remove(key)).collect();
+            changes.extend(filling(keys, |idx| is_orphan[idx]));
+        }
+        changes
+    }
+}
+
+/// Says of the blocks at those indices of a chain at which `is` that they are being filled: a run for each stretch.
+fn filling(keys: &[BlockKey], is: impl Fn(usize) -> bool) -> Vec<Change> {
+    let indices: Vec<usize> = (0..keys.len()).filter(|idx| is(*idx)).collect();
+    let stretches = indices.chunk_by(|one, next| one + 1 == *next);
+    let run = |stretch: &[usize]| Run {
+        keys: stretch.iter().map(|idx| keys[*idx]).collect(),
+        tier: Tier::Resident,
+        state: RunState::Filling,
+        resume: Resume::EveryBlock,
+        slot: None,
+    };
+    stretches.map(|stretch| Change::Stored(run(stretch))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stored(keys: Vec<BlockKey>) -> Change {
+        let (tier, state, resume) = (Tier::Ram, RunState::Ready, Resume::EveryBlock);
+        Change::Stored(Run { keys, tier, state, resume, slot: None })
+    }
+
+    /// Is what a router believes.
+    #[derive(Default, PartialEq, Debug)]
+    struct View(BTreeMap<BlockKey, RunState>);
+
+    impl View {
+        fn hear(&mut self, changes: Vec<Change>) {
+            for change in changes {
+                match change {
+                    Change::Stored(run) => self.0.extend(run.keys.iter().map(|key| (*key, run.state))),
+                    Change::Removed(keys) => self.0.retain(|key, _| !keys.contains(key)),
+                    Change::Accepted(_) => {}
+                }
+            }
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Make(Vec<BlockKey>),
+        Settle(usize),
+        Hold(Vec<BlockKey>),
+        LetGo(Vec<BlockKey>),
+    }
+
+    /// Returns blocks of one of two chains that have their first three in common.
+    fn any_keys() -> impl Strategy<Value = Vec<BlockKey>> {
+        (0..2_u64, 0..8_u64, 0..8_u64).prop_map(|(chain, from, to)| {
+            let key = |depth| BlockKey(if depth < 3 { depth } else { depth + 10 * chain });
+            (from.min(to)..from.max(to)).map(key).collect()
+        })
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => any_keys().prop_map(Step::Make),
+            2 => any::<usize>().prop_map(Step::Settle),
+            2 => any_keys().prop_map(Step::Hold),
+            2 => any_keys().prop_map(Step::LetGo),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn routers_believe_what_is_held_and_else_what_is_promised(steps in prop::collection::vec(any_step(), 0..60)) {
+            let mut promises = Promises::default();
+            let mut view = View::default();
+            let mut held: Vec<BlockKey> = Vec::new();
+            let mut open: Vec<(PromiseId, Vec<BlockKey>)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Make(keys) => {
+                        let id = PromiseId(number as u64);
+                        open.push((id, keys.clone()));
+                        let said: Vec<bool> = keys.iter().map(|key| view.0.contains_key(key)).collect();
+                        view.hear(promises.make(id, keys, |idx| said[idx]));
+                    }
+                    Step::Settle(any) if !open.is_empty() => {
+                        let (id, _) = open.remove(any % open.len());
+                        view.hear(promises.settle(id).into_iter().collect());
+                    }
+                    Step::Settle(_) => {}
+                    Step::Hold(keys) => {
+                        held.extend(keys.iter().copied());
+                        view.hear(promises.pass(stored(keys)));
+                    }
+                    Step::LetGo(keys) => {
+                        let gone: Vec<BlockKey> = keys.into_iter().filter(|key| held.contains(key)).collect();
+                        held.retain(|key| !gone.contains(key));
+                        view.hear(promises.pass(Change::Removed(gone)));
+                    }
+                }
+                let mut expected = View::default();
+                let promised = open.iter().flat_map(|(_, keys)| keys);
+                expected.0.extend(promised.map(|key| (*key, RunState::Filling)));
+                expected.0.extend(held.iter().map(|key| (*key, RunState::Ready)));
+                prop_assert_eq!(&view, &expected);
+            }
+            for (id, _) in open {
+                promises.settle(id);
+            }
+            prop_assert!(promises.blocks.is_empty() && promises.chains.is_empty());
+        }
+    }
+
+    #[test]
+    fn runs_are_stretches_of_one_chain() {
+        let keys: Vec<BlockKey> = (0..6).map(BlockKey).collect();
+        let mut promises = Promises::default();
+        let changes = promises.make(PromiseId(0), keys.clone(), |idx| idx == 2);
+        assert_eq!(changes, [filling(&keys[..2], |_| true), filling(&keys[3..], |_| true)].concat());
+        assert_eq!(promises.make(PromiseId(1), keys, |_| true), []);
+    }
+}
