@@ -1,12 +1,13 @@
 //! From a request's body to what routing needs: the model, the prompt's length and the keys of its blocks.
 //!
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
-//! The idea: this can cost milliseconds, so it happens as a whole where it stalls nobody, but for bodies so short that going
-//! there would cost more. What is plainly wrong is refused;
+//! The idea: new text costs milliseconds, so it is tokenized where that stalls nobody. What is cheap happens at once, because going
+//! there costs more: a long chat whose history was seen before has little that is new. What is plainly wrong is refused;
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
 mod body;
 mod chains;
+mod reading;
 
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
@@ -16,22 +17,20 @@ use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
 use warmpath_common::block_hash::{BlockKey, ChainRoot};
-use warmpath_common::ids::Token;
+use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::PromptError;
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::FleetView;
-use warmpath_router_core::stock::text;
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
-use crate::fleet::vocabulary::{TemplateUse, VocabularyKey, VocabularyState};
 
 use body::{Body, Options, Parsed};
 use chains::Chains;
+use reading::Reading;
 
 /// Is how many bytes of a body are taken for a token, where nothing better is known.
 ///
@@ -41,10 +40,21 @@ const BYTES_PER_TOKEN: usize = 4;
 /// Is how much of a text prompt names its conversation. Units: bytes.
 const AFFINITY_BYTES: usize = 256;
 
-/// Is the longest body that is prepared where it was read. Units: bytes.
+/// Is the longest body that is parsed and rendered where it was read. Units: bytes.
+///
+/// Source: docs/decisions/0021-prompt-path.md: that takes a microsecond for some 400 bytes, hence two thirds of a millisecond at most.
+const READ_HERE_BYTES_MAX: usize = 256 << 10;
+
+/// Is the most messages that are rendered where they were read.
+///
+/// Source: the cost of some templates grows with the square of their number; of these many, that of Gemma 4 runs 60,000 instructions, two
+/// milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
+const RENDERED_HERE_MESSAGES_MAX: usize = 128;
+
+/// Is the most text that was not seen before and is tokenized where it was read. Units: bytes.
 ///
 /// Source: docs/decisions/0021-prompt-path.md: the way to another thread and back takes as long as some kilobytes.
-const INLINE_BYTES_MAX: usize = 4096;
+const TOKENIZED_HERE_BYTES_MAX: usize = 4096;
 
 /// Says how an endpoint spells its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,147 +188,126 @@ impl Preparing {
         view: Arc<FleetView>,
         draft: Draft,
     ) -> Result<Prepared, RequestError> {
-        if draft.body.len() <= INLINE_BYTES_MAX {
-            return prepare((fleet, &view, &self.chains), &draft, Effort::Tokenize);
+        if draft.body.len() > READ_HERE_BYTES_MAX {
+            return self.finish_elsewhere(fleet, move || Begun::read(&view, draft)).await;
         }
+        let mut begun = Begun::read(&view, draft)?;
+        if begun.reading.n_unrendered() > RENDERED_HERE_MESSAGES_MAX {
+            return self.finish_elsewhere(fleet, || Ok(begun)).await;
+        }
+        begun.render(fleet)?;
+        if begun.reading.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX {
+            return self.finish_elsewhere(fleet, || Ok(begun)).await;
+        }
+        Ok(begun.finish(&self.chains))
+    }
+
+    /// Does what is left where it stalls nobody.
+    async fn finish_elsewhere(
+        &self,
+        fleet: &Arc<Fleet>,
+        begin: impl FnOnce() -> Result<Begun, RequestError> + Send + 'static,
+    ) -> Result<Prepared, RequestError> {
         // Where too many wait already, the prompt is left to the worker: tokenizing must not become the bottleneck.
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        let effort = if place.is_some() { Effort::Tokenize } else { Effort::ParseOnly };
         let processor = Arc::clone(&self.processors).acquire_owned().await;
         let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
         let prepared = tokio::task::spawn_blocking(move || {
-            let prepared = prepare((&fleet, &view, &chains), &draft, effort);
+            let mut begun = begin()?;
+            match &place {
+                Some(_) => begun.render(&fleet)?,
+                None => begun.reading = Reading::Unknown("busy"),
+            }
+            let prepared = begun.finish(&chains);
             // The work may outlive a client that leaves; its places are taken until it ends.
             drop((place, processor));
-            prepared
+            Ok(prepared)
         });
         prepared.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
     }
 }
 
-/// Says how much is done for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Effort {
-    Tokenize,
-    ParseOnly,
+/// Is a request whose prompt is on its way to its tokens.
+struct Begun {
+    draft: Draft,
+    options: Options,
+    /// Turns a chat's names into those of the dialect that the client speaks.
+    spelling: Spelling,
+    model: Arc<ModelInfo>,
+    affinity: u64,
+    marks: Vec<Mark>,
+    has_one_prompt: bool,
+    reading: Reading,
+    phases: Phases,
 }
 
-fn prepare(
-    (fleet, view, chains): (&Fleet, &FleetView, &Chains),
-    draft: &Draft,
-    effort: Effort,
-) -> Result<Prepared, RequestError> {
-    let mut phases = Phases::default();
-    let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(draft))?;
-    if draft.is_tenant_s && options.cache_salt.is_some() {
-        let reason = "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
-        return Err(RequestError::field("cache_salt", reason));
+impl Begun {
+    fn read(view: &FleetView, draft: Draft) -> Result<Self, RequestError> {
+        let mut phases = Phases::default();
+        let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        if draft.is_tenant_s && options.cache_salt.is_some() {
+            let reason = "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
+            return Err(RequestError::field("cache_salt", reason));
+        }
+        let model = view.lookup(options.model.as_deref(), draft.shape.wanted())?;
+        let affinity = affinity(&parsed, &options, &draft);
+        let marks = match &parsed {
+            Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
+            Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
+        };
+        let has_one_prompt =
+            options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
+        let reading = Reading::Parsed(parsed);
+        Ok(Self { draft, options, spelling, model, affinity, marks, has_one_prompt, reading, phases })
     }
-    let wanted = draft.shape.wanted();
-    let model = view.lookup(options.model.as_deref(), wanted)?;
-    let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
-    let lora = applied.ok().map(|applied| model.lora_root(applied));
-    let affinity = affinity(&parsed, &options, draft);
-    let marks = match &parsed {
-        Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
-        Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
-    };
-    let has_one_prompt = options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
-    let tokens = match effort {
-        Effort::ParseOnly => Err("busy"),
-        Effort::Tokenize => {
-            let tokens = timed(&mut phases.prompt, || tokenize(fleet, &model, parsed));
-            tokens.map_err(|error| error.respelled(&spelling))?
-        }
-    };
-    let prompt = match tokens {
-        // Which adapter it would be, the worker says.
-        Ok(tokens) if lora.is_none() => {
-            let n_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            Prompt::Estimated { n_tokens, cause: "adapter" }
-        }
-        Ok(tokens) => {
-            let may_reuse = options.cache_prompt != Some(false);
-            let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
-            let lora = lora.as_deref().unwrap_or_default();
-            let hash = || {
-                let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora, cache_salt: salt.as_bytes() };
-                chains.keys(&root.hash(), &tokens, model.block_size_tokens)
-            };
-            let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
-            Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
-        }
-        Err(cause) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
-        Err(cause) => {
-            let n_tokens = u32::try_from(draft.body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-            Prompt::Estimated { n_tokens, cause }
-        }
-    };
-    Ok(Prepared { model_name: options.model, model, wanted, prompt, affinity, marks, has_one_prompt, phases })
+
+    /// Renders the prompt, unless that is done.
+    fn render(&mut self, fleet: &Fleet) -> Result<(), RequestError> {
+        let reading = std::mem::replace(&mut self.reading, Reading::Unknown("refused"));
+        let rendered = timed(&mut self.phases.prompt, || reading.rendered(fleet, &self.model));
+        self.reading = rendered.map_err(|error| error.respelled(&self.spelling))?;
+        Ok(())
+    }
+
+    /// Tokenizes and hashes what is rendered.
+    fn finish(self, chains: &Chains) -> Prepared {
+        let Self { draft, options, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
+        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model));
+        let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
+        let lora = applied.ok().map(|applied| model.lora_root(applied));
+        let prompt = match tokens {
+            // Which adapter it would be, the worker says.
+            Ok(tokens) if lora.is_none() => {
+                let n_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+                Prompt::Estimated { n_tokens, cause: "adapter" }
+            }
+            Ok(tokens) => {
+                let may_reuse = options.cache_prompt != Some(false);
+                let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
+                let lora = lora.as_deref().unwrap_or_default();
+                let hash = || {
+                    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora, cache_salt: salt.as_bytes() };
+                    chains.keys(&root.hash(), &tokens, model.block_size_tokens)
+                };
+                let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
+                Prompt::Known { n_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), keys }
+            }
+            Err(cause) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
+            Err(cause) => {
+                let n_tokens = u32::try_from(draft.body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+                Prompt::Estimated { n_tokens, cause }
+            }
+        };
+        let wanted = draft.shape.wanted();
+        Prepared { model_name: options.model, model, wanted, prompt, affinity, marks, has_one_prompt, phases }
+    }
 }
 
 fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
-    *took = start.elapsed();
+    *took += start.elapsed();
     result
-}
-
-/// Returns the prompt's tokens, or why they cannot be had here.
-///
-/// Errors: `Field` where the messages are plainly wrong; `Dialect` where no chat can be made of them, and nobody but Warmpath's own
-/// workers would get them.
-fn tokenize(
-    fleet: &Fleet,
-    model: &ModelInfo,
-    parsed: Parsed,
-) -> Result<Result<Vec<Token>, &'static str>, RequestError> {
-    // Of several prompts the longest has the most to gain.
-    let longest = |prompts: Vec<RawPrompt>| prompts.into_iter().max_by_key(RawPrompt::n_bytes);
-    if text::is_text(model) {
-        return Ok(match parsed {
-            Parsed::Chat(chat) => Ok(text::chat(&chat)),
-            Parsed::Raw(prompts) => match longest(prompts) {
-                Some(RawPrompt::Text(prompt)) => Ok(text::cut(prompt.as_bytes())),
-                Some(RawPrompt::Tokens(tokens)) => Ok(tokens),
-                Some(RawPrompt::Mixed(_) | RawPrompt::Infill(_)) | None => Err("no_prompt"),
-            },
-            Parsed::Foreign(_) => Err("foreign"),
-            Parsed::None => Err("no_prompt"),
-        });
-    }
-    let parsed = match parsed {
-        Parsed::Foreign(error) => return Err(error.into()),
-        Parsed::Raw(prompts) => match longest(prompts) {
-            Some(RawPrompt::Tokens(tokens)) => return Ok(Ok(tokens)),
-            longest => Parsed::Raw(longest.into_iter().collect()),
-        },
-        other => other,
-    };
-    let vocabulary = match fleet.vocabulary(&VocabularyKey::of(model)) {
-        Some(VocabularyState::Ready(vocabulary)) => vocabulary,
-        _ => return Ok(Err("no_vocabulary")),
-    };
-    let maker = &vocabulary.maker;
-    match parsed {
-        Parsed::Foreign(_) | Parsed::None => Ok(Err("no_prompt")),
-        Parsed::Chat(_) if vocabulary.template == TemplateUse::Unknown => Ok(Err("other_template")),
-        Parsed::Chat(chat) => match maker.chat(&chat) {
-            Ok(prompt) => Ok(Ok(prompt.tokens)),
-            Err(PromptError::Messages { index, reason }) => {
-                Err(RequestError::field(format!("messages[{index}]"), reason))
-            }
-            Err(PromptError::Refused { .. }) => Ok(Err("refused")),
-            Err(error) => {
-                tracing::debug!(%error, "a chat could not be rendered");
-                Ok(Err("template"))
-            }
-        },
-        Parsed::Raw(prompts) => {
-            let tokens = prompts.first().and_then(|prompt| maker.raw(prompt, model.context_tokens).ok());
-            Ok(tokens.ok_or("no_prompt"))
-        }
-    }
 }
 
 /// Hashes messages, all alike for as long as the router runs, with secret seeds.

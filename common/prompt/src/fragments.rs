@@ -56,16 +56,21 @@ impl FragmentCache {
         Self { cache, hits, misses, hit_bytes, tokenized_bytes }
     }
 
+    /// Returns the tokens of `fragment` if they are in the cache.
+    pub fn seen(&self, fragment: &str) -> Option<Arc<[Token]>> {
+        let tokens = self.cache.get(fragment)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        self.hit_bytes.fetch_add(fragment.len() as u64, Ordering::Relaxed);
+        Some(tokens)
+    }
+
     /// Returns the tokens of `fragment`, from the cache or from `tokenize`.
     pub fn tokens(&self, fragment: &str, tokenize: impl FnOnce(&str) -> Vec<Token>) -> Arc<[Token]> {
-        let n_bytes = fragment.len() as u64;
-        if let Some(tokens) = self.cache.get(fragment) {
-            self.hits.fetch_add(1, Ordering::Relaxed);
-            self.hit_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+        if let Some(tokens) = self.seen(fragment) {
             return tokens;
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
-        self.tokenized_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+        self.tokenized_bytes.fetch_add(fragment.len() as u64, Ordering::Relaxed);
         let tokens: Arc<[Token]> = tokenize(fragment).into();
         self.cache.insert(fragment.into(), Arc::clone(&tokens));
         tokens

@@ -2,6 +2,7 @@
 //!
 //! Not here: each of these steps. The idea: one value per model, shared by all requests.
 
+mod begun;
 mod infill;
 mod rerank;
 
@@ -24,6 +25,7 @@ use crate::shield::StandIns;
 use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
+pub use begun::BegunChat;
 pub use infill::NoFim;
 use rerank::PairPrompt;
 
@@ -102,6 +104,7 @@ enum Unusable {
 }
 
 /// Is a text cut at its special tokens.
+#[derive(Debug)]
 struct Cut {
     text: String,
     pieces: Vec<Piece>,
@@ -134,9 +137,7 @@ impl PromptMaker {
     ///
     /// Cost: rendering, plus tokenizing those fragments that are not cached. Errors: see [`PromptError`].
     pub fn chat(&self, request: &ChatPrompt) -> Result<Prompt, PromptError> {
-        let cut = self.cut(self.rendered(request)?);
-        let tokens = self.with_affixes(|tokens| self.append(&cut, tokens));
-        Ok(Prompt { text: cut.into_text(), tokens })
+        Ok(self.finish_chat(self.begin_chat(request)?))
     }
 
     /// Returns the tokens with which every conversation begins that begins with these messages and goes on.
@@ -190,8 +191,7 @@ impl PromptMaker {
     /// Returns the tokens of a completion request's text: what the vocabulary adds, and control tokens parsed.
     pub fn text(&self, text: &str) -> Vec<Token> {
         let pieces = self.partitioner.partition(text.as_bytes());
-        let cut = Cut { text: text.to_owned(), pieces, stand_ins: None };
-        self.with_affixes(|tokens| self.append(&cut, tokens))
+        self.finish(&self.begin(Cut { text: text.to_owned(), pieces, stand_ins: None }))
     }
 
     /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them.
@@ -294,29 +294,6 @@ impl PromptMaker {
         let safe = cut(shielded.text, Some(shielded.stand_ins));
         // Nothing of the client's became a control token where both renderings have the same ones.
         if !shielded.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
-    }
-
-    fn with_affixes(&self, append: impl FnOnce(&mut Vec<Token>)) -> Vec<Token> {
-        let mut tokens = self.vocabulary.prefix.clone();
-        append(&mut tokens);
-        tokens.extend_from_slice(&self.vocabulary.suffix);
-        tokens
-    }
-
-    fn append(&self, cut: &Cut, tokens: &mut Vec<Token>) {
-        // What prose takes; where it is more, the list grows.
-        tokens.reserve(cut.text.len() / 4);
-        for piece in &cut.pieces {
-            match piece {
-                Piece::Special { token, .. } => tokens.push(*token),
-                Piece::Text(range) => {
-                    let fragment = cut.fragment(range);
-                    tokens.extend_from_slice(
-                        &self.fragments.tokens(&fragment, |fragment| self.vocabulary.tokenize_plain(fragment)),
-                    );
-                }
-            }
-        }
     }
 }
 

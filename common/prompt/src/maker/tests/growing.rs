@@ -18,16 +18,17 @@ fn sources() -> Vec<(PathBuf, String)> {
 /// Returns a prompt's tokens from the pieces of its text, each tokenized by llama.cpp; `None` where the template refuses.
 fn without_memory(maker: &PromptMaker, request: &ChatPrompt) -> Option<Vec<Token>> {
     let cut = maker.cut(maker.rendered(request).ok()?);
-    Some(maker.with_affixes(|tokens| {
-        for piece in &cut.pieces {
-            match piece {
-                Piece::Special { token, .. } => tokens.push(*token),
-                Piece::Text(range) => {
-                    tokens.extend(maker.vocabulary.tokenize(&cut.fragment(range), AddSpecial::No, ParseSpecial::No));
-                }
+    let mut tokens = maker.vocabulary.prefix.clone();
+    for piece in &cut.pieces {
+        match piece {
+            Piece::Special { token, .. } => tokens.push(*token),
+            Piece::Text(range) => {
+                tokens.extend(maker.vocabulary.tokenize(&cut.fragment(range), AddSpecial::No, ParseSpecial::No));
             }
         }
-    }))
+    }
+    tokens.extend(&maker.vocabulary.suffix);
+    Some(tokens)
 }
 
 fn said() -> impl Strategy<Value = String> {

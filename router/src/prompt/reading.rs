@@ -1,0 +1,113 @@
+//! A prompt between its body and its tokens: each step takes longer than the one before, and may be taken elsewhere.
+//!
+//! Not here: the steps themselves (`warmpath-prompt`), where they are taken (the module above). The idea: how much is left to
+//! be tokenized is known as soon as a chat is rendered, since what was seen before is only looked up.
+
+use std::sync::Arc;
+
+use warmpath_common::ids::Token;
+use warmpath_common::model::ModelInfo;
+use warmpath_common::prompts::RawPrompt;
+use warmpath_prompt::{BegunChat, PromptError};
+use warmpath_router_core::stock::text;
+
+use super::body::Parsed;
+use crate::error::RequestError;
+use crate::fleet::Fleet;
+use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyKey, VocabularyState};
+
+/// Is how far a prompt has come.
+pub(super) enum Reading {
+    /// Its body has been parsed.
+    Parsed(Parsed),
+    /// Its chat has been rendered.
+    Begun(Arc<Vocabulary>, Box<BegunChat>),
+    /// It is no chat, and this is what has to be tokenized of it.
+    Raw(Arc<Vocabulary>, Box<RawPrompt>),
+    /// Its tokens are known.
+    Tokens(Vec<Token>),
+    /// Its tokens cannot be had here; says why, for metrics.
+    Unknown(&'static str),
+}
+
+impl Reading {
+    /// Returns how many messages have yet to be rendered.
+    pub(super) fn n_unrendered(&self) -> usize {
+        match self {
+            Self::Parsed(Parsed::Chat(chat)) => chat.messages.len(),
+            _ => 0,
+        }
+    }
+
+    /// Returns how much text has yet to be tokenized, as far as it has been rendered. Units: bytes.
+    pub(super) fn unseen_bytes(&self) -> usize {
+        match self {
+            Self::Begun(_, begun) => begun.unseen_bytes(),
+            Self::Raw(_, prompt) => prompt.n_bytes(),
+            Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => 0,
+        }
+    }
+
+    /// Renders what is only parsed.
+    ///
+    /// Errors: `Field` where the messages are plainly wrong; `Dialect` where no chat can be made of them, and nobody but
+    /// Warmpath's own workers would get them.
+    pub(super) fn rendered(self, fleet: &Fleet, model: &ModelInfo) -> Result<Self, RequestError> {
+        let Self::Parsed(parsed) = self else { return Ok(self) };
+        // Of several prompts the longest has the most to gain.
+        let longest = |prompts: Vec<RawPrompt>| prompts.into_iter().max_by_key(RawPrompt::n_bytes);
+        if text::is_text(model) {
+            return Ok(match parsed {
+                Parsed::Chat(chat) => Self::Tokens(text::chat(&chat)),
+                Parsed::Raw(prompts) => match longest(prompts) {
+                    Some(RawPrompt::Text(prompt)) => Self::Tokens(text::cut(prompt.as_bytes())),
+                    Some(RawPrompt::Tokens(tokens)) => Self::Tokens(tokens),
+                    Some(RawPrompt::Mixed(_) | RawPrompt::Infill(_)) | None => Self::Unknown("no_prompt"),
+                },
+                Parsed::Foreign(_) => Self::Unknown("foreign"),
+                Parsed::None => Self::Unknown("no_prompt"),
+            });
+        }
+        let vocabulary = || match fleet.vocabulary(&VocabularyKey::of(model)) {
+            Some(VocabularyState::Ready(vocabulary)) => Ok(vocabulary),
+            _ => Err(Self::Unknown("no_vocabulary")),
+        };
+        match parsed {
+            Parsed::Foreign(error) => Err(error.into()),
+            Parsed::None => Ok(Self::Unknown("no_prompt")),
+            Parsed::Raw(prompts) => Ok(match longest(prompts) {
+                Some(RawPrompt::Tokens(tokens)) => Self::Tokens(tokens),
+                Some(prompt) => vocabulary().map_or_else(|none| none, |known| Self::Raw(known, Box::new(prompt))),
+                None => Self::Unknown("no_prompt"),
+            }),
+            Parsed::Chat(chat) => match vocabulary() {
+                Err(none) => Ok(none),
+                Ok(vocabulary) if vocabulary.template == TemplateUse::Unknown => Ok(Self::Unknown("other_template")),
+                Ok(vocabulary) => match vocabulary.maker.begin_chat(&chat) {
+                    Ok(begun) => Ok(Self::Begun(vocabulary, Box::new(begun))),
+                    Err(PromptError::Messages { index, reason }) => {
+                        Err(RequestError::field(format!("messages[{index}]"), reason))
+                    }
+                    Err(PromptError::Refused { .. }) => Ok(Self::Unknown("refused")),
+                    Err(error) => {
+                        tracing::debug!(%error, "a chat could not be rendered");
+                        Ok(Self::Unknown("template"))
+                    }
+                },
+            },
+        }
+    }
+
+    /// Returns the tokens of what is rendered, or why they cannot be had: what nobody had time to render is left to the worker.
+    pub(super) fn into_tokens(self, model: &ModelInfo) -> Result<Vec<Token>, &'static str> {
+        match self {
+            Self::Parsed(_) => Err("busy"),
+            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.finish_chat(*begun).tokens),
+            Self::Raw(vocabulary, prompt) => {
+                vocabulary.maker.raw(&prompt, model.context_tokens).map_err(|_| "no_prompt")
+            }
+            Self::Tokens(tokens) => Ok(tokens),
+            Self::Unknown(cause) => Err(cause),
+        }
+    }
+}
