@@ -66,12 +66,14 @@ impl FragmentCache {
 
     /// Returns the tokens of `fragment`, from the cache or from `tokenize`.
     pub fn tokens(&self, fragment: &str, tokenize: impl FnOnce(&str) -> Vec<Token>) -> Arc<[Token]> {
-        if let Some(tokens) = self.seen(fragment) {
-            return tokens;
-        }
+        self.seen(fragment).unwrap_or_else(|| self.add(fragment, tokenize(fragment)))
+    }
+
+    /// Takes in the tokens of a fragment that was not in the cache.
+    pub fn add(&self, fragment: &str, tokens: Vec<Token>) -> Arc<[Token]> {
         self.misses.fetch_add(1, Ordering::Relaxed);
         self.tokenized_bytes.fetch_add(fragment.len() as u64, Ordering::Relaxed);
-        let tokens: Arc<[Token]> = tokenize(fragment).into();
+        let tokens: Arc<[Token]> = tokens.into();
         self.cache.insert(fragment.into(), Arc::clone(&tokens));
         tokens
     }

@@ -195,8 +195,8 @@ async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes
         Says::Timings => Value::Null,
     };
     let timings = match says {
-        Says::Timings => json!({"cache_n": cached, "prompt_n": prompt - cached, "prompt_ms": 10.0, "predicted_n": 3,
-            "predicted_per_token_ms": 5.0}),
+        Says::Timings => json!({"cache_n": cached, "prompt_n": prompt - cached,
+            "prompt_ms": 0.1 * f64::from(prompt - cached), "predicted_n": 3, "predicted_per_token_ms": 5.0}),
         Says::Usage | Says::NoReuse => Value::Null,
     };
     let last = json!({"choices": [], "usage": usage, "timings": timings});

@@ -78,8 +78,9 @@ impl PromptMaker {
                 Part::Special(token) => tokens.push(*token),
                 Part::Seen(seen) => tokens.extend_from_slice(seen),
                 Part::Unseen(range) => {
-                    let tokenize = |fragment: &str| self.vocabulary.tokenize_plain(fragment);
-                    tokens.extend_from_slice(&self.fragments.tokens(&begun.cut.fragment(range), tokenize));
+                    let fragment = begun.cut.fragment(range);
+                    let fresh = self.vocabulary.tokenize_plain(&fragment);
+                    tokens.extend_from_slice(&self.fragments.add(&fragment, fresh));
                 }
             }
         }
