@@ -1,7 +1,7 @@
 //! The tokens of words, each tokenized once: what makes new text cheap.
 //!
 //! Not here: tokenizing (`vocabulary`), fragments that come again as a whole (`fragments`).
-//! The idea: byte-pair encoding only ever makes tokens of its vocabulary. Where no token has a letter and behind it a space,
+//! The idea: byte-pair encoding only ever makes tokens of its vocabulary. Where no token has a word's end and behind it a space,
 //! none reaches across such a place, so a text can be cut there and its words be tokenized one by one. Prose repeats its
 //! words: a look-up takes a fiftieth of what llama.cpp's encoding takes.
 
@@ -90,15 +90,20 @@ impl Generations {
     }
 }
 
-/// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a letter and a space.
+/// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a word's end and a space.
 ///
 /// Shape: a space is itself, or what byte-level and SentencePiece vocabularies write for it.
 pub(crate) fn allows_cuts(spelling: &[u8]) -> bool {
     let is_space = |bytes: &[u8]| [" ".as_bytes(), "Ġ".as_bytes(), "▁".as_bytes()].iter().any(|s| bytes.starts_with(s));
-    !spelling.iter().enumerate().any(|(at, byte)| byte.is_ascii_alphabetic() && is_space(&spelling[at + 1..]))
+    !spelling.iter().enumerate().any(|(at, byte)| ends_word(*byte) && is_space(&spelling[at + 1..]))
 }
 
-/// Cuts a text before each space that stands between two ASCII letters.
+/// Returns whether a word may end with this byte: before a space behind it, and a letter behind that, texts are cut.
+fn ends_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b".,;:!?)\"'".contains(&byte)
+}
+
+/// Cuts a text before each space that stands behind a word's end and before an ASCII letter.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
     let mut start = 0;
@@ -107,9 +112,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
             return None;
         }
         let is_cut = |at: &usize| {
-            bytes[*at] == b' '
-                && bytes[at - 1].is_ascii_alphabetic()
-                && bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
+            bytes[*at] == b' ' && ends_word(bytes[at - 1]) && bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
         };
         let end = (start + 1..bytes.len()).find(is_cut).unwrap_or(bytes.len());
         let word = &text[start..end];
@@ -125,19 +128,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_between_letters_only() {
+    fn cuts_before_single_spaces_between_a_word_s_end_and_a_letter_only() {
         let cut = |text| words(text).collect::<Vec<_>>();
-        assert_eq!(cut("a bc  d e. f 1 g\n h ä i j"), ["a", " bc  d", " e. f 1 g\n h ä i", " j"]);
+        assert_eq!(cut("a bc  d e. f 1 g\n h ä i j"), ["a", " bc  d", " e.", " f 1", " g\n h ä i", " j"]);
+        assert_eq!(cut("(it's, \"so\") = x -> y; z"), ["(it's, \"so\") = x -> y;", " z"]);
         assert_eq!(cut(" x"), [" x"]);
         assert!(cut("").is_empty());
     }
 
     #[test]
-    fn spellings_with_a_space_behind_a_letter_allow_no_cuts() {
-        for spelling in ["a b", "xĠ", "of▁the"] {
+    fn spellings_with_a_space_behind_a_word_s_end_allow_no_cuts() {
+        for spelling in ["a b", "xĠ", "of▁the", "1 2", ".Ġa", ")▁"] {
             assert!(!allows_cuts(spelling.as_bytes()), "{spelling}");
         }
-        for spelling in ["Ġa", "▁of", "ĠĠ", "1 2", ".Ġa", "é", ""] {
+        for spelling in ["Ġa", "▁of", "ĠĠ", "Ġ=Ġ", ">▁</", ".a", "é", ""] {
             assert!(allows_cuts(spelling.as_bytes()), "{spelling}");
         }
     }
