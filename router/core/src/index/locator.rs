@@ -1,21 +1,34 @@
 //! The writer's table: from the key of any block to the segment that has it.
 //!
-//! Not here: the keys themselves, which only the segments have; whoever asks compares. The idea: a slot is four bytes:
-//! the segment's number, some bits of the key's hash, and how many lines the block lies behind its own. Fifteen slots
-//! and a count fill one cache line; a block whose line is full lies in a later one, and the counts of the lines between
-//! say that there is such a block. A table is rebuilt from the segments, so the old one goes before the new one comes.
+//! Not here: the keys themselves, which only the segments have; whoever asks compares. The idea: a slot is a word and four
+//! bits: the segment's number, some bits of the key's hash, and how many lines the block lies behind its own. Fourteen
+//! slots and a count fill one cache line; a block whose line is full lies in a later one, and the counts of the lines
+//! between say that there is such a block. Lines lie in no cache, so those of several blocks are loaded side by side. A
+//! table is rebuilt from the segments, so the old one goes before the new one comes.
 //! Source: the chunks and overflow counts of F14 (Bronson and Shi, Facebook, 2019).
 
 /// Is one more than the largest number of a segment.
 pub(super) const SEGMENTS_MAX: u32 = (1 << ID_BITS) - 1;
+/// Is how many blocks are looked for side by side.
+///
+/// Source: docs/decisions/0006-prefix-index.md; a processor waits for some dozens of lines at a time.
+pub(super) const BATCH: usize = 32;
 const ID_BITS: u32 = 22;
 const ID_MASK: u32 = (1 << ID_BITS) - 1;
 const TAG_BITS: u32 = 7;
 const TAG_SHIFT: u32 = 32 - TAG_BITS;
+/// Is how many bits of a hash a slot has beside its word.
+const EXTRA_BITS: u32 = 4;
+const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
 /// Is how many lines a block may lie in; it has three bits in a slot.
 const LINES_TRIED: usize = 8;
-/// Is the number of slots of a line; the last of its sixteen words counts the blocks that had no place in it.
-const LINE_SLOTS: usize = 15;
+/// Is the number of slots of a line.
+const LINE_SLOTS: usize = 14;
+/// Is the word of a line with the first slots' extra bits.
+const EXTRA_WORD: usize = LINE_SLOTS;
+/// Is the word of a line whose upper eight bits count the blocks that had no place in it.
+const COUNT_WORD: usize = 15;
+const COUNT_SHIFT: u32 = 24;
 /// Is the fullest that a table becomes. Units: blocks for each 100 slots.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; beyond it, one block in five lies behind its own line.
@@ -25,23 +38,32 @@ const LOAD_PERCENT_NEW: usize = 57;
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; LINE_SLOTS + 1]);
+struct Line([u32; 16]);
 
 /// Is where a block may be found: its lines, and the bits that tell it from most others there.
 ///
 /// A slot's line, bits and distance decide the block's own line, so blocks of one segment that agree in them are
 /// interchangeable.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Probe {
     home: usize,
+    /// Is never 0, so that no slot in use looks like an empty one.
     tag: u32,
+    extra: u32,
 }
 
 impl Probe {
-    /// Returns what a slot says of the block where `id` has it, `distance` lines tried before.
-    fn word(self, distance: usize, id: u32) -> u32 {
-        self.tag << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1)
+    /// Returns what the slot says of the block where `id` has it, `distance` lines tried before.
+    fn slot(self, distance: usize, id: u32) -> Slot {
+        Slot { word: self.tag << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1), extra: self.extra }
     }
+}
+
+/// Is what a line says of one block; its word is 0 where there is none.
+#[derive(Clone, Copy)]
+struct Slot {
+    word: u32,
+    extra: u32,
 }
 
 /// Is the table.
@@ -80,15 +102,29 @@ impl Locator {
     /// Becomes an empty table of `bytes`.
     pub(super) fn reset(&mut self, bytes: usize) {
         self.lines = Vec::new();
-        self.lines = vec![Line([0; LINE_SLOTS + 1]); bytes / size_of::<Line>()];
+        self.lines = vec![Line([0; 16]); bytes / size_of::<Line>()];
         self.n_blocks = 0;
         self.is_clogged = false;
+    }
+
+    /// Returns where the blocks of these hashes may be found, and has their lines loaded side by side; at most [`BATCH`].
+    pub(super) fn probes(&self, hashes: impl Iterator<Item = u64>) -> [Probe; BATCH] {
+        let mut probes = [Probe::default(); BATCH];
+        let mut loaded = 0;
+        for (probe, hash) in probes.iter_mut().zip(hashes) {
+            *probe = self.probe(hash);
+            loaded |= self.lines.get(probe.home).map_or(0, |line| line.0[COUNT_WORD]);
+        }
+        // What was loaded is nothing to anybody; that it was loaded is.
+        std::hint::black_box(loaded);
+        probes
     }
 
     /// Returns where a block of this hash may be found.
     pub(super) fn probe(&self, hash: u64) -> Probe {
         let home = ((hash >> 32) * self.lines.len() as u64) >> 32;
-        Probe { home: home as usize, tag: hash as u32 & ((1 << TAG_BITS) - 1) }
+        let tag = (hash as u32 & ((1 << TAG_BITS) - 1)).max(1);
+        Probe { home: home as usize, tag, extra: hash as u32 >> TAG_BITS & EXTRA_MASK }
     }
 
     /// Returns the line that is tried after `distance` others: blocks of one line part ways by their bits.
@@ -103,8 +139,8 @@ impl Locator {
         }
         for distance in 0..LINES_TRIED {
             let line = &self.lines[self.line_at(probe, distance)];
-            let found = line.find(probe.word(distance, 0), &mut check);
-            if found.is_some() || line.0[LINE_SLOTS] == 0 {
+            let found = line.find(probe.slot(distance, 0), &mut check);
+            if found.is_some() || !line.was_passed() {
                 return found;
             }
         }
@@ -113,52 +149,73 @@ impl Locator {
 
     /// Records that a segment has a block, which is in no segment yet; returns whether there was a place.
     pub(super) fn insert(&mut self, probe: Probe, id: u32) -> bool {
-        let distances = if self.lines.is_empty() { 0 } else { LINES_TRIED };
-        let mut distances = 0..distances;
-        let Some(distance) = distances.find(|&distance| self.replace(probe, distance, (0, probe.word(distance, id))))
-        else {
-            self.is_clogged = true;
-            return false;
-        };
+        let n_tried = if self.lines.is_empty() { 0 } else { LINES_TRIED };
+        for distance in 0..n_tried {
+            let line = self.line_at(probe, distance);
+            if self.lines[line].insert(probe.slot(distance, id)) {
+                self.pass(probe, distance);
+                self.n_blocks += 1;
+                return true;
+            }
+            if self.lines[line].is_full_of_passes() {
+                break;
+            }
+        }
+        self.is_clogged = true;
+        false
+    }
+
+    /// Counts a block in the lines in which it had no place.
+    fn pass(&mut self, probe: Probe, distance: usize) {
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
-            self.lines[line].0[LINE_SLOTS] += 1;
+            self.lines[line].0[COUNT_WORD] += 1 << COUNT_SHIFT;
         }
-        self.n_blocks += 1;
-        true
     }
 
     /// Forgets that a segment has a block.
     pub(super) fn remove(&mut self, probe: Probe, id: u32) {
-        let mut distances = 0..LINES_TRIED;
-        let found = distances.find(|&distance| self.replace(probe, distance, (probe.word(distance, id), 0)));
-        for passed in 0..found.expect("a block that is removed was inserted") {
+        let distance = self.replace(probe, id, |_| 0).expect("a block that is removed was inserted");
+        for passed in 0..distance {
             let line = self.line_at(probe, passed);
-            self.lines[line].0[LINE_SLOTS] -= 1;
+            self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
         }
         self.n_blocks -= 1;
     }
 
     /// Records that a block has moved from one segment to another.
     pub(super) fn relabel(&mut self, probe: Probe, (from, to): (u32, u32)) {
-        let words = |distance| (probe.word(distance, from), probe.word(distance, to));
-        let moved = (0..LINES_TRIED).any(|distance| self.replace(probe, distance, words(distance)));
-        debug_assert!(moved, "a block that moves was inserted");
+        let moved = self.replace(probe, from, |distance| probe.slot(distance, to).word);
+        debug_assert!(moved.is_some(), "a block that moves was inserted");
     }
 
-    fn replace(&mut self, probe: Probe, distance: usize, (old, new): (u32, u32)) -> bool {
-        let line = self.line_at(probe, distance);
-        self.lines[line].replace(old, new)
+    /// Replaces the word of the slot in which `id` has the block; returns how many lines lie before it.
+    fn replace(&mut self, probe: Probe, id: u32, word: impl Fn(usize) -> u32) -> Option<usize> {
+        (0..LINES_TRIED).find(|&distance| {
+            let line = self.line_at(probe, distance);
+            self.lines[line].replace(probe.slot(distance, id), word(distance))
+        })
     }
 }
 
 impl Line {
-    /// Asks `check` for each segment whose slot has the bits of `like` above the number.
-    fn find<T>(&self, like: u32, check: &mut impl FnMut(u32) -> Option<T>) -> Option<T> {
-        let mut mask = self.mask(|word| word >> ID_BITS == like >> ID_BITS && word != 0);
+    /// Returns whether a block that belongs here, or passed here, lies in a later line.
+    fn was_passed(&self) -> bool {
+        self.0[COUNT_WORD] >> COUNT_SHIFT != 0
+    }
+
+    fn is_full_of_passes(&self) -> bool {
+        self.0[COUNT_WORD] >> COUNT_SHIFT == u32::MAX >> COUNT_SHIFT
+    }
+
+    /// Asks `check` for each segment whose slot has the bits of `like` beside the number.
+    fn find<T>(&self, like: Slot, check: &mut impl FnMut(u32) -> Option<T>) -> Option<T> {
+        let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
-            let word = self.0[mask.trailing_zeros() as usize];
-            if let Some(found) = check((word & ID_MASK) - 1) {
+            let idx = mask.trailing_zeros() as usize;
+            if self.extra(idx) == like.extra
+                && let Some(found) = check((self.0[idx] & ID_MASK) - 1)
+            {
                 return Some(found);
             }
             mask &= mask - 1;
@@ -166,13 +223,42 @@ impl Line {
         None
     }
 
-    /// Replaces one slot that says `old`; returns whether there was one.
-    fn replace(&mut self, old: u32, new: u32) -> bool {
-        let mask = self.mask(|word| word == old);
-        if mask != 0 {
-            self.0[mask.trailing_zeros() as usize] = new;
+    /// Fills an empty slot; returns whether there was one.
+    fn insert(&mut self, slot: Slot) -> bool {
+        let mask = self.mask(|word| word == 0);
+        if mask == 0 {
+            return false;
         }
-        mask != 0
+        let idx = mask.trailing_zeros() as usize;
+        self.0[idx] = slot.word;
+        let (word, shift) = Self::place_of_extra(idx);
+        self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
+        true
+    }
+
+    /// Replaces the word of one slot that says `old`; returns whether there was one.
+    fn replace(&mut self, old: Slot, new: u32) -> bool {
+        let mut mask = self.mask(|word| word == old.word);
+        while mask != 0 {
+            let idx = mask.trailing_zeros() as usize;
+            if self.extra(idx) == old.extra {
+                self.0[idx] = new;
+                return true;
+            }
+            mask &= mask - 1;
+        }
+        false
+    }
+
+    fn extra(&self, idx: usize) -> u32 {
+        let (word, shift) = Self::place_of_extra(idx);
+        self.0[word] >> shift & EXTRA_MASK
+    }
+
+    /// Returns the word with a slot's extra bits, and where they begin in it.
+    fn place_of_extra(idx: usize) -> (usize, u32) {
+        let bit = idx as u32 * EXTRA_BITS;
+        (EXTRA_WORD + (bit / u32::BITS) as usize, bit % u32::BITS)
     }
 
     /// Returns a bit for each slot of which `is` holds, without a branch: the compiler makes vector comparisons of it.

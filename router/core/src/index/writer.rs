@@ -19,7 +19,7 @@ use warmpath_common::summary::{Digest, Resume, Run};
 use self::views::{Holdings, Touched};
 use super::hash::Hasher;
 use super::heads::HeadsWriter;
-use super::locator::Locator;
+use super::locator::{BATCH, Locator, Probe};
 use super::segment::{Edit, Segment};
 use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
 use super::walked::{Walked, can_join};
@@ -248,8 +248,12 @@ impl IndexWriter {
 
     /// Finds places for the first of `keys` that no segment has; returns how many those are.
     fn index_fresh(&mut self, keys: &[BlockKey], id: u32) -> usize {
+        let mut probes = [Probe::default(); BATCH];
         for (n, &key) in keys.iter().enumerate() {
-            let probe = self.locator.probe(self.hasher.hash(key));
+            if n % BATCH == 0 {
+                probes = self.probes(keys[n..].iter().map(|key| key.0));
+            }
+            let probe = probes[n % BATCH];
             let segments = &self.segments;
             let has = |other: u32| {
                 let segment = segments.get(other as usize).and_then(Option::as_ref);
@@ -263,10 +267,16 @@ impl IndexWriter {
         keys.len()
     }
 
+    /// Returns where the first blocks of `keys` may be found, a batch of them.
+    fn probes(&self, keys: impl Iterator<Item = u64>) -> [Probe; BATCH] {
+        self.locator.probes(keys.map(|key| self.hasher.hash(BlockKey(key))))
+    }
+
     /// Gives up the places of blocks of a segment.
     fn unindex(&mut self, keys: &[u64], id: u32) {
-        for &key in keys {
-            self.locator.remove(self.locator.probe(self.hasher.hash(BlockKey(key))), id);
+        for batch in keys.chunks(BATCH) {
+            let probes = self.probes(batch.iter().copied());
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, id));
         }
     }
 
@@ -357,8 +367,9 @@ impl IndexWriter {
             return;
         }
         let joined = one.joined(&two);
-        for &key in two.keys() {
-            self.locator.relabel(self.locator.probe(self.hasher.hash(BlockKey(key))), (second, first));
+        for batch in two.keys().chunks(BATCH) {
+            let probes = self.probes(batch.iter().copied());
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, (second, first)));
         }
         // Readers find the whole before its second half goes.
         self.put(first, joined);

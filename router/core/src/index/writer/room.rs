@@ -9,7 +9,7 @@ use std::sync::Arc;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
-use super::super::locator::SEGMENTS_MAX;
+use super::super::locator::{BATCH, SEGMENTS_MAX};
 use super::super::segment::Segment;
 use super::super::span::Span;
 use super::IndexWriter;
@@ -95,9 +95,10 @@ impl IndexWriter {
     fn fill_locator(&mut self, bytes: usize) -> bool {
         self.locator.reset(bytes);
         for (id, segment) in (0..).zip(&self.segments) {
-            for &key in segment.iter().flat_map(|segment| segment.keys()) {
-                let probe = self.locator.probe(self.hasher.hash(BlockKey(key)));
-                if !self.locator.insert(probe, id) {
+            for batch in segment.iter().flat_map(|segment| segment.keys().chunks(BATCH)) {
+                let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
+                let probes = self.locator.probes(hashes);
+                if !probes[..batch.len()].iter().all(|&probe| self.locator.insert(probe, id)) {
                     return false;
                 }
             }
