@@ -60,7 +60,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
 /// Lists the crates that are pure.
 const PURE: [&str; 3] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core"];
 /// Lists the outside crates that a pure crate may use: none of them does IO, keeps a clock or runs async code.
-const PURE_MAY_USE: [&str; 11] = [
+const PURE_MAY_USE: [&str; 12] = [
     "arc-swap",
     "blake3",
     "fancy-regex",
@@ -72,6 +72,7 @@ const PURE_MAY_USE: [&str; 11] = [
     "serde_json",
     "serde_path_to_error",
     "thiserror",
+    "triomphe",
 ];
 
 /// Returns the rules that the manifest of a crate at `path` breaks.

@@ -7,23 +7,23 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arc_swap::{ArcSwapOption, Guard};
+use arc_swap::{ArcSwapAny, Guard};
 use warmpath_common::block_hash::BlockKey;
 
 use super::hash::Hasher;
-use super::segment::Segment;
+use super::segment::{Segment, Shared};
 
 /// Is the fewest slots of a table that holds anything.
 const SLOTS_MIN: usize = 8;
 
 /// Is a segment that stays while it is looked at.
-pub(super) type Held = Guard<Option<Arc<Segment>>>;
+pub(super) type Held = Guard<Option<Shared>>;
 
 #[derive(Default)]
 struct Slot {
     /// Is the hash of the key; 0 where nothing has ever been. A slot keeps its hash when its segment goes.
     hash: AtomicU64,
-    segment: ArcSwapOption<Segment>,
+    segment: ArcSwapAny<Option<Shared>>,
 }
 
 /// Is one table; its slots are filled and emptied, their number never changes.
@@ -42,7 +42,7 @@ impl Heads {
     pub(super) fn find(&self, key: BlockKey) -> Option<Held> {
         let slot = self.slot_of(self.hasher.hash(key)).ok()?;
         let held = self.slots[slot].segment.load();
-        held.as_ref().is_some_and(|segment| segment.first() == key).then_some(held)
+        held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
     }
 
     /// Returns the slot of a hash, or the empty one where it would be; `Err` of no slot where the table has none.
@@ -60,7 +60,7 @@ impl Heads {
         Err(usize::MAX)
     }
 
-    fn put(&self, hash: u64, segment: Arc<Segment>) -> Put {
+    fn put(&self, hash: u64, segment: Shared) -> Put {
         match self.slot_of(hash) {
             Ok(slot) => match self.slots[slot].segment.swap(Some(segment)) {
                 Some(_) => Put::Replaced,
@@ -138,8 +138,8 @@ impl HeadsWriter {
     }
 
     /// Makes a segment the one that begins with its first block.
-    pub(super) fn put(&mut self, segment: Arc<Segment>) {
-        let put = self.table.put(self.table.hasher.hash(segment.first()), segment);
+    pub(super) fn put(&mut self, segment: Shared) {
+        let put = self.table.put(self.table.hasher.hash(Segment::from(&segment).first()), segment);
         self.n_used += usize::from(put == Put::New);
         self.n_live += usize::from(put != Put::Replaced);
     }

@@ -15,6 +15,9 @@ use super::segment::Segment;
 use super::span::Span;
 use crate::WorkerIdx;
 
+/// Is how many workers are compared one by one rather than put in order.
+const FEW: usize = 16;
+
 /// Is a segment that the chain passes.
 pub(super) struct Step {
     segment: Held,
@@ -26,7 +29,7 @@ pub(super) struct Step {
 
 impl Step {
     fn new(keys: &[BlockKey], first: usize, segment: Held) -> Self {
-        let n = segment.as_ref().map_or(0, |segment| segment.n_common(0, &keys[first..]));
+        let n = segment.as_ref().map_or(0, |segment| Segment::from(segment).n_common(0, &keys[first..]));
         Self { segment, first, n }
     }
 
@@ -35,9 +38,31 @@ impl Step {
         self.n == self.segment().len()
     }
 
+    /// Returns whether every worker has one span, and a request can start with each where the chain leaves the segment.
+    ///
+    /// Two passes without a branch: the compiler makes vector comparisons of them.
+    fn is_plain(&self) -> bool {
+        let spans = self.segment().span_words();
+        let reaches = |span: Span| (span.from() < self.n) & (span.to() >= self.n) & span.is_resumable();
+        let all_reach = spans.iter().fold(true, |all, &word| all & reaches(Span(word)));
+        let is_same = |(a, b): (&u64, &u64)| Span(*a).worker() == Span(*b).worker();
+        all_reach && !spans.iter().zip(spans.iter().skip(1)).fold(false, |any, pair| any | is_same(pair))
+    }
+
+    /// Returns the match of a worker that can start behind the first `n` blocks of the segment.
+    fn to_match(&self, span: Span, n: usize) -> Match {
+        Match {
+            worker: span.worker(),
+            blocks: u32::try_from(self.first + n).unwrap_or(u32::MAX),
+            tier: span.tier(),
+            state: span.state(),
+            slot: span.slot(),
+        }
+    }
+
     /// Returns the segment.
-    pub(super) fn segment(&self) -> &Segment {
-        self.segment.as_ref().expect("a table finds segments that are there")
+    pub(super) fn segment(&self) -> Segment<'_> {
+        self.segment.as_ref().expect("a table finds segments that are there").into()
     }
 }
 
@@ -77,80 +102,64 @@ fn joined(heads: &Heads, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Ste
 pub(super) fn matches(heads: &Heads, keys: &[BlockKey]) -> Vec<Match> {
     let path = walk(heads, keys);
     let n_spans = path.iter().map(|step| step.segment().n_spans()).max().unwrap_or(0);
-    let mut found = Found { matches: Vec::with_capacity(n_spans), seen: Seen::default() };
-    path.iter().rev().for_each(|step| found.take(step));
-    found.matches
-}
-
-struct Found {
-    matches: Vec<Match>,
-    seen: Seen,
-}
-
-impl Found {
-    /// Adds the workers that have not been met in a deeper segment.
-    fn take(&mut self, step: &Step) {
-        let n_before = self.matches.len();
-        let mut spans = step.segment().spans().peekable();
-        while let Some(mut span) = spans.next() {
-            // Of a worker's spans the last that begins within the chain and has a resume point counts.
-            let mut last = None;
-            loop {
-                if span.from() < step.n && span.is_resumable() {
-                    last = Some(span);
-                }
-                match spans.next_if(|next| next.worker() == span.worker()) {
-                    Some(next) => span = next,
-                    None => break,
-                }
-            }
-            if let Some(last) = last
-                && self.seen.is_new(last.worker())
-            {
-                self.matches.push(to_match(last, step));
-            }
-        }
-        let fresh = &mut self.matches[n_before..];
-        let order = |found: &Match| (Reverse(found.blocks), found.worker);
-        if !fresh.is_sorted_by_key(order) {
-            fresh.sort_unstable_by_key(order);
+    let mut matches = Vec::with_capacity(n_spans);
+    for step in path.iter().rev() {
+        if step.segment().n_spans() > FEW && matches.len() <= FEW && step.is_plain() {
+            take_plain(step, &mut matches);
+        } else {
+            take(step, &mut matches);
         }
     }
+    matches
 }
 
-fn to_match(span: Span, step: &Step) -> Match {
-    let blocks = step.first + span.to().min(step.n);
-    Match {
-        worker: span.worker(),
-        blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
-        tier: span.tier(),
-        state: span.state(),
-        slot: span.slot(),
+/// Adds the workers of a plain segment that have not been met; few have.
+fn take_plain(step: &Step, matches: &mut Vec<Match>) {
+    let mut met = [WorkerIdx(0); FEW];
+    let met = &mut met[..matches.len()];
+    met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
+    met.sort_unstable();
+    let mut rest = step.segment().span_words();
+    let n = step.n;
+    for met in met {
+        let at = rest.partition_point(|&word| Span(word).worker() < *met);
+        let (before, behind) = rest.split_at(at);
+        matches.extend(before.iter().map(|&word| step.to_match(Span(word), n)));
+        let is_met = behind.first().is_some_and(|&word| Span(word).worker() == *met);
+        rest = &behind[usize::from(is_met)..];
     }
+    matches.extend(rest.iter().map(|&word| step.to_match(Span(word), n)));
 }
 
-/// Is the set of workers that have been met.
-#[derive(Default)]
-struct Seen {
-    first: u64,
-    rest: Vec<u64>,
-}
-
-impl Seen {
-    /// Adds a worker; returns whether it was not there.
-    fn is_new(&mut self, WorkerIdx(worker): WorkerIdx) -> bool {
-        let (idx, bit) = ((worker / 64) as usize, 1 << (worker % 64));
-        let word = match idx.checked_sub(1) {
-            None => &mut self.first,
-            Some(idx) => {
-                if self.rest.len() <= idx {
-                    self.rest.resize(idx + 1, 0);
-                }
-                &mut self.rest[idx]
-            }
+/// Adds the workers of a segment that have not been met.
+fn take(step: &Step, matches: &mut Vec<Match>) {
+    let n_before = matches.len();
+    let mut met: Vec<WorkerIdx> = Vec::new();
+    if n_before > FEW {
+        met.extend(matches.iter().map(|found| found.worker));
+        met.sort_unstable();
+    }
+    let mut met = met.iter().peekable();
+    // Of a worker's spans the last that begins within the chain and has a resume point counts.
+    for span in step.segment().spans().filter(|span| span.from() < step.n && span.is_resumable()) {
+        let worker = span.worker();
+        let is_met = if n_before > FEW {
+            while met.next_if(|met| **met < worker).is_some() {}
+            met.peek() == Some(&&worker)
+        } else {
+            matches[..n_before].iter().any(|found| found.worker == worker)
         };
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
+        if is_met {
+            continue;
+        }
+        if matches.len() > n_before && matches.last().is_some_and(|last| last.worker == worker) {
+            matches.pop();
+        }
+        matches.push(step.to_match(span, span.to().min(step.n)));
+    }
+    let fresh = &mut matches[n_before..];
+    let order = |found: &Match| (Reverse(found.blocks), found.worker);
+    if !fresh.is_sorted_by_key(order) {
+        fresh.sort_unstable_by_key(order);
     }
 }

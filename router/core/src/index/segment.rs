@@ -8,22 +8,38 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use triomphe::ThinArc;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
 use super::span::Span;
 use crate::WorkerIdx;
 
-/// Is what a segment takes beside its words: its struct, two counters of its `Arc`, and what an allocator puts before
-/// each of its two allocations. Units: bytes.
-const SEGMENT_BYTES: usize = size_of::<Segment>() + 16 + 16;
+/// Is what a segment takes beside its words: its counter, its head, its length, and what an allocator puts before it.
+/// Units: bytes.
+const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>() + size_of::<usize>() + 8;
 
-/// Is some consecutive blocks of one chain.
-pub(super) struct Segment {
-    words: Box<[u64]>,
+/// Is a segment as it is kept: its counter, head and words lie side by side, so that a look-up waits for them once.
+pub(super) type Shared = ThinArc<Head, u64>;
+
+/// Is what a segment has beside its words.
+pub(super) struct Head {
     n_spans: u32,
     /// Is when the segment was last matched; readers renew it.
     age: AtomicU32,
+}
+
+/// Is some consecutive blocks of one chain.
+#[derive(Clone, Copy)]
+pub(super) struct Segment<'a> {
+    head: &'a Head,
+    words: &'a [u64],
+}
+
+impl<'a> From<&'a Shared> for Segment<'a> {
+    fn from(shared: &'a Shared) -> Self {
+        Self { head: &shared.header.header, words: &shared.slice }
+    }
 }
 
 /// Says which spans of a segment are replaced by which others.
@@ -47,16 +63,22 @@ impl Edit {
     }
 }
 
-impl Segment {
+/// Returns the segment of `words`, the first `n_spans` of which are spans.
+fn shared(words: &[u64], n_spans: usize, age: u32) -> Shared {
+    let head = Head { n_spans: n_spans as u32, age: AtomicU32::new(age) };
+    ThinArc::from_header_and_slice(head, words)
+}
+
+impl<'a> Segment<'a> {
     /// Returns the segment of `keys` that is held as `spans` say, which are ordered.
-    pub(super) fn new(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Self {
-        let words = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
-        Self { words, n_spans: spans.len() as u32, age: AtomicU32::new(epoch) }
+    pub(super) fn new(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Shared {
+        let words: Vec<u64> = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
+        shared(&words, spans.len(), epoch)
     }
 
     /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them.
-    pub(super) fn edited(&self, edit: &Edit, n_keys: usize, more: &[BlockKey]) -> Self {
-        let spans = &self.words[..self.n_spans as usize];
+    pub(super) fn edited(self, edit: &Edit, n_keys: usize, more: &[BlockKey]) -> Shared {
+        let spans = self.span_words();
         let n_spans = spans.len() - edit.replaced.len() + edit.with.len();
         let mut words = Vec::with_capacity(n_spans + n_keys + more.len());
         words.extend_from_slice(&spans[..edit.replaced.start]);
@@ -64,67 +86,74 @@ impl Segment {
         words.extend_from_slice(&spans[edit.replaced.end..]);
         words.extend_from_slice(&self.keys()[..n_keys]);
         words.extend(more.iter().map(|key| key.0));
-        Self { words: words.into(), n_spans: n_spans as u32, age: AtomicU32::new(self.age()) }
+        shared(&words, n_spans, self.age())
     }
 
     /// Returns this segment and `next` as one.
-    pub(super) fn joined(&self, next: &Self) -> Self {
+    pub(super) fn joined(self, next: Segment<'_>) -> Shared {
         let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
         let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
         spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
         coalesce(&mut spans);
-        let words = spans.iter().map(|span| span.0).chain(self.keys().iter().chain(next.keys()).copied()).collect();
-        let age = self.age().max(next.age());
-        Self { words, n_spans: spans.len() as u32, age: AtomicU32::new(age) }
+        let mut words = Vec::with_capacity(spans.len() + self.len() + next.len());
+        words.extend(spans.iter().map(|span| span.0));
+        words.extend_from_slice(self.keys());
+        words.extend_from_slice(next.keys());
+        shared(&words, spans.len(), self.age().max(next.age()))
     }
 
     /// Returns the keys of the blocks.
-    pub(super) fn keys(&self) -> &[u64] {
-        &self.words[self.n_spans as usize..]
+    pub(super) fn keys(self) -> &'a [u64] {
+        &self.words[self.n_spans()..]
     }
 
     /// Returns the number of blocks.
-    pub(super) fn len(&self) -> usize {
-        self.words.len() - self.n_spans as usize
+    pub(super) fn len(self) -> usize {
+        self.words.len() - self.n_spans()
     }
 
     /// Returns the key of the first block.
-    pub(super) fn first(&self) -> BlockKey {
+    pub(super) fn first(self) -> BlockKey {
         BlockKey(self.keys()[0])
     }
 
     /// Returns the key of the last block.
-    pub(super) fn last(&self) -> BlockKey {
+    pub(super) fn last(self) -> BlockKey {
         BlockKey(self.words[self.words.len() - 1])
     }
 
     /// Returns the number of spans.
-    pub(super) fn n_spans(&self) -> usize {
-        self.n_spans as usize
+    pub(super) fn n_spans(self) -> usize {
+        self.head.n_spans as usize
+    }
+
+    /// Returns the words of the spans.
+    pub(super) fn span_words(self) -> &'a [u64] {
+        &self.words[..self.n_spans()]
     }
 
     /// Returns the spans, ordered by worker and offset.
-    pub(super) fn spans(&self) -> impl ExactSizeIterator<Item = Span> + '_ {
-        self.words[..self.n_spans as usize].iter().copied().map(Span)
+    pub(super) fn spans(self) -> impl ExactSizeIterator<Item = Span> + 'a {
+        self.span_words().iter().copied().map(Span)
     }
 
     /// Returns where the spans of `worker` are.
-    fn places_of(&self, worker: WorkerIdx) -> Range<usize> {
-        let spans = &self.words[..self.n_spans as usize];
+    fn places_of(self, worker: WorkerIdx) -> Range<usize> {
+        let spans = self.span_words();
         let start = spans.partition_point(|&word| Span(word).worker() < worker);
         let n = spans[start..].iter().take_while(|&&word| Span(word).worker() == worker).count();
         start..start + n
     }
 
     /// Returns the spans of `worker`.
-    pub(super) fn spans_of(&self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> + '_ {
+    pub(super) fn spans_of(self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> + 'a {
         self.words[self.places_of(worker)].iter().copied().map(Span)
     }
 
     /// Returns the edit that makes `new` all that `worker` holds of the blocks `range`; `None` where that changes nothing.
     ///
     /// Shape: `new` is of that worker, ordered, and within `range`.
-    pub(super) fn edit(&self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
+    pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
         let replaced = self.places_of(worker);
         let old = || self.words[replaced.clone()].iter().copied().map(Span);
         let left = |span: &Span| span.from() < range.start;
@@ -146,13 +175,13 @@ impl Segment {
     }
 
     /// Returns how many leading blocks are held by somebody or lie before one that is, after an edit.
-    pub(super) fn n_held_after(&self, edit: &Edit) -> usize {
+    pub(super) fn n_held_after(self, edit: &Edit) -> usize {
         let kept = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
         kept.chain(edit.with.iter().copied()).map(Span::to).max().unwrap_or(0)
     }
 
     /// Returns the place of a key.
-    pub(super) fn offset_of(&self, BlockKey(key): BlockKey) -> Option<usize> {
+    pub(super) fn offset_of(self, BlockKey(key): BlockKey) -> Option<usize> {
         let keys = self.keys();
         if keys.first() == Some(&key) {
             return Some(0);
@@ -166,7 +195,7 @@ impl Segment {
     /// Returns how many blocks from `offset` on are the first of `asked`; the first is known to be.
     ///
     /// Cost: one comparison where all agree, else O(log n).
-    pub(super) fn n_common(&self, offset: usize, asked: &[BlockKey]) -> usize {
+    pub(super) fn n_common(self, offset: usize, asked: &[BlockKey]) -> usize {
         let keys = &self.keys()[offset..];
         let n = keys.len().min(asked.len());
         if keys[n - 1] == asked[n - 1].0 {
@@ -181,27 +210,27 @@ impl Segment {
     }
 
     /// Returns how many blocks from `offset` on are the first of `keys`, each compared.
-    pub(super) fn n_equal(&self, offset: usize, keys: &[BlockKey]) -> usize {
+    pub(super) fn n_equal(self, offset: usize, keys: &[BlockKey]) -> usize {
         self.keys()[offset..].iter().zip(keys).take_while(|(own, key)| **own == key.0).count()
     }
 
     /// Returns how many blocks from `offset` back are the first of `keys`.
-    pub(super) fn n_equal_backwards(&self, offset: usize, keys: &[BlockKey]) -> usize {
+    pub(super) fn n_equal_backwards(self, offset: usize, keys: &[BlockKey]) -> usize {
         self.keys()[..=offset].iter().rev().zip(keys).take_while(|(own, key)| **own == key.0).count()
     }
 
     /// Returns when the segment was last matched.
-    pub(super) fn age(&self) -> u32 {
-        self.age.load(Ordering::Relaxed)
+    pub(super) fn age(self) -> u32 {
+        self.head.age.load(Ordering::Relaxed)
     }
 
     /// Marks the segment as matched in `epoch`.
-    pub(super) fn touch(&self, epoch: u32) {
-        self.age.store(epoch, Ordering::Relaxed);
+    pub(super) fn touch(self, epoch: u32) {
+        self.head.age.store(epoch, Ordering::Relaxed);
     }
 
     /// Returns the memory that the segment takes. Units: bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         Self::bytes_of(self.n_spans(), self.len())
     }
 

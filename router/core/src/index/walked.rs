@@ -28,7 +28,7 @@ pub(super) struct Walked {
 
 impl Walked {
     /// Takes note of two segments, the second behind the end of the first, if they could be one.
-    pub(super) fn note(&self, first: &Segment, second: &Segment) {
+    pub(super) fn note(&self, first: Segment<'_>, second: Segment<'_>) {
         if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
             return;
         }
@@ -50,7 +50,7 @@ impl Walked {
 
 /// Returns whether a second segment may be put behind a first: together they are not too long, and who holds the
 /// end of the first holds the second, and nobody else does.
-pub(super) fn can_join(first: &Segment, second: &Segment) -> bool {
+pub(super) fn can_join(first: Segment<'_>, second: Segment<'_>) -> bool {
     let n_spans = first.n_spans() + second.n_spans();
     if first.len() + second.len() > SEGMENT_BLOCKS_MAX || n_spans > SPANS_MAX {
         return false;

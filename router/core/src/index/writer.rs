@@ -20,7 +20,7 @@ use self::views::{Holdings, Touched};
 use super::hash::Hasher;
 use super::heads::HeadsWriter;
 use super::locator::{BATCH, Locator, Probe};
-use super::segment::{Edit, Segment};
+use super::segment::{Edit, Segment, Shared};
 use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
 use super::walked::{Walked, can_join};
 use super::{IndexOptions, PrefixIndex};
@@ -41,7 +41,7 @@ pub struct IndexWriter {
     heads: HeadsWriter,
     locator: Locator,
     /// Lists the segments by number; a number that is free has none.
-    segments: Vec<Option<Arc<Segment>>>,
+    segments: Vec<Option<Shared>>,
     free: Vec<u32>,
     holdings: Vec<Holdings>,
     /// Is the memory of all segments. Units: bytes.
@@ -156,8 +156,8 @@ impl IndexWriter {
         self.index.n_blocks.store(self.locator.n_blocks(), Ordering::Relaxed);
     }
 
-    fn segment(&self, id: u32) -> &Arc<Segment> {
-        self.segments[id as usize].as_ref().expect("whoever knows a number knows that it is taken")
+    fn segment(&self, id: u32) -> Segment<'_> {
+        self.segments[id as usize].as_ref().expect("whoever knows a number knows that it is taken").into()
     }
 
     fn locate(&self, key: BlockKey) -> Option<Place> {
@@ -215,8 +215,8 @@ impl IndexWriter {
         let own = end_of.filter(|&id| {
             // What was there a moment ago may have been shed for this piece.
             let segment = self.segments[id as usize].as_ref();
-            let is_own = |segment: &Segment| segment.spans().all(|span| span.worker() == worker);
-            segment.is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
+            let is_own = |segment: Segment<'_>| segment.spans().all(|span| span.worker() == worker);
+            segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
         });
         let (id, offset) = match own {
             Some(id) => (id, self.segment(id).len()),
@@ -257,7 +257,7 @@ impl IndexWriter {
             let segments = &self.segments;
             let has = |other: u32| {
                 let segment = segments.get(other as usize).and_then(Option::as_ref);
-                let stored = segment.is_some_and(|segment| segment.offset_of(key).is_some());
+                let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(key).is_some());
                 (stored || other == id && keys[..n].contains(&key)).then_some(())
             };
             if self.locator.find(probe, has).is_some() || !self.locator.insert(probe, id) {
@@ -281,31 +281,29 @@ impl IndexWriter {
     }
 
     /// Adds a new segment of one worker.
-    fn open(&mut self, worker: WorkerIdx, id: u32, segment: Segment) {
+    fn open(&mut self, worker: WorkerIdx, id: u32, segment: Shared) {
         if id as usize == self.segments.len() {
             self.segments.push(None);
         }
         self.list(worker, id);
-        self.segment_bytes += segment.bytes();
-        let segment = Arc::new(segment);
-        self.heads.put(Arc::clone(&segment));
+        self.segment_bytes += Segment::from(&segment).bytes();
+        self.heads.put(segment.clone());
         self.segments[id as usize] = Some(segment);
     }
 
     /// Puts a segment in the place of one with the same first block.
-    fn put(&mut self, id: u32, segment: Segment) {
-        self.segment_bytes += segment.bytes();
-        let segment = Arc::new(segment);
-        self.heads.put(Arc::clone(&segment));
+    fn put(&mut self, id: u32, segment: Shared) {
+        self.segment_bytes += Segment::from(&segment).bytes();
+        self.heads.put(segment.clone());
         let old = self.segments[id as usize].replace(segment).expect("a segment is replaced where there is one");
-        self.segment_bytes -= old.bytes();
+        self.segment_bytes -= Segment::from(&old).bytes();
     }
 
     /// Takes a segment out whose blocks the locator no longer has; returns it.
-    fn close(&mut self, id: u32) -> Arc<Segment> {
+    fn close(&mut self, id: u32) -> Shared {
         let old = self.segments[id as usize].take().expect("a segment is closed once");
-        self.heads.remove(old.first());
-        self.segment_bytes -= old.bytes();
+        self.heads.remove(Segment::from(&old).first());
+        self.segment_bytes -= Segment::from(&old).bytes();
         self.free.push(id);
         old
     }
@@ -338,7 +336,8 @@ impl IndexWriter {
     /// Withdraws a worker's claims to blocks of a segment, and gives up what nobody holds at its end.
     fn withdraw(&mut self, worker: WorkerIdx, id: u32, range: Range<usize>) {
         // The last range of several may have left nothing.
-        let Some(segment) = self.segments[id as usize].clone() else { return };
+        let Some(shared) = self.segments[id as usize].clone() else { return };
+        let segment = Segment::from(&shared);
         let Some(edit) = segment.edit(worker, range, &[]) else { return };
         let n_left = segment.n_held_after(&edit);
         self.unindex(&segment.keys()[n_left..], id);
@@ -362,11 +361,12 @@ impl IndexWriter {
     }
 
     fn join(&mut self, first: u32, second: u32) {
-        let (one, two) = (self.segment(first), Arc::clone(self.segment(second)));
-        if !can_join(one, &two) {
+        let Some(shared) = self.segments[second as usize].clone() else { return };
+        let (one, two) = (self.segment(first), Segment::from(&shared));
+        if !can_join(one, two) {
             return;
         }
-        let joined = one.joined(&two);
+        let joined = one.joined(two);
         for batch in two.keys().chunks(BATCH) {
             let probes = self.probes(batch.iter().copied());
             probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, (second, first)));
@@ -374,7 +374,8 @@ impl IndexWriter {
         // Readers find the whole before its second half goes.
         self.put(first, joined);
         let mut last = None;
-        for span in self.close(second).spans() {
+        self.close(second);
+        for span in two.spans() {
             if last.replace(span.worker()) != Some(span.worker()) {
                 self.holdings[span.worker().0 as usize].drop_segment();
             }

@@ -20,6 +20,7 @@ impl IndexWriter {
                 assert_eq!(self.free.iter().filter(|&&free| free == id).count(), 1, "number {id} is free once");
                 continue;
             };
+            let segment = Segment::from(segment);
             self.check_segment(id, segment, &mut digests);
             n_segments += 1;
             n_blocks += segment.len();
@@ -39,7 +40,7 @@ impl IndexWriter {
         assert!(digests.is_empty(), "no worker goes uncounted");
     }
 
-    fn check_segment(&self, id: u32, segment: &Segment, digests: &mut HashMap<u32, (Digest, usize)>) {
+    fn check_segment(&self, id: u32, segment: Segment<'_>, digests: &mut HashMap<u32, (Digest, usize)>) {
         let spans: Vec<Span> = segment.spans().collect();
         let follows = |a: &Span, b: &Span| {
             let is_one = a.form() == b.form() && a.to() == b.from();
@@ -67,6 +68,7 @@ impl IndexWriter {
         let table = self.index.heads.load();
         let head = table.find(segment.first());
         let head = head.as_ref().and_then(|held| held.as_ref()).expect("a reader finds every segment");
-        assert!(std::ptr::eq(&**head, segment), "and finds the present one");
+        let present = self.segments[id as usize].as_ref().expect("it is checked");
+        assert_eq!(head.ptr(), present.ptr(), "and finds the present one");
     }
 }

@@ -4,13 +4,11 @@
 //! never stops half-way; where the limit is reached, the segments that were matched longest ago go, an eighth of the
 //! limit at a time.
 
-use std::sync::Arc;
-
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
 use super::super::locator::{BATCH, SEGMENTS_MAX};
-use super::super::segment::Segment;
+use super::super::segment::{Segment, Shared};
 use super::super::span::Span;
 use super::IndexWriter;
 use crate::WorkerIdx;
@@ -28,7 +26,7 @@ impl IndexWriter {
     /// Returns the memory in use, the fixed part of each worker's books not counted. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
         let books =
-            self.segments.capacity() * size_of::<Option<Arc<Segment>>>() + self.free.capacity() * size_of::<u32>();
+            self.segments.capacity() * size_of::<Option<Shared>>() + self.free.capacity() * size_of::<u32>();
         self.segment_bytes + self.heads.bytes() + self.locator.bytes() + books + self.list_bytes
     }
 
@@ -65,7 +63,7 @@ impl IndexWriter {
         if self.free.is_empty() && self.segments.len() == self.segments.capacity() {
             let n_more = (self.segments.capacity() / 2).max(SEGMENTS_GROWTH_MIN);
             // Every number may come to be free, so its place there is paid for when the number is made.
-            if !fits(n_more * (size_of::<Option<Arc<Segment>>>() + size_of::<u32>())) {
+            if !fits(n_more * (size_of::<Option<Shared>>() + size_of::<u32>())) {
                 return false;
             }
             self.segments.reserve_exact(n_more);
@@ -95,7 +93,7 @@ impl IndexWriter {
     fn fill_locator(&mut self, bytes: usize) -> bool {
         self.locator.reset(bytes);
         for (id, segment) in (0..).zip(&self.segments) {
-            for batch in segment.iter().flat_map(|segment| segment.keys().chunks(BATCH)) {
+            for batch in segment.iter().flat_map(|segment| Segment::from(segment).keys().chunks(BATCH)) {
                 let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
                 let probes = self.locator.probes(hashes);
                 if !probes[..batch.len()].iter().all(|&probe| self.locator.insert(probe, id)) {
@@ -109,9 +107,9 @@ impl IndexWriter {
     /// Drops the segments that were matched or stored longest ago, until an eighth of the limit is free.
     pub(super) fn shed(&mut self) {
         let epoch = self.index.epoch.load(std::sync::atomic::Ordering::Relaxed);
-        let age = |segment: &Segment| (epoch.wrapping_sub(segment.age()) as usize).min(AGES - 1);
+        let age = |segment: Segment<'_>| (epoch.wrapping_sub(segment.age()) as usize).min(AGES - 1);
         let mut bytes_by_age = [0usize; AGES];
-        for segment in self.segments.iter().flatten() {
+        for segment in self.segments.iter().flatten().map(Segment::from) {
             bytes_by_age[age(segment)] += segment.bytes();
         }
         let mut bytes_left = (self.options.bytes_max / SHED_DIVISOR).max(1);
@@ -121,7 +119,7 @@ impl IndexWriter {
             limit_age -= 1;
         }
         for id in 0..self.segments.len() {
-            let Some(segment) = &self.segments[id] else { continue };
+            let Some(segment) = self.segments[id].as_ref().map(Segment::from) else { continue };
             let (age, bytes) = (age(segment), segment.bytes());
             if age > limit_age || age == limit_age && bytes_left > 0 {
                 bytes_left = bytes_left.saturating_sub(if age == limit_age { bytes } else { 0 });
@@ -131,7 +129,8 @@ impl IndexWriter {
     }
 
     fn drop_segment(&mut self, id: u32) {
-        let segment = self.close(id);
+        let shared = self.close(id);
+        let segment = Segment::from(&shared);
         self.unindex(segment.keys(), id);
         let mut last = None;
         for span in segment.spans() {

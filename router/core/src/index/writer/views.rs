@@ -9,6 +9,7 @@ use std::ops::Range;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Digest, Run};
 
+use super::super::segment::Segment;
 use super::IndexWriter;
 use crate::WorkerIdx;
 
@@ -187,7 +188,7 @@ impl IndexWriter {
         list.dedup();
         let holds = |id: &u32| {
             let segment = self.segments[*id as usize].as_ref();
-            segment.is_some_and(|segment| segment.spans_of(worker).len() > 0)
+            segment.is_some_and(|segment| Segment::from(segment).spans_of(worker).len() > 0)
         };
         list.retain(holds);
         list
