@@ -4,7 +4,8 @@
 //! bits: the segment's number, some bits of the key's hash, and how many lines the block lies behind its own. Fourteen
 //! slots and a count fill one cache line; a block whose line is full lies in a later one, and the counts of the lines
 //! between say that there is such a block. Lines lie in no cache, so those of several blocks are loaded side by side. A
-//! table is rebuilt from the segments, so the old one goes before the new one comes.
+//! slot's line and bits are all that its place hangs on, so a table grows from itself, in one pass from end to end; now
+//! and then, for better bits, or where there is no room for two, it is rebuilt from the segments.
 //! Source: the chunks and overflow counts of F14 (Bronson and Shi, Facebook, 2019).
 
 /// Is one more than the largest number of a segment.
@@ -20,6 +21,10 @@ const TAG_SHIFT: u32 = 32 - TAG_BITS;
 /// Is how many bits of a hash a slot has beside its word.
 const EXTRA_BITS: u32 = 4;
 const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
+/// Is how many bits of a hash tell blocks of one line apart, in a table that is new.
+const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
+/// Is how often larger a table becomes before it is rebuilt: with every doubling the bits tell half as much.
+const GROWTH_MAX: usize = 4;
 /// Is how many lines a block may lie in; it has three bits in a slot.
 const LINES_TRIED: usize = 8;
 /// Is the number of slots of a line.
@@ -47,15 +52,14 @@ struct Line([u32; 16]);
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Probe {
     home: usize,
-    /// Is never 0, so that no slot in use looks like an empty one.
-    tag: u32,
-    extra: u32,
+    fine: u32,
 }
 
 impl Probe {
     /// Returns what the slot says of the block where `id` has it, `distance` lines tried before.
     fn slot(self, distance: usize, id: u32) -> Slot {
-        Slot { word: self.tag << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1), extra: self.extra }
+        let word = self.fine << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1);
+        Slot { word, extra: self.fine >> TAG_BITS }
     }
 }
 
@@ -70,6 +74,9 @@ struct Slot {
 pub(super) struct Locator {
     lines: Vec<Line>,
     n_blocks: usize,
+    /// Is how many of a hash's bits the table uses: [`FINE_BITS`] more than tell 2^n lines apart, of which there are at least
+    /// so many.
+    hash_bits: u32,
     /// Says that a block found no place though the table is not full by count.
     is_clogged: bool,
 }
@@ -77,7 +84,7 @@ pub(super) struct Locator {
 impl Locator {
     /// Returns an empty table.
     pub(super) fn new() -> Self {
-        Self { lines: Vec::new(), n_blocks: 0, is_clogged: false }
+        Self { lines: Vec::new(), n_blocks: 0, hash_bits: FINE_BITS, is_clogged: false }
     }
 
     /// Returns the memory that the table takes. Units: bytes.
@@ -102,9 +109,69 @@ impl Locator {
     /// Becomes an empty table of `bytes`.
     pub(super) fn reset(&mut self, bytes: usize) {
         self.lines = Vec::new();
-        self.lines = vec![Line([0; 16]); bytes / size_of::<Line>()];
-        self.n_blocks = 0;
-        self.is_clogged = false;
+        let n_lines = bytes / size_of::<Line>();
+        *self = Self::with_lines(n_lines, FINE_BITS + n_lines.max(1).ilog2());
+    }
+
+    fn with_lines(n_lines: usize, hash_bits: u32) -> Self {
+        Self { lines: vec![Line([0; 16]); n_lines], n_blocks: 0, hash_bits, is_clogged: false }
+    }
+
+    /// Becomes a table of `bytes` with the same blocks; returns whether it did: if not, it has to be rebuilt.
+    pub(super) fn grow(&mut self, bytes: usize) -> bool {
+        let n_lines = bytes / size_of::<Line>();
+        if self.lines.is_empty() || n_lines >> (self.hash_bits - FINE_BITS) >= GROWTH_MAX {
+            return false;
+        }
+        let mut next = Self::with_lines(n_lines, self.hash_bits);
+        let no_place = next.take_in_order(self);
+        let behind = (0..self.lines.len()).flat_map(|at| self.slots_behind(at));
+        let is_whole = no_place.into_iter().chain(behind).all(|(bits, id)| next.insert(next.probe_of_bits(bits), id));
+        if is_whole {
+            *self = next;
+        }
+        is_whole
+    }
+
+    /// Takes in the blocks of `old` that lie in their own lines there; returns the few that have no place in their own
+    /// lines here.
+    ///
+    /// Lines are filled in order, and their places are counted: to look for the next would be to wait for the last.
+    fn take_in_order(&mut self, old: &Self) -> Vec<(u64, u32)> {
+        let mut n_filled = vec![0u8; self.lines.len()];
+        let mut no_place = Vec::new();
+        for (at, line) in old.lines.iter().enumerate() {
+            let first = old.first_bits(at);
+            for idx in (0..LINE_SLOTS).filter(|&idx| line.distance(idx) == Some(0)) {
+                let bits = bits_from(first, line.fine(idx));
+                let probe = self.probe_of_bits(bits);
+                let n = &mut n_filled[probe.home];
+                if usize::from(*n) == LINE_SLOTS {
+                    no_place.push((bits, line.id(idx)));
+                    continue;
+                }
+                self.lines[probe.home].fill(usize::from(*n), probe.slot(0, line.id(idx)));
+                *n += 1;
+                self.n_blocks += 1;
+            }
+        }
+        no_place
+    }
+
+    /// Returns the bits and segments of the blocks that lie in a line which is not their own.
+    fn slots_behind(&self, at: usize) -> impl Iterator<Item = (u64, u32)> {
+        let line = &self.lines[at];
+        (0..LINE_SLOTS).filter_map(move |idx| {
+            let distance = line.distance(idx).filter(|&distance| distance > 0)?;
+            let passed = distance * step(line.fine(idx)) % self.lines.len();
+            let home = (at + self.lines.len() - passed) % self.lines.len();
+            Some((bits_from(self.first_bits(home), line.fine(idx)), line.id(idx)))
+        })
+    }
+
+    /// Returns the least number that leads to a line.
+    fn first_bits(&self, line: usize) -> u64 {
+        ((line as u64) << self.hash_bits).div_ceil(self.lines.len() as u64)
     }
 
     /// Returns where the blocks of these hashes may be found, and has their lines loaded side by side; at most [`BATCH`].
@@ -122,14 +189,17 @@ impl Locator {
 
     /// Returns where a block of this hash may be found.
     pub(super) fn probe(&self, hash: u64) -> Probe {
-        let home = ((hash >> 32) * self.lines.len() as u64) >> 32;
-        let tag = (hash as u32 & ((1 << TAG_BITS) - 1)).max(1);
-        Probe { home: home as usize, tag, extra: hash as u32 >> TAG_BITS & EXTRA_MASK }
+        self.probe_of_bits(hash >> (u64::BITS - self.hash_bits))
+    }
+
+    fn probe_of_bits(&self, bits: u64) -> Probe {
+        let home = (bits * self.lines.len() as u64) >> self.hash_bits;
+        Probe { home: home as usize, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
     }
 
     /// Returns the line that is tried after `distance` others: blocks of one line part ways by their bits.
     fn line_at(&self, probe: Probe, distance: usize) -> usize {
-        if distance == 0 { probe.home } else { (probe.home + distance * (1 + probe.tag as usize)) % self.lines.len() }
+        if distance == 0 { probe.home } else { (probe.home + distance * step(probe.fine)) % self.lines.len() }
     }
 
     /// Returns what `check` makes of the first segment that may have the block and of which it makes something.
@@ -198,6 +268,16 @@ impl Locator {
     }
 }
 
+/// Returns the number that ends with `fine`, of those from `first` on that lead to one line: no two of them end alike.
+fn bits_from(first: u64, fine: u32) -> u64 {
+    first + (u64::from(fine).wrapping_sub(first) & ((1 << FINE_BITS) - 1))
+}
+
+/// Returns how many lines on a block with these bits is tried next.
+fn step(fine: u32) -> usize {
+    1 + (fine as usize & ((1 << TAG_BITS) - 1))
+}
+
 impl Line {
     /// Returns whether a block that belongs here, or passed here, lies in a later line.
     fn was_passed(&self) -> bool {
@@ -213,8 +293,10 @@ impl Line {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
             let idx = mask.trailing_zeros() as usize;
-            if self.extra(idx) == like.extra
-                && let Some(found) = check((self.0[idx] & ID_MASK) - 1)
+            // An empty slot has no number.
+            if let Some(id) = (self.0[idx] & ID_MASK).checked_sub(1)
+                && self.extra(idx) == like.extra
+                && let Some(found) = check(id)
             {
                 return Some(found);
             }
@@ -229,11 +311,14 @@ impl Line {
         if mask == 0 {
             return false;
         }
-        let idx = mask.trailing_zeros() as usize;
+        self.fill(mask.trailing_zeros() as usize, slot);
+        true
+    }
+
+    fn fill(&mut self, idx: usize, slot: Slot) {
         self.0[idx] = slot.word;
         let (word, shift) = Self::place_of_extra(idx);
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
-        true
     }
 
     /// Replaces the word of one slot that says `old`; returns whether there was one.
@@ -248,6 +333,22 @@ impl Line {
             mask &= mask - 1;
         }
         false
+    }
+
+    /// Returns how many lines the block of a slot lies behind its own; `None` where there is no block.
+    fn distance(&self, idx: usize) -> Option<usize> {
+        let word = self.0[idx];
+        (word != 0).then_some((word >> ID_BITS) as usize % LINES_TRIED)
+    }
+
+    /// Returns the number of the segment of a slot that is not empty.
+    fn id(&self, idx: usize) -> u32 {
+        (self.0[idx] & ID_MASK) - 1
+    }
+
+    /// Returns the last bits of the hash of a slot's block.
+    fn fine(&self, idx: usize) -> u32 {
+        self.0[idx] >> TAG_SHIFT | self.extra(idx) << TAG_BITS
     }
 
     fn extra(&self, idx: usize) -> u32 {

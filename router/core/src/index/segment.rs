@@ -180,6 +180,12 @@ impl<'a> Segment<'a> {
         kept.chain(edit.with.iter().copied()).map(Span::to).max().unwrap_or(0)
     }
 
+    /// Returns the place of the first of `asked`; found at once where these are the first or the last blocks.
+    pub(super) fn offset_of_first(self, asked: &[BlockKey]) -> Option<usize> {
+        let likely = self.len().checked_sub(asked.len()).filter(|&offset| self.keys().get(offset) == asked.first().map(|key| &key.0));
+        likely.or_else(|| self.offset_of(*asked.first()?))
+    }
+
     /// Returns the place of a key.
     pub(super) fn offset_of(self, BlockKey(key): BlockKey) -> Option<usize> {
         let keys = self.keys();

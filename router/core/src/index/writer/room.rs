@@ -70,8 +70,12 @@ impl IndexWriter {
             self.free.reserve_exact(self.segments.capacity());
         }
         let Some(next) = self.locator.bytes_of_next(n) else { return true };
-        // The old table goes before the new one comes.
-        if !fits(next.saturating_sub(self.locator.bytes())) {
+        let fits_beside = fits(next);
+        if fits_beside && self.locator.grow(next) {
+            return true;
+        }
+        // Where there is no room for two tables, the old one goes before the new one comes.
+        if !fits_beside && !fits(next.saturating_sub(self.locator.bytes())) {
             return false;
         }
         self.rebuild_locator(next);
