@@ -13,7 +13,7 @@ pub(super) const SEGMENTS_MAX: u32 = (1 << ID_BITS) - 1;
 /// Is how many blocks are looked for side by side.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; a processor waits for some dozens of lines at a time.
-pub(super) const BATCH: usize = 32;
+pub(super) const BATCH: usize = 64;
 const ID_BITS: u32 = 22;
 const ID_MASK: u32 = (1 << ID_BITS) - 1;
 const TAG_BITS: u32 = 7;
@@ -24,7 +24,7 @@ const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
 /// Is how many bits of a hash tell blocks of one line apart, in a table that is new.
 const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
 /// Is how often larger a table becomes before it is rebuilt: with every doubling the bits tell half as much.
-const GROWTH_MAX: usize = 4;
+const GROWTH_MAX: usize = 8;
 /// Is how many lines a block may lie in; it has three bits in a slot.
 const LINES_TRIED: usize = 8;
 /// Is the number of slots of a line.
@@ -34,9 +34,11 @@ const EXTRA_WORD: usize = LINE_SLOTS;
 /// Is the word of a line whose upper eight bits count the blocks that had no place in it.
 const COUNT_WORD: usize = 15;
 const COUNT_SHIFT: u32 = 24;
+/// Is how many blocks may pass a line; where it is small, one of them may pass a line at each of its tries.
+const PASSES_MAX: u32 = u8::MAX as u32 - LINES_TRIED as u32;
 /// Is the fullest that a table becomes. Units: blocks for each 100 slots.
 ///
-/// Source: docs/decisions/0006-prefix-index.md; beyond it, one block in five lies behind its own line.
+/// Source: docs/decisions/0006-prefix-index.md; beyond it, ever more blocks lie behind their own lines.
 const LOAD_PERCENT_MAX: usize = 80;
 /// Is the load of a new table. Units: blocks for each 100 slots.
 const LOAD_PERCENT_NEW: usize = 57;
@@ -285,7 +287,7 @@ impl Line {
     }
 
     fn is_full_of_passes(&self) -> bool {
-        self.0[COUNT_WORD] >> COUNT_SHIFT == u32::MAX >> COUNT_SHIFT
+        self.0[COUNT_WORD] >> COUNT_SHIFT >= PASSES_MAX
     }
 
     /// Asks `check` for each segment whose slot has the bits of `like` beside the number.
@@ -368,3 +370,6 @@ impl Line {
         self.0[..LINE_SLOTS].iter().enumerate().map(bit).fold(0, |mask, bit| mask | bit)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,24 +40,19 @@ impl Step {
 
     /// Returns whether every worker has one span, and a request can start with each where the chain leaves the segment.
     ///
-    /// Two passes without a branch: the compiler makes vector comparisons of them.
+    /// One pass without a branch: the compiler makes vector comparisons of it.
     fn is_plain(&self) -> bool {
         let spans = self.segment().span_words();
         let reaches = |span: Span| (span.from() < self.n) & (span.to() >= self.n) & span.is_resumable();
-        let all_reach = spans.iter().fold(true, |all, &word| all & reaches(Span(word)));
-        let is_same = |(a, b): (&u64, &u64)| Span(*a).worker() == Span(*b).worker();
-        all_reach && !spans.iter().zip(spans.iter().skip(1)).fold(false, |any, pair| any | is_same(pair))
+        let differ = |a: Span, b: Span| a.worker() != b.worker();
+        let pairs = spans.iter().zip(&spans[1..]);
+        let all = pairs.fold(true, |all, (&a, &b)| all & reaches(Span(a)) & differ(Span(a), Span(b)));
+        all && spans.last().is_some_and(|&last| reaches(Span(last)))
     }
 
-    /// Returns the match of a worker that can start behind the first `n` blocks of the segment.
-    fn to_match(&self, span: Span, n: usize) -> Match {
-        Match {
-            worker: span.worker(),
-            blocks: u32::try_from(self.first + n).unwrap_or(u32::MAX),
-            tier: span.tier(),
-            state: span.state(),
-            slot: span.slot(),
-        }
+    /// Returns the number of blocks up to those of the segment's first `n`.
+    fn blocks(&self, n: usize) -> u32 {
+        u32::try_from(self.first + n).unwrap_or(u32::MAX)
     }
 
     /// Returns the segment.
@@ -120,15 +115,16 @@ fn take_plain(step: &Step, matches: &mut Vec<Match>) {
     met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
     met.sort_unstable();
     let mut rest = step.segment().span_words();
-    let n = step.n;
+    let blocks = step.blocks(step.n);
+    let to_match = |&word: &u64| to_match(Span(word), blocks);
     for met in met {
         let at = rest.partition_point(|&word| Span(word).worker() < *met);
         let (before, behind) = rest.split_at(at);
-        matches.extend(before.iter().map(|&word| step.to_match(Span(word), n)));
+        matches.extend(before.iter().map(to_match));
         let is_met = behind.first().is_some_and(|&word| Span(word).worker() == *met);
         rest = &behind[usize::from(is_met)..];
     }
-    matches.extend(rest.iter().map(|&word| step.to_match(Span(word), n)));
+    matches.extend(rest.iter().map(to_match));
 }
 
 /// Adds the workers of a segment that have not been met.
@@ -155,11 +151,16 @@ fn take(step: &Step, matches: &mut Vec<Match>) {
         if matches.len() > n_before && matches.last().is_some_and(|last| last.worker == worker) {
             matches.pop();
         }
-        matches.push(step.to_match(span, span.to().min(step.n)));
+        matches.push(to_match(span, step.blocks(span.to().min(step.n))));
     }
     let fresh = &mut matches[n_before..];
     let order = |found: &Match| (Reverse(found.blocks), found.worker);
     if !fresh.is_sorted_by_key(order) {
         fresh.sort_unstable_by_key(order);
     }
+}
+
+/// Returns the match of a worker that can start behind so many blocks.
+fn to_match(span: Span, blocks: u32) -> Match {
+    Match { worker: span.worker(), blocks, tier: span.tier(), state: span.state(), slot: span.slot() }
 }

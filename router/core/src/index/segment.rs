@@ -71,7 +71,7 @@ fn shared(words: &[u64], n_spans: usize, age: u32) -> Shared {
 
 impl<'a> Segment<'a> {
     /// Returns the segment of `keys` that is held as `spans` say, which are ordered.
-    pub(super) fn new(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Shared {
+    pub(super) fn of(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Shared {
         let words: Vec<u64> = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
         shared(&words, spans.len(), epoch)
     }
@@ -181,16 +181,11 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns the place of the first of `asked`; found at once where these are the first or the last blocks.
-    pub(super) fn offset_of_first(self, asked: &[BlockKey]) -> Option<usize> {
-        let likely = self.len().checked_sub(asked.len()).filter(|&offset| self.keys().get(offset) == asked.first().map(|key| &key.0));
-        likely.or_else(|| self.offset_of(*asked.first()?))
-    }
-
-    /// Returns the place of a key.
-    pub(super) fn offset_of(self, BlockKey(key): BlockKey) -> Option<usize> {
-        let keys = self.keys();
-        if keys.first() == Some(&key) {
-            return Some(0);
+    pub(super) fn offset_of(self, asked: &[BlockKey]) -> Option<usize> {
+        let (keys, BlockKey(key)) = (self.keys(), *asked.first()?);
+        let at_end = keys.len().saturating_sub(asked.len());
+        if let Some(offset) = [0, at_end].into_iter().find(|&offset| keys[offset] == key) {
+            return Some(offset);
         }
         // Eight at a time without a branch: the compiler makes one vector comparison of them.
         let holds = |chunk: &[u64]| chunk.iter().fold(false, |found, &other| found | (other == key));

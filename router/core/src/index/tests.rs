@@ -336,19 +336,21 @@ enum Op {
 }
 
 const WORKERS: u32 = 6;
+/// Is more workers than are compared one by one.
+const MANY_WORKERS: u32 = 40;
 const CHAINS: u64 = 5;
 const BLOCKS: u64 = 40;
 
-fn op() -> impl Strategy<Value = Op> {
+fn op(n_workers: u32) -> impl Strategy<Value = Op> {
     let resume = prop_oneof![3 => Just(Resume::EveryBlock), 1 => Just(Resume::LastBlock), 1 => Just(Resume::Nowhere)];
     let tier = prop_oneof![Just(Tier::Resident), Just(Tier::Ram), Just(Tier::Disk)];
     prop_oneof![
-        6 => (0..WORKERS, 0..CHAINS, 1..BLOCKS, resume, tier, proptest::option::of(0..u16::MAX))
+        6 => (0..n_workers, 0..CHAINS, 1..BLOCKS, resume, tier, proptest::option::of(0..u16::MAX))
             .prop_map(|(worker, chain, n, resume, tier, slot)| Op::Store { worker, chain, n, resume, tier, slot }),
-        3 => (0..WORKERS, 0..CHAINS, 4..BLOCKS).prop_map(|(worker, chain, from)| Op::Trim { worker, chain, from }),
-        1 => (0..WORKERS, 0..CHAINS, 0..BLOCKS).prop_map(|(worker, chain, n)| Op::Replace { worker, chain, n }),
-        1 => (0..WORKERS).prop_map(|worker| Op::Forget { worker }),
-        4 => (0..WORKERS, 0..CHAINS, 1..8u64).prop_map(|(worker, chain, by)| Op::Grow { worker, chain, by }),
+        3 => (0..n_workers, 0..CHAINS, 4..BLOCKS).prop_map(|(worker, chain, from)| Op::Trim { worker, chain, from }),
+        1 => (0..n_workers, 0..CHAINS, 0..BLOCKS).prop_map(|(worker, chain, n)| Op::Replace { worker, chain, n }),
+        1 => (0..n_workers).prop_map(|worker| Op::Forget { worker }),
+        4 => (0..n_workers, 0..CHAINS, 1..8u64).prop_map(|(worker, chain, by)| Op::Grow { worker, chain, by }),
         4 => (0..CHAINS, 1..BLOCKS).prop_map(|(chain, n)| Op::Touch { chain, n }),
     ]
 }
@@ -356,7 +358,7 @@ fn op() -> impl Strategy<Value = Op> {
 fn op_or_punch() -> impl Strategy<Value = Op> {
     let punch = (0..WORKERS, 0..CHAINS, 0..BLOCKS);
     prop_oneof![
-        8 => op(),
+        8 => op(WORKERS),
         2 => punch.prop_map(|(worker, chain, block)| Op::Punch { worker, chain, block }),
     ]
 }
@@ -403,7 +405,7 @@ fn apply(op: Op, writer: &mut IndexWriter, naive: &mut Naive) {
 
 proptest! {
     #[test]
-    fn answers_as_a_naive_map_does(ops in proptest::collection::vec(op(), 1..60), n in 1..BLOCKS) {
+    fn answers_as_a_naive_map_does(ops in proptest::collection::vec(op(WORKERS), 1..60), n in 1..BLOCKS) {
         let mut writer = IndexWriter::new(ROOMY);
         let mut naive = Naive::default();
         for op in ops {
@@ -412,6 +414,29 @@ proptest! {
             for chain in 0..CHAINS {
                 let keys = tree_keys(chain, n);
                 prop_assert_eq!(writer.reader().matches(&keys), naive.matches(WORKERS, &keys));
+            }
+        }
+    }
+
+    #[test]
+    fn answers_as_a_naive_map_does_where_many_hold_the_same(
+        held in proptest::collection::vec((0..MANY_WORKERS, 0..2u64, 1..BLOCKS), 60..120),
+        ops in proptest::collection::vec(op(MANY_WORKERS), 0..20),
+    ) {
+        let mut writer = IndexWriter::new(ROOMY);
+        let mut naive = Naive::default();
+        let tier = Tier::Ram;
+        // Most hold all, so that some segments are held in one way by all who hold them.
+        let store = |(worker, chain, n): (u32, u64, u64)| {
+            let n = if n > 10 { BLOCKS } else { n };
+            Op::Store { worker, chain, n, resume: Resume::EveryBlock, tier, slot: Some(worker as u16) }
+        };
+        for op in held.into_iter().map(store).chain(ops) {
+            apply(op, &mut writer, &mut naive);
+            writer.check_invariants();
+            for (chain, n) in [(0, 3), (0, 20), (1, BLOCKS), (2, BLOCKS)] {
+                let keys = tree_keys(chain, n);
+                prop_assert_eq!(writer.reader().matches(&keys), naive.matches(MANY_WORKERS, &keys));
             }
         }
     }

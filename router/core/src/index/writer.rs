@@ -142,7 +142,7 @@ impl IndexWriter {
         let mut at = 0;
         while at < keys.len() {
             let rest = &keys[at..];
-            at += self.locate(rest[0]).map_or(1, |place| self.withdraw_stretch(worker, place, rest));
+            at += self.locate(rest).map_or(1, |place| self.withdraw_stretch(worker, place, rest));
         }
     }
 
@@ -160,9 +160,10 @@ impl IndexWriter {
         self.segments[id as usize].as_ref().expect("whoever knows a number knows that it is taken").into()
     }
 
-    fn locate(&self, key: BlockKey) -> Option<Place> {
-        let offset_in = |id: u32| self.segment(id).offset_of(key).map(|offset| Place { id, offset });
-        self.locator.find(self.locator.probe(self.hasher.hash(key)), offset_in)
+    /// Returns where the first block of `keys` is.
+    fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
+        let offset_in = |id: u32| self.segment(id).offset_of(keys).map(|offset| Place { id, offset });
+        self.locator.find(self.locator.probe(self.hasher.hash(*keys.first()?)), offset_in)
     }
 
     fn insert_run(&mut self, worker: WorkerIdx, run: &Run) {
@@ -181,7 +182,7 @@ impl IndexWriter {
                 return;
             }
             let piece = Piece { keys, form, resume: run.resume, ends_run: to == run.keys.len() };
-            let (n, place) = match self.locate(keys[0]) {
+            let (n, place) = match self.locate(keys) {
                 Some(place) => self.claim(worker, place, piece),
                 None => self.store(worker, piece, end_of),
             };
@@ -239,7 +240,7 @@ impl IndexWriter {
             self.put(id, longer);
         } else {
             let epoch = self.advance_epoch();
-            self.open(worker, id, Segment::new(keys, &spans, epoch));
+            self.open(worker, id, Segment::of(keys, &spans, epoch));
             self.holdings[worker.0 as usize].gain(keys);
         }
         self.note_touched(id, offset..offset + n);
@@ -257,7 +258,7 @@ impl IndexWriter {
             let segments = &self.segments;
             let has = |other: u32| {
                 let segment = segments.get(other as usize).and_then(Option::as_ref);
-                let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(key).is_some());
+                let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(&[key]).is_some());
                 (stored || other == id && keys[..n].contains(&key)).then_some(())
             };
             if self.locator.find(probe, has).is_some() || !self.locator.insert(probe, id) {
@@ -352,7 +353,7 @@ impl IndexWriter {
     /// Makes one segment of each two that prompts have passed one behind the other.
     fn join_walked(&mut self) {
         for (last, first) in self.index.walked.take() {
-            let (Some(last), Some(first)) = (self.locate(last), self.locate(first)) else { continue };
+            let (Some(last), Some(first)) = (self.locate(&[last]), self.locate(&[first])) else { continue };
             // Both may have changed since.
             if last.id != first.id && last.offset + 1 == self.segment(last.id).len() && first.offset == 0 {
                 self.join(last.id, first.id);

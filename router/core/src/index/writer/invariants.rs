@@ -62,7 +62,7 @@ impl IndexWriter {
             assert!(list.contains(&id), "worker {worker} finds all its segments");
         }
         for (offset, &key) in segment.keys().iter().enumerate() {
-            let place = self.locate(BlockKey(key)).map(|place| (place.id, place.offset));
+            let place = self.locate(&[BlockKey(key)]).map(|place| (place.id, place.offset));
             assert_eq!(place, Some((id, offset)), "a block has one place, and it is found");
         }
         let table = self.index.heads.load();

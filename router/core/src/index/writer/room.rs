@@ -19,14 +19,15 @@ const SHED_DIVISOR: usize = 8;
 const AGES: usize = 256;
 /// Is the most spans that an insertion adds to a segment that is there: two of the run, one that it cuts in two.
 const SPANS_ADDED_MAX: usize = 3;
+/// Is the share of a table that is needed beside the old and the new one while one grows from the other.
+const BESIDE_DIVISOR: usize = 16;
 /// Is the fewest places by which the list of segments grows.
 const SEGMENTS_GROWTH_MIN: usize = 16;
 
 impl IndexWriter {
     /// Returns the memory in use, the fixed part of each worker's books not counted. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        let books =
-            self.segments.capacity() * size_of::<Option<Shared>>() + self.free.capacity() * size_of::<u32>();
+        let books = self.segments.capacity() * size_of::<Option<Shared>>() + self.free.capacity() * size_of::<u32>();
         self.segment_bytes + self.heads.bytes() + self.locator.bytes() + books + self.list_bytes
     }
 
@@ -70,7 +71,7 @@ impl IndexWriter {
             self.free.reserve_exact(self.segments.capacity());
         }
         let Some(next) = self.locator.bytes_of_next(n) else { return true };
-        let fits_beside = fits(next);
+        let fits_beside = fits(next + next / BESIDE_DIVISOR);
         if fits_beside && self.locator.grow(next) {
             return true;
         }
