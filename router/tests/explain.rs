@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::worker::{FakeWorker, chat_keys, full};
+use support::worker::{FakeWorker, MAKER, chat_keys, full};
 use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
 
 async fn dry_run(router: &TestRouter, body: &str) -> reqwest::Response {
@@ -135,4 +135,28 @@ async fn conversations_are_counted_where_nobody_asks() {
     let response = router.chat(&long_text("bread")).await;
     assert_eq!(header(&response, "x-warmpath-prefix-break"), "");
     router.wait_for_metric("warmpath_router_conversations_total{continuity=\"new\"}", 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_chats_have_the_same_tokens_wherever_they_are_prepared() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let chat = |n_messages: usize, n_words: usize| {
+        let message = |n: usize| {
+            let role = if n.is_multiple_of(2) { "user" } else { "assistant" };
+            json!({"role": role, "content": format!("{n} {}", "bread and salt, ".repeat(n_words / 3))})
+        };
+        json!({"messages": (0..n_messages).map(message).collect::<Vec<_>>()}).to_string()
+    };
+    // More new text than is tokenized where it was read, more messages than are rendered there, more bytes than are parsed there.
+    for (n_messages, n_words) in [(1, 3), (3, 3000), (201, 3), (41, 1500)] {
+        let body = chat(n_messages, n_words);
+        let whole = MAKER.chat(&serde_json::from_str(&body).expect("a chat")).expect("it renders").tokens.len();
+        // What is new at first has been seen the second time.
+        for _ in 0..2 {
+            let answer: Value = dry_run(&router, &body).await.json().await.expect("JSON");
+            assert_eq!(answer["prompt"]["tokens"], json!(whole), "{} bytes: {}", body.len(), answer["prompt"]);
+            assert_eq!(answer["prompt"]["blocks"], json!(whole / 16), "{}", answer["prompt"]);
+        }
+    }
 }
