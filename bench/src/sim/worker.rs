@@ -49,14 +49,13 @@ pub struct Worker {
     cache: Cache,
     averages: Averages,
     /// Lists the requests that have come since the running step began.
-    inbox: Vec<(usize, RequestId)>,
+    inbox: Vec<(usize, RequestId, Duration)>,
     queue: VecDeque<Queued>,
     running: Vec<Running>,
     free_slots: Vec<SlotId>,
     step: Option<Step>,
     /// Is the time to bring stored blocks to the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
-    n_started: u64,
     promises: Promises,
     /// Lists what is to be said of blocks.
     changes: Vec<Change>,
@@ -67,6 +66,8 @@ pub struct Worker {
 #[derive(Debug)]
 struct Queued {
     request: usize,
+    /// Is when it came.
+    came: Duration,
     /// Counts the blocks that were stored when it was looked at last.
     n_stored: usize,
 }
@@ -77,7 +78,8 @@ struct Running {
     slot: SlotId,
     /// Counts the prompt's first blocks that are computed.
     n_blocks_done: usize,
-    order: u64,
+    /// Is when it came.
+    came: Duration,
     n_cached_tokens: u32,
     n_computed: u32,
     n_answered: u32,
@@ -125,7 +127,6 @@ impl Worker {
             free_slots: (0..shape.n_slots).rev().map(SlotId).collect(),
             step: None,
             restore_ms: 0.0,
-            n_started: 0,
             promises: Promises::default(),
             changes: Vec::new(),
             accepted: Vec::new(),
@@ -135,7 +136,7 @@ impl Worker {
     /// Takes a request in; returns when the step ends that runs from now on, if it is another one.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
         self.promise(trace, request.0);
-        self.inbox.push(request);
+        self.inbox.push((request.0, request.1, now));
         if let Some(step) = &mut self.step {
             // A stretch of decoding ends with the step that runs now.
             let n_begun = (now - step.started).as_nanos() / step.one.as_nanos().max(1) + 1;
@@ -179,7 +180,7 @@ impl Worker {
     pub fn die(&mut self) -> Vec<usize> {
         let running = self.running.iter().map(|running| running.request);
         let waiting =
-            self.queue.iter().map(|queued| queued.request).chain(self.inbox.iter().map(|(request, _)| *request));
+            self.queue.iter().map(|queued| queued.request).chain(self.inbox.iter().map(|(request, ..)| *request));
         let lost = running.chain(waiting).collect();
         *self = Self::new(self.shape, self.block_tokens);
         lost
@@ -220,10 +221,10 @@ impl Worker {
 
     /// Takes in what has come since the last step, and gives slots to those who wait, in the order of their arrival; who starts from what another is about to compute waits.
     fn admit(&mut self, trace: &Trace, now: Duration) {
-        for (request, id) in std::mem::take(&mut self.inbox) {
+        for (request, id, came) in std::mem::take(&mut self.inbox) {
             self.accepted.push(Change::Accepted(id));
             let n_stored = self.cache.n_stored(&trace.requests[request]);
-            self.queue.push_back(Queued { request, n_stored });
+            self.queue.push_back(Queued { request, came, n_stored });
         }
         let mut idx = 0;
         while idx < self.queue.len() && !self.free_slots.is_empty() {
@@ -236,7 +237,7 @@ impl Worker {
                 continue;
             }
             let queued = self.queue.remove(idx).expect("the index is below the length");
-            self.start(trace, (queued.request, n_cached), now);
+            self.start(trace, (queued, n_cached), now);
         }
     }
 
@@ -256,21 +257,21 @@ impl Worker {
         }
     }
 
-    fn start(&mut self, trace: &Trace, (request, n_cached): (usize, usize), now: Duration) {
+    fn start(&mut self, trace: &Trace, (queued, n_cached): (Queued, usize), now: Duration) {
+        let Queued { request, came, .. } = queued;
         let slot = self.free_slots.pop().expect("the caller has seen a free slot");
         self.cache.start(&trace.requests[request], n_cached, millis(now));
         self.pass_changes();
         self.changes.extend(self.promises.settle(promise_id(request)));
         let n_cached_tokens = n_cached as u32 * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_RAM_MS_PER_TOKEN;
-        self.n_started += 1;
-        let order = self.n_started;
         let n_computed = n_cached_tokens;
+        self.averages.prompt(trace.requests[request].prompt_tokens - n_cached_tokens);
         self.running.push(Running {
             request,
             slot,
             n_blocks_done: n_cached,
-            order,
+            came,
             n_cached_tokens,
             n_computed,
             n_answered: 0,
@@ -284,14 +285,16 @@ impl Worker {
         let pending: Vec<Pending> = self
             .running
             .iter()
-            .map(|running| Pending { slot: running.slot, work: work(left(running)), order: running.order })
+            .map(|running| Pending { slot: running.slot, work: work(left(running)), waited: now - running.came })
             .collect();
         if pending.is_empty() {
             return None;
         }
         let n_decoding = pending.iter().filter(|pending| pending.work == Work::Decode).count();
-        let shares: Vec<(SlotId, u32)> =
-            plan(&pending, ROOM).into_iter().map(|share| (share.slot, share.n_tokens)).collect();
+        let shares: Vec<(SlotId, u32)> = plan(&pending, ROOM, self.averages.usual_prefill())
+            .into_iter()
+            .map(|share| (share.slot, share.n_tokens))
+            .collect();
         let n_repeats = if n_decoding == pending.len() { self.n_decode_steps(trace) } else { 1 };
         let n_prefill: u32 = shares.iter().map(|share| share.1).sum::<u32>() - n_decoding as u32;
         let decode_ms = if n_decoding > 0 { self.shape.decode_step_ms } else { 0.0 };

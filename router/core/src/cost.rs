@@ -6,8 +6,8 @@
 //!
 //! - **wait**: the prompt tokens that are computed before its own, at the worker's prefill rate; and, where every slot is
 //!   taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead. A worker
-//!   computes several prompts side by side, short remainders first and half of the room for the one that came first
-//!   (`worker/core/src/batch_plan.rs`), so no request ahead costs more time than the request's own prefill takes, twice.
+//!   computes first who has waited longest for each token that is left (`worker/core/src/batch_plan.rs`), so a request waits
+//!   in proportion to its own prefill: for each request ahead at most the time that this takes, twice.
 //! - **restore**: bringing the reused blocks from where they lie.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
@@ -41,10 +41,10 @@ pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
 /// Source: docs/decisions/0000-measured-before.md: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
 pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
 
-/// Is how much longer a prompt takes beside one that came before it, whatever its length.
+/// Is the most prefills of its own that a request waits for each one ahead.
 ///
-/// Source: worker/core/src/batch_plan.rs: the one that came first gets half the room.
-const BESIDE_THE_FIRST: f64 = 2.0;
+/// Source: docs/decisions/0014-placement-charge.md, by simulation; docs/decisions/0035-pins-and-cost.md: 1 makes no difference beyond noise.
+const OWN_PREFILLS_PER_AHEAD_MAX: f64 = 2.0;
 
 /// Is how fast a worker is taken to be of which nothing is known, nor of any other.
 ///
@@ -218,7 +218,7 @@ impl Standing<'_> {
 
     /// Returns what the requests ahead cost one that is computed beside them.
     fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
-        self.ahead_ms().min(BESIDE_THE_FIRST * self.n_prefilling().max(1.0) * prefill_ms)
+        self.ahead_ms().min(OWN_PREFILLS_PER_AHEAD_MAX * self.n_prefilling().max(1.0) * prefill_ms)
     }
 
     /// Returns how many requests must leave before one more gets a slot.

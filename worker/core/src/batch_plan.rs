@@ -3,9 +3,16 @@
 //! Not here: the tokens themselves, decoding them (the shell).
 //! The idea: every decoding sequence gets its one token in every batch. What room is left goes to prompts; while
 //! anything decodes the whole batch is at most one micro-batch, so that no stream waits longer than that for a prompt,
-//! however long. Of the prompts, the one that came first gets half the room, so that it always moves on; the rest of
-//! the room goes to the shortest remainders first, because a short prompt that waits behind a long one loses more time
-//! to first token than it costs the long one.
+//! however long. Prompts are computed one after the other, by their claim: the time that one has waited, and that of a usual
+//! prompt, for each token that is left of it. So a short one passes a long one, because it would lose more by waiting than
+//! it costs the other; but whoever waits gains on all who come later, and a long one's turn comes.
+//!
+//! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): where a wait t costs
+//! t^2 / 2 + ut, it costs least under heavy load to serve the largest (t + u) / work left. Without u a short one that
+//! comes would first have to wait; docs/decisions/0036-batch-plan.md has what was tried.
+
+use std::cmp::Ordering;
+use std::time::Duration;
 
 use warmpath_common::ids::SlotId;
 
@@ -16,8 +23,8 @@ pub struct Pending {
     pub slot: SlotId,
     /// Says what it has to compute.
     pub work: Work,
-    /// Orders the sequences by their arrival: smaller came first.
-    pub order: u64,
+    /// Is the time since it came.
+    pub waited: Duration,
 }
 
 /// Says what a sequence has to compute next.
@@ -55,45 +62,48 @@ pub struct Share {
 /// The order matters: where every slot has its own cells, llama.cpp computes only sequences with consecutive ids together
 /// (`llama_batch_allocr::split_equal`); in another order each would go through the model alone.
 /// Only a share that reaches the end of what is known of its sequence needs logits, those of its last token.
-pub fn plan(pending: &[Pending], room: Room) -> Vec<Share> {
-    let mut arrived = pending.to_vec();
-    arrived.sort_unstable_by_key(|sequence| (sequence.order, sequence.slot));
-    let mut shares: Vec<Share> = Vec::with_capacity(arrived.len());
-    shares.extend(arrived.iter().filter(|s| s.work == Work::Decode).map(|s| Share { slot: s.slot, n_tokens: 1 }));
+/// `usual` is the time that a usual prompt takes to compute.
+pub fn plan(pending: &[Pending], room: Room, usual: Duration) -> Vec<Share> {
+    let decode = pending.iter().filter(|sequence| sequence.work == Work::Decode);
+    let mut shares: Vec<Share> = decode.map(|sequence| Share { slot: sequence.slot, n_tokens: 1 }).collect();
     let limit = if shares.is_empty() { room.batch_tokens } else { room.ubatch_tokens };
     let n_decoding = u32::try_from(shares.len()).unwrap_or(u32::MAX);
-    shares.extend(share_out(&prompts(&arrived), limit.saturating_sub(n_decoding)));
+    let mut left = limit.saturating_sub(n_decoding);
+    let mut prompts: Vec<Prompt> = pending.iter().filter_map(|sequence| Prompt::of(sequence, usual)).collect();
+    prompts.sort_unstable_by(Prompt::by_claim);
+    for Prompt { share, .. } in prompts {
+        let n_tokens = share.n_tokens.min(left);
+        left -= n_tokens;
+        if n_tokens > 0 {
+            shares.push(Share { n_tokens, ..share });
+        }
+    }
     shares.sort_unstable_by_key(|share| share.slot);
     shares
 }
 
-fn prompts(arrived: &[Pending]) -> Vec<Share> {
-    let prompt = |sequence: &Pending| match sequence.work {
-        Work::Decode => None,
-        Work::Prefill { n_tokens } => Some(Share { slot: sequence.slot, n_tokens }),
-    };
-    arrived.iter().filter_map(prompt).collect()
+/// Is a prompt with what is left of it.
+struct Prompt {
+    share: Share,
+    /// Is what it has waited, and the time of a usual prompt.
+    time: Duration,
 }
 
-/// Divides `room` among `wanted`, which is in the order of arrival.
-fn share_out(wanted: &[Share], room: u32) -> Vec<Share> {
-    let mut left = room;
-    let mut given = vec![0; wanted.len()];
-    let mut give = |idx: usize, n_most: u32, given: &mut Vec<u32>| {
-        let n: u32 = (wanted[idx].n_tokens - given[idx]).min(n_most).min(left);
-        given[idx] += n;
-        left -= n;
-    };
-    if !wanted.is_empty() {
-        give(0, room.div_ceil(2), &mut given);
+impl Prompt {
+    fn of(sequence: &Pending, usual: Duration) -> Option<Self> {
+        let Work::Prefill { n_tokens } = sequence.work else { return None };
+        Some(Self { share: Share { slot: sequence.slot, n_tokens }, time: sequence.waited.saturating_add(usual) })
     }
-    let mut shortest_first: Vec<usize> = (0..wanted.len()).collect();
-    shortest_first.sort_by_key(|idx| wanted[*idx].n_tokens);
-    for idx in shortest_first {
-        give(idx, u32::MAX, &mut given);
+
+    /// Orders by the time for each token that is left, the most first; then the shortest goes first, then the first slot.
+    fn by_claim(&self, other: &Self) -> Ordering {
+        // Cross-multiplied, so that nothing is rounded.
+        let claim = self.time.as_nanos().saturating_mul(u128::from(other.share.n_tokens));
+        let others = other.time.as_nanos().saturating_mul(u128::from(self.share.n_tokens));
+        others
+            .cmp(&claim)
+            .then_with(|| (self.share.n_tokens, self.share.slot).cmp(&(other.share.n_tokens, other.share.slot)))
     }
-    let shares = wanted.iter().zip(given).map(|(share, n_tokens)| Share { slot: share.slot, n_tokens });
-    shares.filter(|share| share.n_tokens > 0).collect()
 }
 
 #[cfg(test)]

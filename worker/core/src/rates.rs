@@ -19,8 +19,8 @@ const HALF_LIFE: Duration = Duration::from_secs(3);
 /// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
 const PREFILL_TOKENS_MIN: u32 = 16;
 
-/// Is the weight of the newest finished answer in the average length.
-const ANSWER_WEIGHT: f32 = 0.1;
+/// Is the weight of the newest prompt or answer in the average length.
+const NEWEST_WEIGHT: f32 = 0.1;
 
 /// Is the moving averages of one worker.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +30,7 @@ pub struct Averages {
     decode_steps: f64,
     decode_s: f64,
     answer_tokens: Option<f32>,
+    prompt_tokens: Option<f32>,
 }
 
 impl Averages {
@@ -51,8 +52,18 @@ impl Averages {
 
     /// Counts a finished answer.
     pub fn answer(&mut self, n_tokens: u32) {
-        let n = n_tokens as f32;
-        self.answer_tokens = Some(self.answer_tokens.map_or(n, |average| average + ANSWER_WEIGHT * (n - average)));
+        self.answer_tokens = Some(with_newest(self.answer_tokens, n_tokens));
+    }
+
+    /// Counts a prompt that starts, by the tokens that are to be computed of it.
+    pub fn prompt(&mut self, n_tokens: u32) {
+        self.prompt_tokens = Some(with_newest(self.prompt_tokens, n_tokens));
+    }
+
+    /// Returns the time that a usual prompt takes to compute with nothing beside it; none before anything was measured.
+    pub fn usual_prefill(&self) -> Duration {
+        let seconds = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
     }
 
     /// Returns the averages, absent until measured.
@@ -67,6 +78,11 @@ impl Averages {
     fn decode_step_s(&self) -> Option<f64> {
         (self.decode_steps > 0.0).then(|| self.decode_s / self.decode_steps)
     }
+}
+
+fn with_newest(average: Option<f32>, n_tokens: u32) -> f32 {
+    let n = n_tokens as f32;
+    average.map_or(n, |average| average + NEWEST_WEIGHT * (n - average))
 }
 
 #[cfg(test)]
@@ -127,5 +143,19 @@ mod tests {
         assert_eq!(averages.rates().answer_tokens, Some(100.0));
         averages.answer(200);
         assert_eq!(averages.rates().answer_tokens, Some(110.0));
+    }
+
+    #[test]
+    fn a_usual_prompt_takes_what_its_average_length_takes_at_the_measured_rate() {
+        let mut averages = Averages::default();
+        averages.prompt(100);
+        assert_eq!(averages.usual_prefill(), Duration::ZERO, "no rate is known");
+        averages.step(1000, 0, SECOND);
+        assert_eq!(averages.usual_prefill(), SECOND / 10);
+        averages.prompt(200);
+        assert!((averages.usual_prefill().as_secs_f64() - 0.11).abs() < 1e-6, "{:?}", averages.usual_prefill());
+        let mut no_prompt = Averages::default();
+        no_prompt.step(1000, 0, SECOND);
+        assert_eq!(no_prompt.usual_prefill(), Duration::ZERO);
     }
 }

@@ -178,7 +178,9 @@ impl Stepper<'_> {
         }
         self.report.settle(promise);
         self.unsaved.remove(&slot);
-        self.view.counters.admit(submission.prompt.len() as u64, cached);
+        let n_prompt = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
+        self.view.counters.admit(u64::from(n_prompt), cached);
+        self.averages.prompt(n_prompt.saturating_sub(cached.total()));
         self.n_started += 1;
         let started = Started { slot, cached, restored };
         self.priorities[usize::from(slot.0)] = submission.priority;

@@ -85,6 +85,8 @@ pub(super) struct Admission {
     pub chain: Vec<BlockHash>,
     /// Speaks for the chain's blocks until the submission starts; absent where it leaves nothing behind.
     pub promise: Option<Promise>,
+    /// Is when it was submitted.
+    pub came: Instant,
     pub place: Place,
 }
 
@@ -150,7 +152,7 @@ impl EngineHandle {
     /// milliseconds, some 0.15 s for the largest, and a walk over the whole vocabulary with DRY.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
-        let shared = &self.shared;
+        let (shared, came) = (&self.shared, Instant::now());
         if shared.view.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
         }
@@ -166,7 +168,7 @@ impl EngineHandle {
         let promise = promiser.and_then(|promiser| promiser.promise(&chain));
         let rule = Rule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
-        let admission = Box::new(Admission { submission, sampler, chain, promise, place });
+        let admission = Box::new(Admission { submission, sampler, chain, promise, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

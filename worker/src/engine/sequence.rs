@@ -3,7 +3,7 @@
 //! Not here: its KV state (the slot table and llama.cpp), which tokens are computed when (`step`).
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
@@ -38,6 +38,7 @@ pub(super) struct Sequence {
 }
 
 struct Times {
+    came: Instant,
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -64,10 +65,10 @@ pub(super) struct Chosen {
 impl Sequence {
     /// Starts a submission and says so to its client.
     pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
-        let Admission { mut submission, sampler, place, .. } = admission;
+        let Admission { mut submission, sampler, came, place, .. } = admission;
         let _ = submission.events.send(Event::Started(started));
         let output = Output::new(std::mem::take(&mut submission.generation.stop));
-        let times = Times { started: Instant::now(), first_token: None, last_token: None };
+        let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
         let checkpoints = Vec::new();
         let wants_list = submission.prompt_probabilities().is_some();
@@ -87,6 +88,11 @@ impl Sequence {
             times,
             _place: place,
         }
+    }
+
+    /// Returns the time since it came to the engine, be it in the queue or in its slot.
+    pub(super) fn waited(&self) -> Duration {
+        self.times.came.elapsed()
     }
 
     /// Says after how many tokens of the prompt the partial state is to be kept.

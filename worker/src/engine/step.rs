@@ -217,7 +217,7 @@ impl Stepper<'_> {
             adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
         });
         let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
-        batch_plan::plan(&pending, Room { batch_tokens, ..self.room })
+        batch_plan::plan(&pending, Room { batch_tokens, ..self.room }, self.averages.usual_prefill())
     }
 
     /// Returns the most tokens of one prompt in a batch whose logits are all wanted.
@@ -233,7 +233,7 @@ impl Stepper<'_> {
             Work::Prefill { n_tokens } if sequence.lists_prompt() => Work::Prefill { n_tokens: n_tokens.min(list_max) },
             work => work,
         };
-        Pending { slot, work, order: sequence.order }
+        Pending { slot, work, waited: sequence.waited() }
     }
 
     fn compute(&mut self, batch: &Batch) {

@@ -5,17 +5,22 @@ use proptest::prelude::*;
 use super::*;
 
 const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20 };
+const USUAL: Duration = Duration::from_millis(100);
 
 fn decode(slot: u16) -> Pending {
-    Pending { slot: SlotId(slot), work: Work::Decode, order: u64::from(slot) }
+    Pending { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO }
 }
 
 fn prefill(slot: u16, n_tokens: u32) -> Pending {
-    Pending { slot: SlotId(slot), work: Work::Prefill { n_tokens }, order: u64::from(slot) }
+    waited(slot, n_tokens, 1000)
+}
+
+fn waited(slot: u16, n_tokens: u32, ms: u64) -> Pending {
+    Pending { slot: SlotId(slot), work: Work::Prefill { n_tokens }, waited: Duration::from_millis(ms) }
 }
 
 fn check(pending: &[Pending], expected: &[(u16, u32)]) {
-    let shares: Vec<_> = plan(pending, ROOM).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+    let shares: Vec<_> = plan(pending, ROOM, USUAL).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
     assert_eq!(shares, expected);
 }
 
@@ -33,22 +38,48 @@ fn keeps_to_one_micro_batch_while_anything_decodes() {
 }
 
 #[test]
-fn lets_short_prompts_pass_without_stopping_the_first() {
-    check(&[prefill(0, 4000), prefill(1, 3000), prefill(2, 10)], &[(0, 50), (1, 40), (2, 10)]);
+fn lets_short_prompts_pass_those_that_came_with_them() {
+    check(&[prefill(0, 4000), prefill(1, 3000), prefill(2, 10)], &[(1, 90), (2, 10)]);
     check(&[prefill(0, 4000), prefill(1, 30), prefill(2, 10)], &[(0, 60), (1, 30), (2, 10)]);
+    check(&[waited(0, 4000, 0), waited(1, 60, 0), waited(2, 70, 0)], &[(1, 60), (2, 40)]);
 }
 
 #[test]
-fn shares_out_by_arrival_and_lines_up_by_slot() {
-    let late = Pending { order: 9, ..prefill(0, 4000) };
-    check(&[late, prefill(1, 4000)], &[(1, 100)]);
-    check(&[late, prefill(1, 50)], &[(0, 50), (1, 50)]);
+fn prefers_who_has_waited_longest_for_each_token_left() {
+    // Claims, with the 100 ms of a usual prompt: 4,000 ms / 4,000 tokens and 60 ms / 60 tokens would be equal without.
+    check(&[waited(0, 4000, 4000), waited(1, 60, 60)], &[(0, 40), (1, 60)]);
+    check(&[waited(0, 4000, 10_600), waited(1, 60, 59)], &[(0, 100)]);
+    check(&[waited(0, 4000, 10_500), waited(1, 60, 60)], &[(0, 40), (1, 60)]);
+    check(&[waited(0, 50, 10), waited(1, 50, 10), waited(2, 50, 11)], &[(0, 50), (2, 50)]);
+    check(&[waited(0, 90, 0), waited(1, 80, 0)], &[(0, 20), (1, 80)]);
+}
+
+#[test]
+fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
+    let mut left = vec![1000_u32];
+    let mut came_ms = vec![0_u64];
+    for now_ms in (0..200_000).step_by(100) {
+        (0..10).for_each(|_| {
+            left.push(10);
+            came_ms.push(now_ms);
+        });
+        let open: Vec<usize> = (0..left.len()).filter(|idx| left[*idx] > 0).collect();
+        let pending: Vec<Pending> =
+            (0_u16..).zip(&open).map(|(slot, idx)| waited(slot, left[*idx], now_ms - came_ms[*idx])).collect();
+        for share in plan(&pending, ROOM, USUAL) {
+            left[open[usize::from(share.slot.0)]] -= share.n_tokens;
+        }
+        if left[0] == 0 {
+            return;
+        }
+    }
+    panic!("{} tokens of the long prompt are left", left[0]);
 }
 
 fn pending() -> impl Strategy<Value = Vec<Pending>> {
     let work = prop_oneof![Just(Work::Decode), (1_u32..500).prop_map(|n_tokens| Work::Prefill { n_tokens })];
     prop::collection::vec((work, 0_u64..50), 0..16).prop_map(|works| {
-        let pending = |(slot, (work, order))| Pending { slot: SlotId(slot), work, order };
+        let pending = |(slot, (work, ms))| Pending { slot: SlotId(slot), work, waited: Duration::from_millis(ms) };
         (0..).zip(works).map(pending).collect()
     })
 }
@@ -57,7 +88,7 @@ proptest! {
     #[test]
     fn fills_the_room_without_forgetting_anyone_who_decodes(pending in pending(), ubatch in 17_u32..64, more in 0_u32..200) {
         let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch };
-        let shares = plan(&pending, room);
+        let shares = plan(&pending, room, USUAL);
         let share = |slot| shares.iter().find(|share| share.slot == slot).map_or(0, |share| share.n_tokens);
         let n_decoding = pending.iter().filter(|sequence| sequence.work == Work::Decode).count() as u32;
         let limit = if n_decoding > 0 { room.ubatch_tokens } else { room.batch_tokens };
@@ -75,9 +106,17 @@ proptest! {
                 Work::Prefill { n_tokens } => prop_assert!(n <= n_tokens),
             }
         }
-        let prompts = pending.iter().filter(|sequence| sequence.work != Work::Decode);
-        if let Some(first) = prompts.min_by_key(|sequence| (sequence.order, sequence.slot)) {
-            prop_assert!(share(first.slot) > 0, "the first prompt stands still");
+        // Who is left out or cut short has no larger claim than anyone who is served.
+        let prompts = || pending.iter().filter_map(|sequence| match sequence.work {
+            Work::Decode => None,
+            Work::Prefill { n_tokens } => {
+                Some(((sequence.waited + USUAL).as_secs_f64() / f64::from(n_tokens), share(sequence.slot), n_tokens))
+            }
+        });
+        for (claim, ..) in prompts().filter(|(_, n_given, n_tokens)| n_given < n_tokens) {
+            for (served, ..) in prompts().filter(|(_, n_given, _)| *n_given > 0) {
+                prop_assert!(served >= claim - 1e-12);
+            }
         }
     }
 }
