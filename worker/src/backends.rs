@@ -177,7 +177,7 @@ async fn try_out(program: &Path, name: String, path: PathBuf) -> Tried {
     Tried { name, path, finding }
 }
 
-/// Returns what `command`, which runs [`check`], says, or how it died.
+/// Returns what `command`, which runs [`check()`], says, or how it died.
 async fn ask(command: &mut Command, timeout: Duration) -> Finding {
     // A process that dies must not start a debugger over it.
     command.env("GGML_NO_BACKTRACE", "1").stdin(Stdio::null()).kill_on_drop(true);
