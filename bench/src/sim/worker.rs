@@ -13,6 +13,7 @@ mod cache;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
@@ -246,7 +247,7 @@ impl Worker {
         self.pass_changes();
         let asked = &trace.requests[request];
         let n_stored = self.cache.n_stored(asked);
-        let is_said = |idx| idx < n_stored || self.cache.is_coming(asked, idx);
+        let is_said = |idx, _: &BlockKey| idx < n_stored || self.cache.is_coming(asked, idx);
         self.changes.extend(self.promises.make(promise_id(request), asked.keys.clone(), is_said));
     }
 

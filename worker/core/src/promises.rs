@@ -37,14 +37,19 @@ struct Promised {
 impl Promises {
     /// Takes a promise to fill a chain's blocks and returns what is to be said.
     ///
-    /// `is_said` tells of the block at an index of `keys` whether it is said to be there or filling. Cost: O(keys).
-    pub fn make(&mut self, id: PromiseId, keys: Vec<BlockKey>, is_said: impl Fn(usize) -> bool) -> Vec<Change> {
+    /// `is_said` tells of a block, given with its index, whether it is said to be there or filling. Cost: O(keys).
+    pub fn make(
+        &mut self,
+        id: PromiseId,
+        keys: Vec<BlockKey>,
+        is_said: impl Fn(usize, &BlockKey) -> bool,
+    ) -> Vec<Change> {
         let mut is_new = vec![false; keys.len()];
         for (idx, key) in keys.iter().enumerate() {
             match self.blocks.entry(*key) {
                 Entry::Occupied(mut entry) => entry.get_mut().n += 1,
                 Entry::Vacant(entry) => {
-                    is_new[idx] = !is_said(idx);
+                    is_new[idx] = !is_said(idx, key);
                     entry.insert(Promised { n: 1, is_alone: is_new[idx] });
                 }
             }
@@ -184,8 +189,8 @@ mod tests {
                     Step::Make(keys) => {
                         let id = PromiseId(number as u64);
                         open.push((id, keys.clone()));
-                        let said: Vec<bool> = keys.iter().map(|key| view.0.contains_key(key)).collect();
-                        view.hear(promises.make(id, keys, |idx| said[idx]));
+                        let changes = promises.make(id, keys, |_, key| view.0.contains_key(key));
+                        view.hear(changes);
                     }
                     Step::Settle(any) if !open.is_empty() => {
                         let (id, _) = open.remove(any % open.len());
@@ -219,8 +224,8 @@ mod tests {
     fn runs_are_stretches_of_one_chain() {
         let keys: Vec<BlockKey> = (0..6).map(BlockKey).collect();
         let mut promises = Promises::default();
-        let changes = promises.make(PromiseId(0), keys.clone(), |idx| idx == 2);
+        let changes = promises.make(PromiseId(0), keys.clone(), |idx, _| idx == 2);
         assert_eq!(changes, [filling(&keys[..2], |_| true), filling(&keys[3..], |_| true)].concat());
-        assert_eq!(promises.make(PromiseId(1), keys, |_| true), []);
+        assert_eq!(promises.make(PromiseId(1), keys, |_, _| true), []);
     }
 }

@@ -264,8 +264,7 @@ impl Task {
                 self.publish(changes, load);
             }
             EngineUpdate::Promised { id, keys } => {
-                let is_said: Vec<bool> = keys.iter().map(|key| self.published.has(key)).collect();
-                let changes = self.promises.make(id, keys, |idx| is_said[idx]);
+                let changes = self.promises.make(id, keys, |_, key| self.published.has(key));
                 self.publish(changes, None);
             }
             EngineUpdate::Settled(id) => {
