@@ -31,7 +31,7 @@ target/models/bench.gguf: build
 
 test: setup fixtures venv deploy-tools chromium ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
-	@$(STAGE) tests $(CARGO) test --release --workspace --no-fail-fast
+	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
 test-clients: setup ## Run clients that are fetched for it: LangChain, LiteLLM, OpenAI's for Node, schemathesis
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run

@@ -43,13 +43,14 @@ impl Policy {
     ];
 
     /// Lists our policy whole and without each term of its cost.
-    pub const ABLATED: [Self; 6] = [
+    pub const ABLATED: [Self; 7] = [
         Self::Offered(Offered::PredictedTtft),
         Self::Rival(Kind::Without(Term::Wait)),
         Self::Rival(Kind::Without(Term::Restore)),
         Self::Rival(Kind::Without(Term::Prefill)),
         Self::Rival(Kind::Without(Term::Pressure)),
         Self::Rival(Kind::Without(Term::Slowdown)),
+        Self::Rival(Kind::Without(Term::Company)),
     ];
 
     fn known() -> impl Iterator<Item = Self> {

@@ -53,6 +53,8 @@ pub enum Term {
     Pressure,
     /// What the streams lose that are joined.
     Slowdown,
+    /// What the prompts lose that are computed beside it.
+    Company,
 }
 
 impl Kind {
@@ -71,6 +73,7 @@ impl Kind {
             Self::Without(Term::Prefill) => "without-prefill",
             Self::Without(Term::Pressure) => "without-pressure",
             Self::Without(Term::Slowdown) => "without-slowdown",
+            Self::Without(Term::Company) => "without-company",
         }
     }
 }
@@ -329,6 +332,7 @@ fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
         Term::Prefill => cost.prefill_ms = 0.0,
         Term::Pressure => cost.pressure_ms = 0.0,
         Term::Slowdown => cost.slowdown_ms = 0.0,
+        Term::Company => cost.company_ms = 0.0,
     }
     candidate
 }

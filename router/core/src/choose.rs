@@ -1,10 +1,11 @@
 //! The choice: candidates in, one of them out, with the reason.
 //!
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
-//! The idea: the smallest cost wins. Costs rest on measured rates, which are noisy, so costs that differ by no more than
-//! a small part of what the request feels are equal. Of equals the worker wins that was given the least to compute of late,
-//! which spreads work and new state; then the one that begins soonest, then the one with the most free cells, then the first
-//! in the order of configuration. The same inputs always give the same choice.
+//! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold that much no hit is
+//! lost, so what those lose that are computed there counts as well, and costs that differ by little are equal ([`slack_ms`]).
+//! Of equals the worker wins that was given the least to compute of late, which spreads work and new state; then the one that
+//! begins soonest, then the one with the most free cells, then the first in the order of configuration. The same inputs always
+//! give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -20,8 +21,8 @@ use crate::index::Match;
 use crate::past::Past;
 use warmpath_common::summary::Tier;
 
-/// Is how much dearer than the cheapest a worker may be and still count as equal, as a part of the cheapest's time to first
-/// token. Not of its cost: the charge is many times that, and would make seconds of waiting equal.
+/// Is how much dearer than the cheapest a worker may be and still count as equal whatever goes on, as a part of the cheapest's
+/// time to first token. Not of its cost: the charge is many times that, and would make seconds of waiting equal.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
@@ -174,6 +175,8 @@ pub struct Candidate<'a> {
     pub cost: Cost,
     /// Is the prompt tokens before it. Units: tokens.
     tokens_ahead: f64,
+    /// Is the time that they take. Units: milliseconds.
+    ahead_ms: f64,
     n_requests: u64,
     n_prefilling: f64,
     past: Past,
@@ -204,6 +207,7 @@ impl<'a> Candidate<'a> {
             work,
             cost: Cost::of(work, standing),
             tokens_ahead: standing.prefill_tokens_ahead(),
+            ahead_ms: standing.ahead_ms(),
             n_requests: standing.n_requests(),
             n_prefilling: standing.n_prefilling(),
             past: standing.past,
@@ -223,9 +227,13 @@ impl<'a> Candidate<'a> {
 /// `worth` is what a stored token has been worth in this fleet: see [`Charge`].
 pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
     let crowd = crowd(candidates);
+    let sum = |part: fn(&Candidate<'_>) -> f64| candidates.iter().map(part).sum::<f64>();
+    let usual_ms = sum(|candidate| candidate.ahead_ms) / sum(|candidate| candidate.n_prefilling).max(1.0);
     for candidate in candidates {
         let charge = Charge { crowd: crowd.max(candidate.past.crowd), worth };
         candidate.cost.charge(charge, candidate.work, candidate.worker.load.free_cells);
+        let n_beside = if usual_ms > 0.0 { candidate.ahead_ms / usual_ms } else { 0.0 };
+        candidate.cost.company_ms = n_beside * candidate.cost.prefill_ms;
     }
 }
 
@@ -258,11 +266,7 @@ pub fn choose<'c, 'a>(
     rng: &mut impl Rng,
 ) -> Option<&'c Candidate<'a>> {
     match policy {
-        Policy::PredictedTtft => {
-            let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
-            let limit_ms = best.cost.total_ms() + NEARLY_EQUAL * best.cost.felt_ms();
-            candidates.iter().filter(|c| c.cost.total_ms() <= limit_ms).min_by_key(|c| c.tie_break())
-        }
+        Policy::PredictedTtft => cheapest(candidates),
         Policy::Prefix => {
             let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
             least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest))
@@ -276,6 +280,28 @@ pub fn choose<'c, 'a>(
         Policy::Random => candidates.get(rng.random_range(0..candidates.len())),
         Policy::ConsistentHash => candidates.iter().max_by_key(|c| rendezvous(turn.affinity, &c.worker.name)),
     }
+}
+
+/// Returns the cheapest candidate, or the one that was given the least of those that hold as much and cost nearly the same.
+///
+/// That a worker is slower is no passing thing, so its own part of a difference counts twice.
+fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+    let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
+    let holders = || candidates.iter().filter(|c| c.cached_blocks >= best.cached_blocks);
+    let first = holders().min_by(|a, b| a.cost.with_company_ms().total_cmp(&b.cost.with_company_ms()))?.cost;
+    let excess_ms = |cost: &Cost| {
+        cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0)
+    };
+    let slack_ms = slack_ms(&best.cost, crowd(candidates));
+    holders().filter(|c| excess_ms(&c.cost) <= slack_ms).min_by_key(|c| c.tie_break())
+}
+
+/// Returns by how much costs may differ and still be equal.
+///
+/// Time that is lost at a worker is lost (1 + n)^2 times by all together, n their crowd (see [`crate::cost`]). As much as
+/// costs all of them one prefill of the request is worth an even spread: all of it in an idle fleet, nothing in overload.
+fn slack_ms(cheapest: &Cost, crowd: f64) -> f64 {
+    (NEARLY_EQUAL * cheapest.felt_ms()).max(cheapest.prefill_ms / (1.0 + crowd).powi(2))
 }
 
 fn least_loaded<'c, 'a: 'c>(candidates: impl Iterator<Item = &'c Candidate<'a>>) -> Option<&'c Candidate<'a>> {

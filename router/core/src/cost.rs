@@ -17,6 +17,13 @@
 //!   and takes the cache of someone who would have come back. Without it prefixes are spread thin.
 //! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
 //!
+//! A sixth is compared only between workers that hold as much of the prompt (`choose`), where moving a request loses no hit:
+//!
+//! - **company**: who is being computed there waits one prefill more. Their number is counted by work: the time of all that
+//!   is ahead there, over the time that a prompt which is being computed takes in this fleet. Compared with workers that
+//!   hold less, it would move conversations away from whoever holds them, and a hit that is lost so is lost there and then
+//!   (docs/decisions/0036-batch-plan.md).
+//!
 //! The charge is what the fleet measures, no number to be set. It has two parts (docs/decisions/0014-placement-charge.md):
 //!
 //! - **crowd**: how many requests n have their prompts computed at a worker at a time. Where prompts share a worker's time,
@@ -146,6 +153,8 @@ pub struct Cost {
     pub pressure_ms: f64,
     /// Is what the streams lose that it joins.
     pub slowdown_ms: f64,
+    /// Is what the prompts lose that are computed there; not in the sum.
+    pub company_ms: f64,
 }
 
 impl Cost {
@@ -165,6 +174,7 @@ impl Cost {
             prefill_ms,
             pressure_ms: 0.0,
             slowdown_ms: f64::from(load.n_decoding) * speeds.decode_step_ms,
+            company_ms: 0.0,
         }
     }
 
@@ -184,6 +194,11 @@ impl Cost {
     /// Returns the sum.
     pub fn total_ms(&self) -> f64 {
         self.felt_ms() + self.pressure_ms + self.slowdown_ms
+    }
+
+    /// Returns what is compared between workers that hold as much of the prompt.
+    pub fn with_company_ms(&self) -> f64 {
+        self.total_ms() + self.company_ms
     }
 }
 
@@ -212,7 +227,8 @@ impl Standing<'_> {
         if has_slot { 0.0 } else { self.ahead_ms() + self.slot_wait_ms() }
     }
 
-    fn ahead_ms(&self) -> f64 {
+    /// Returns the time that all which stands before a new request takes to compute.
+    pub fn ahead_ms(&self) -> f64 {
         self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms
     }
 

@@ -104,7 +104,7 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
 fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
     let candidate = &weighed.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms } = candidate.cost;
+    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, company_ms } = candidate.cost;
     let stale = match worker.link {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
         Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } => None,
@@ -130,6 +130,7 @@ fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
             "pressure": pressure_ms,
             "slowdown": slowdown_ms,
             "total": candidate.cost.total_ms(),
+            "company": company_ms,
         },
     })
 }

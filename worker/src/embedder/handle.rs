@@ -47,7 +47,16 @@ pub(super) struct Job {
     pub texts: Vec<Vec<Token>>,
     pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
     /// Frees the request's place when it leaves.
-    pub _place: OwnedSemaphorePermit,
+    pub place: OwnedSemaphorePermit,
+}
+
+impl Job {
+    /// Tells whoever asked what became of it; by then its place is free, so that they can ask again.
+    pub fn answer(self, outcome: Result<Vec<Embedded>, EngineError>) {
+        drop(self.place);
+        // Whoever has left wants nothing.
+        let _ = self.reply.send(outcome);
+    }
 }
 
 /// Says why a text cannot be embedded.
@@ -104,7 +113,7 @@ impl EmbedHandle {
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full())?;
         let (reply, answer) = oneshot::channel();
-        let job = Job { request_id: request_id.clone(), texts, reply, _place: place };
+        let job = Job { request_id: request_id.clone(), texts, reply, place };
         shared.commands.try_send(Command::Embed(job)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

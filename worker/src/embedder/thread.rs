@@ -142,7 +142,7 @@ impl Loop<'_> {
         }
         for Waiting { job, .. } in self.waiting.drain(..) {
             self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
-            let _ = job.reply.send(Err(EngineError::Draining));
+            job.answer(Err(EngineError::Draining));
         }
         self.tell(&[]);
     }
@@ -179,7 +179,7 @@ impl Loop<'_> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Embed(job) if self.deadline.is_some() => drop(job.reply.send(Err(EngineError::Draining))),
+            Command::Embed(job) if self.deadline.is_some() => job.answer(Err(EngineError::Draining)),
             Command::Embed(job) => {
                 self.report.accept(&job.request_id);
                 self.waiting.push(Waiting::new(job));
@@ -192,16 +192,14 @@ impl Loop<'_> {
     }
 
     fn drop_abandoned(&mut self) {
-        let Self { waiting, counters, report, .. } = self;
-        waiting.retain(|waiting| {
-            let is_left = waiting.job.reply.is_closed();
-            if is_left {
-                counters.cancelled.fetch_add(waiting.lengths_left().len() as u64, Relaxed);
-                report.touch();
-            }
-            !is_left
-        });
-        counters.queued.store(waiting.len() as u64, Relaxed);
+        for waiting in self.waiting.extract_if(.., |waiting| waiting.job.reply.is_closed()) {
+            let n_texts = waiting.lengths_left().len() as u64;
+            // Who sees them counted finds the place free.
+            drop(waiting);
+            self.counters.cancelled.fetch_add(n_texts, Relaxed);
+            self.report.touch();
+        }
+        self.counters.queued.store(self.waiting.len() as u64, Relaxed);
     }
 
     /// Computes one batch and answers whoever has everything now.
@@ -244,8 +242,7 @@ impl Loop<'_> {
     fn answer_finished(&mut self) {
         let is_done = |waiting: &mut Waiting| waiting.lengths_left().is_empty();
         for Waiting { job, done, .. } in self.waiting.extract_if(.., is_done) {
-            // Whoever has left wants nothing.
-            let _ = job.reply.send(Ok(done));
+            job.answer(Ok(done));
         }
     }
 
@@ -260,7 +257,7 @@ impl Loop<'_> {
         };
         for Waiting { job, .. } in self.waiting.extract_if(.., is_in_batch) {
             self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
-            let _ = job.reply.send(Err(EngineError::Decode { reason: reason.clone() }));
+            job.answer(Err(EngineError::Decode { reason: reason.clone() }));
         }
     }
 

@@ -169,12 +169,14 @@ impl Stepper<'_> {
         self.waiting = waiting;
         for waiting in gone {
             self.cache.let_go(&waiting.fetching);
+            // Who sees it counted finds its place free.
+            drop(waiting);
             self.view.counters.cancelled.fetch_add(1, Relaxed);
         }
         for slot in self.busy_slots() {
             if self.sequence(slot).is_abandoned() {
+                drop(self.release(slot));
                 self.view.counters.cancelled.fetch_add(1, Relaxed);
-                self.release(slot);
             }
         }
     }
@@ -311,8 +313,10 @@ impl Stepper<'_> {
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {
         let sequence = self.release(slot);
+        let events = sequence.submission.events.clone();
+        drop(sequence);
         self.view.counters.failed.fetch_add(1, Relaxed);
-        let _ = sequence.submission.events.send(Event::Failed(error.clone()));
+        let _ = events.send(Event::Failed(error.clone()));
     }
 
     /// Frees a slot, its KV state kept or cleared as its request wished.

@@ -110,7 +110,7 @@ impl Program {
 async fn sigterm_stops_admission_and_lets_streams_finish() {
     let mut program = Program::start(&["--ctx-size", "4096", "--drain-timeout", "60"]);
     program.until_status("/readyz", 200).await;
-    let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "max_tokens": 1000});
+    let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "max_tokens": 3000});
     let client = reqwest::Client::new();
     let url = format!("{}/v1/completions", program.base);
     let running = client.post(&url).body(body.to_string()).send().await.expect("a response");
@@ -128,7 +128,7 @@ async fn sigterm_stops_admission_and_lets_streams_finish() {
     }
     let events = events(&String::from_utf8(text).expect("events are text"));
     assert_eq!(events.last(), Some(&json!("[DONE]")), "the stream had its end");
-    assert_eq!(events[events.len() - 2]["timings"]["predicted_n"], 1000);
+    assert_eq!(events[events.len() - 2]["timings"]["predicted_n"], 3000);
     assert_eq!(program.exit_code().await, Some(0));
 }
 

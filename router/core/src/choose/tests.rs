@@ -186,25 +186,75 @@ fn policies_are_parsed_by_their_names() {
     assert!(error.contains("predicted-ttft"), "{error}");
 }
 
+#[test]
+fn of_workers_that_hold_as_much_the_one_is_taken_where_least_is_held_up() {
+    // Two short prompts are less work to hold up than a long one, although the request itself would wait less for that.
+    let beside = |n: u32, tokens: u64| Load { running_prefill_tokens: tokens, n_queued: n, ..idle() };
+    check(&[Held(0, beside(1, 9_000)), Held(0, beside(3, 3_000))], (1, Reason::Cold));
+    check(&[Held(16, beside(1, 9_000)), Held(16, beside(2, 1_500))], (1, Reason::Prefix));
+    // Where less is held, a hit would be lost.
+    check(&[Held(16, beside(1, 9_000)), Held(15, beside(2, 1_500))], (0, Reason::Prefix));
+    check(&[Held(15, idle()), Held(16, beside(1, 30))], (1, Reason::Prefix));
+}
+
+#[test]
+fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
+    let chosen = |counts: [u32; 4], given: [f64; 4]| {
+        let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
+        let workers: Vec<_> =
+            counts.iter().zip(0..).map(|(n, idx)| WorkerView { load: load(*n), ..worker(idx) }).collect();
+        let weigh = |(worker, given_tokens)| {
+            let past = Past { given_tokens, ..Past::default() };
+            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, past));
+            Candidate::weigh(worker, PromptView::Estimated { n_tokens: N_TOKENS }, standing)
+        };
+        let mut candidates: Vec<_> = workers.iter().zip(given).map(weigh).collect();
+        charge(&mut candidates, 0.0);
+        let rng = &mut SmallRng::seed_from_u64(1);
+        choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+    };
+    assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
+    assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait and a delay of 1.4 prefills are more than one");
+    assert_eq!(chosen([4, 5, 4, 4], [9.0, 1.0, 9.0, 9.0]), 0, "in a crowd of four one more is too many");
+    assert_eq!(chosen([4, 4, 4, 4], [9.0, 1.0, 9.0, 9.0]), 1);
+}
+
+#[test]
+fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_again() {
+    let rate = |rate: f32, cells| {
+        let mut load = free(cells);
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
+    };
+    // Ties go to the one with the most free cells, since none was given anything.
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(600.0, 20))], (0, Reason::Cold));
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(800.0, 20))], (1, Reason::Cold));
+}
+
 proptest! {
     #[test]
-    fn the_choice_is_nearly_the_cheapest_and_the_same_each_time(
+    fn the_choice_holds_what_the_cheapest_holds_and_costs_nearly_as_little(
         held in proptest::collection::vec((0u32..31, 0u64..100_000, 0u64..1000), 1..20)
     ) {
         let held = || -> Vec<Held> {
             held.iter().map(|&(n, ahead, cells)| Held(n, Load { free_cells: cells, ..queued(ahead) })).collect()
         };
-        let counts: Vec<f64> = held().iter().map(|held| f64::from(held.1.n_queued)).collect();
-        let (n, sum) = (counts.len() as f64, counts.iter().sum::<f64>());
-        let others = (sum - 1.0).max(0.0) / (n - 1.0).max(1.0);
-        let crowd = (sum / n).min(1.0 + 2.0 * others);
-        let cost = |Held(blocks, load): &Held| {
-            let own = f64::from(N_TOKENS - blocks * 32);
-            (1.0 + crowd * (1.0 + crowd)) * own + (2.0 * own).min(load.queued_prefill_tokens as f64)
-        };
+        let sum = |part: fn(&Held) -> f64| held().iter().map(part).sum::<f64>();
+        let (n, n_there) = (held().len() as f64, sum(|held| f64::from(held.1.n_queued)));
+        let others = (n_there - 1.0).max(0.0) / (n - 1.0).max(1.0);
+        let crowd = (n_there / n).min(1.0 + 2.0 * others);
+        let usual = (sum(|held| held.1.queued_prefill_tokens as f64) / n_there.max(1.0)).max(f64::MIN_POSITIVE);
+        let own = |held: &Held| f64::from(N_TOKENS - held.0 * 32);
+        let felt = |held: &Held| own(held) + (2.0 * own(held)).min(held.1.queued_prefill_tokens as f64);
+        let cost = |held: &Held| felt(held) + crowd * (1.0 + crowd) * own(held);
+        let whole = |held: &Held| cost(held) + held.1.queued_prefill_tokens as f64 / usual * own(held);
         let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
-        let best = held().iter().map(cost).fold(f64::INFINITY, f64::min);
-        prop_assert!(cost(&held()[idx as usize]) <= best * (1.0 + NEARLY_EQUAL) + 1e-6);
+        let chosen = &held()[idx as usize];
+        let cheapest = held().into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there is one");
+        prop_assert!(chosen.0 >= cheapest.0);
+        let least = held().iter().filter(|held| held.0 >= cheapest.0).map(whole).fold(f64::INFINITY, f64::min);
+        let slack = (NEARLY_EQUAL * felt(&cheapest)).max(own(&cheapest) / (1.0 + crowd).powi(2));
+        prop_assert!(whole(chosen) <= least + slack + 1e-6);
         prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TURN).0, idx);
     }
 }
