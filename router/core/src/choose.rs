@@ -1,8 +1,8 @@
 //! The choice: candidates in, one of them out, with the reason.
 //!
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
-//! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold that much no hit is
-//! lost, so what those lose that are computed there counts as well, and costs that differ by little are equal ([`slack_ms`]).
+//! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold nearly that much no hit
+//! is lost, so what those lose that are computed there counts as well, and costs that differ by little are equal ([`slack_ms`]).
 //! Of equals the worker wins that was given the least to compute of late, which spreads work and new state; then the one that
 //! begins soonest, then the one with the most free cells, then the first in the order of configuration. The same inputs always
 //! give the same choice.
@@ -22,7 +22,8 @@ use crate::past::Past;
 use warmpath_common::summary::Tier;
 
 /// Is how much dearer than the cheapest a worker may be and still count as equal whatever goes on, as a part of the cheapest's
-/// time to first token. Not of its cost: the charge is many times that, and would make seconds of waiting equal.
+/// time to first token. Not of its cost: the charge is many times that, and would make seconds of waiting equal. It is also how
+/// much more of a prompt may have to be computed: all chats of a model begin alike, and a new worker lacks that.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
@@ -215,6 +216,11 @@ impl<'a> Candidate<'a> {
         }
     }
 
+    /// Returns how much of the prompt it would compute.
+    fn uncached_tokens(&self) -> f64 {
+        f64::from(self.work.prompt_tokens - self.work.cached_tokens)
+    }
+
     /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by configuration.
     fn tie_break(&self) -> (u64, u64, Reverse<u64>, WorkerIdx) {
         let given_tokens = self.past.given_tokens as u64;
@@ -287,7 +293,8 @@ pub fn choose<'c, 'a>(
 /// That a worker is slower is no passing thing, so its own part of a difference counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
     let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
-    let holders = || candidates.iter().filter(|c| c.cached_blocks >= best.cached_blocks);
+    let uncached_max = (1.0 + NEARLY_EQUAL) * best.uncached_tokens();
+    let holders = || candidates.iter().filter(|c| c.uncached_tokens() <= uncached_max);
     let first = holders().min_by(|a, b| a.cost.with_company_ms().total_cmp(&b.cost.with_company_ms()))?.cost;
     let excess_ms = |cost: &Cost| {
         cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0)
