@@ -102,6 +102,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
         "policy",
+        "answered",
         "blocks hit",
         "tokens hit",
         "of LRU",
@@ -120,6 +121,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
     for outcome in outcomes {
         table.add_row([
             outcome.policy.clone(),
+            percent(ratio(outcome.n_answered as f64, outcome.n_requests as f64)),
             percent(outcome.block_hit_ratio),
             percent(outcome.token_hit_ratio),
             percent(outcome.lru_share),
