@@ -2,10 +2,11 @@
 //!
 //! Not here: blocks inside a segment (`locator`, for the writer only). The idea: a chain hash names the whole prefix, so
 //! the block behind a segment's end is found by its own key; a look-up needs one probe for each segment, not for each
-//! block. Slots are a key and an atomic pointer: readers take no lock, and a larger table replaces the whole.
+//! block. Slots are a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole. A slot is
+//! made when it is first filled: a swap asks every reader whether it holds the old pointer, and where there was none
+//! nobody need be asked.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwapAny, Guard};
 use warmpath_common::block_hash::BlockKey;
@@ -19,56 +20,56 @@ const SLOTS_MIN: usize = 8;
 /// Is a segment that stays while it is looked at.
 pub(super) type Held = Guard<Option<Shared>>;
 
-#[derive(Default)]
+/// Is a slot in which there has been something.
 struct Slot {
-    /// Is the hash of the key; 0 where nothing has ever been. A slot keeps its hash when its segment goes.
-    hash: AtomicU64,
+    /// Is the hash of the key, which stays when the segment goes.
+    hash: u64,
     segment: ArcSwapAny<Option<Shared>>,
 }
 
 /// Is one table; its slots are filled and emptied, their number never changes.
 pub(super) struct Heads {
-    slots: Box<[Slot]>,
+    slots: Box<[OnceLock<Slot>]>,
     hasher: Hasher,
 }
 
 impl Heads {
     /// Returns an empty table, a power of two of slots or none.
     fn new(n_slots: usize, hasher: Hasher) -> Self {
-        Self { slots: (0..n_slots).map(|_| Slot::default()).collect(), hasher }
+        Self { slots: (0..n_slots).map(|_| OnceLock::new()).collect(), hasher }
     }
 
     /// Returns the segment that begins with a block.
     pub(super) fn find(&self, key: BlockKey) -> Option<Held> {
-        let slot = self.slot_of(self.hasher.hash(key)).ok()?;
-        let held = self.slots[slot].segment.load();
+        let held = self.slot_of(self.hasher.hash(key)).ok()?.segment.load();
         held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
     }
 
-    /// Returns the slot of a hash, or the empty one where it would be; `Err` of no slot where the table has none.
-    fn slot_of(&self, hash: u64) -> Result<usize, usize> {
+    /// Returns the slot of a hash, or the empty one where it would be; `Err` of nothing where the table has no slots.
+    fn slot_of(&self, hash: u64) -> Result<&Slot, Option<&OnceLock<Slot>>> {
         let mask = self.slots.len().wrapping_sub(1);
-        let mut slot = (hash >> 32) as usize & mask;
+        let mut place = (hash >> 32) as usize & mask;
         // At least a quarter of the slots is empty.
-        while let Some(found) = self.slots.get(slot) {
-            match found.hash.load(Ordering::Acquire) {
-                0 => return Err(slot),
-                other if other == hash => return Ok(slot),
-                _ => slot = (slot + 1) & mask,
+        while let Some(slot) = self.slots.get(place) {
+            match slot.get() {
+                None => return Err(Some(slot)),
+                Some(found) if found.hash == hash => return Ok(found),
+                Some(_) => place = (place + 1) & mask,
             }
         }
-        Err(usize::MAX)
+        Err(None)
     }
 
     fn put(&self, hash: u64, segment: Shared) -> Put {
         match self.slot_of(hash) {
-            Ok(slot) => match self.slots[slot].segment.swap(Some(segment)) {
+            Ok(slot) => match slot.segment.swap(Some(segment)) {
                 Some(_) => Put::Replaced,
                 None => Put::Revived,
             },
             Err(slot) => {
-                self.slots[slot].segment.store(Some(segment));
-                self.slots[slot].hash.store(hash, Ordering::Release);
+                let fresh = Slot { hash, segment: ArcSwapAny::new(Some(segment)) };
+                let is_put = slot.is_some_and(|slot| slot.set(fresh).is_ok());
+                debug_assert!(is_put, "the one writer makes room first");
                 Put::New
             }
         }
@@ -105,12 +106,12 @@ impl HeadsWriter {
 
     /// Returns the memory that the table takes. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.table.slots.len() * size_of::<Slot>()
+        self.table.slots.len() * size_of::<OnceLock<Slot>>()
     }
 
     /// Returns the memory of the table that replaces this one before one more segment fits; `None` where it fits.
     pub(super) fn bytes_of_next(&self) -> Option<usize> {
-        self.n_slots_of_next().map(|n_slots| n_slots * size_of::<Slot>())
+        self.n_slots_of_next().map(|n_slots| n_slots * size_of::<OnceLock<Slot>>())
     }
 
     fn n_slots_of_next(&self) -> Option<usize> {
@@ -122,9 +123,9 @@ impl HeadsWriter {
     pub(super) fn rebuild(&mut self) {
         let Some(n_slots) = self.n_slots_of_next() else { return };
         let table = Heads::new(n_slots, self.table.hasher);
-        for slot in &self.table.slots {
+        for slot in self.table.slots.iter().filter_map(OnceLock::get) {
             if let Some(segment) = slot.segment.load_full() {
-                table.put(slot.hash.load(Ordering::Relaxed), segment);
+                table.put(slot.hash, segment);
             }
         }
         self.table = Arc::new(table);
@@ -147,7 +148,7 @@ impl HeadsWriter {
     /// Forgets the segment that begins with a block.
     pub(super) fn remove(&mut self, key: BlockKey) {
         if let Ok(slot) = self.table.slot_of(self.table.hasher.hash(key))
-            && self.table.slots[slot].segment.swap(None).is_some()
+            && slot.segment.swap(None).is_some()
         {
             self.n_live -= 1;
         }
