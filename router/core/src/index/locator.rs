@@ -16,6 +16,7 @@ pub(super) const SEGMENTS_MAX: u32 = (1 << ID_BITS) - 1;
 pub(super) const BATCH: usize = 64;
 const ID_BITS: u32 = 22;
 const ID_MASK: u32 = (1 << ID_BITS) - 1;
+const DISTANCE_MASK: u32 = (LINES_TRIED as u32 - 1) << ID_BITS;
 const TAG_BITS: u32 = 7;
 const TAG_SHIFT: u32 = 32 - TAG_BITS;
 /// Is how many bits of a hash a slot has beside its word.
@@ -40,8 +41,11 @@ const PASSES_MAX: u32 = u8::MAX as u32 - LINES_TRIED as u32;
 ///
 /// Source: docs/decisions/0006-prefix-index.md; beyond it, ever more blocks lie behind their own lines.
 const LOAD_PERCENT_MAX: usize = 80;
-/// Is the load of a new table. Units: blocks for each 100 slots.
-const LOAD_PERCENT_NEW: usize = 57;
+/// Is the load of a new table where there is room for one twice as large, and where there is not. Units: blocks for each
+/// 100 slots.
+///
+/// Source: docs/decisions/0006-prefix-index.md; to double is to copy a block twice on the way, not three times or four.
+pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
@@ -99,12 +103,12 @@ impl Locator {
         self.n_blocks
     }
 
-    /// Returns the memory of the table that replaces this one before `n` more blocks fit; `None` where they fit.
-    pub(super) fn bytes_of_next(&self, n: usize) -> Option<usize> {
+    /// Returns the memory of the table of this load that replaces this one before `n` more blocks fit; `None` where they fit.
+    pub(super) fn bytes_of_next(&self, n: usize, load_percent: usize) -> Option<usize> {
         let n_blocks = self.n_blocks + n;
         let fits = !self.is_clogged && n_blocks * 100 <= self.lines.len() * LINE_SLOTS * LOAD_PERCENT_MAX;
         let more = if self.is_clogged { self.lines.len() / 2 } else { 0 };
-        let n_lines = (n_blocks * 100 / LOAD_PERCENT_NEW / LINE_SLOTS).max(self.lines.len() + more);
+        let n_lines = (n_blocks * 100 / load_percent / LINE_SLOTS).max(self.lines.len() + more);
         (!fits).then_some((n_lines + 2) * size_of::<Line>())
     }
 
@@ -127,7 +131,8 @@ impl Locator {
         }
         let mut next = Self::with_lines(n_lines, self.hash_bits);
         let no_place = next.take_in_order(self);
-        let behind = (0..self.lines.len()).flat_map(|at| self.slots_behind(at));
+        let has_behind = |at: &usize| self.lines[*at].has_behind();
+        let behind = (0..self.lines.len()).filter(has_behind).flat_map(|at| self.slots_behind(at));
         let is_whole = no_place.into_iter().chain(behind).all(|(bits, id)| next.insert(next.probe_of_bits(bits), id));
         if is_whole {
             *self = next;
@@ -335,6 +340,11 @@ impl Line {
             mask &= mask - 1;
         }
         false
+    }
+
+    /// Returns whether a block lies here whose own line is another, without a branch.
+    fn has_behind(&self) -> bool {
+        self.0[..LINE_SLOTS].iter().fold(0, |all, word| all | word) & DISTANCE_MASK != 0
     }
 
     /// Returns how many lines the block of a slot lies behind its own; `None` where there is no block.

@@ -7,7 +7,7 @@
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
-use super::super::locator::{BATCH, SEGMENTS_MAX};
+use super::super::locator::{BATCH, LOADS_PERCENT_NEW, SEGMENTS_MAX};
 use super::super::segment::{Segment, Shared};
 use super::super::span::Span;
 use super::IndexWriter;
@@ -70,16 +70,22 @@ impl IndexWriter {
             self.segments.reserve_exact(n_more);
             self.free.reserve_exact(self.segments.capacity());
         }
-        let Some(next) = self.locator.bytes_of_next(n) else { return true };
-        let fits_beside = fits(next + next / BESIDE_DIVISOR);
-        if fits_beside && self.locator.grow(next) {
+        let [wide, narrow] = LOADS_PERCENT_NEW.map(|load| self.locator.bytes_of_next(n, load));
+        let (Some(wide), Some(narrow)) = (wide, narrow) else { return true };
+        for next in [wide, narrow] {
+            if !fits(next + next / BESIDE_DIVISOR) {
+                continue;
+            }
+            if !self.locator.grow(next) {
+                self.rebuild_locator(next);
+            }
             return true;
         }
         // Where there is no room for two tables, the old one goes before the new one comes.
-        if !fits_beside && !fits(next.saturating_sub(self.locator.bytes())) {
+        if !fits(narrow.saturating_sub(self.locator.bytes())) {
             return false;
         }
-        self.rebuild_locator(next);
+        self.rebuild_locator(narrow);
         true
     }
 
