@@ -250,9 +250,9 @@ impl Locator {
         }
     }
 
-    /// Forgets that a segment has a block.
-    pub(super) fn remove(&mut self, probe: Probe, id: u32) {
-        let distance = self.replace(probe, id, |_| 0).expect("a block that is removed was inserted");
+    /// Forgets a block that a segment has, which is that of each number that `is` accepts.
+    pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
+        let distance = self.replace(probe, is, |_| 0).expect("a block that is removed was inserted");
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
             self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
@@ -260,17 +260,16 @@ impl Locator {
         self.n_blocks -= 1;
     }
 
-    /// Records that a block has moved from one segment to another.
-    pub(super) fn relabel(&mut self, probe: Probe, (from, to): (u32, u32)) {
-        let moved = self.replace(probe, from, |distance| probe.slot(distance, to).word);
-        debug_assert!(moved.is_some(), "a block that moves was inserted");
+    /// Gives a block that has a number which `is` accepts another; where there is none, that has happened.
+    pub(super) fn relabel(&mut self, probe: Probe, is: impl Fn(u32) -> bool, to: u32) {
+        self.replace(probe, is, |distance| probe.slot(distance, to).word);
     }
 
-    /// Replaces the word of the slot in which `id` has the block; returns how many lines lie before it.
-    fn replace(&mut self, probe: Probe, id: u32, word: impl Fn(usize) -> u32) -> Option<usize> {
+    /// Replaces the word of the slot in which a number that `is` accepts has the block; returns how many lines lie before it.
+    fn replace(&mut self, probe: Probe, is: impl Fn(u32) -> bool, word: impl Fn(usize) -> u32) -> Option<usize> {
         (0..LINES_TRIED).find(|&distance| {
             let line = self.line_at(probe, distance);
-            self.lines[line].replace(probe.slot(distance, id), word(distance))
+            self.lines[line].replace(probe.slot(distance, 0), &is, word(distance))
         })
     }
 }
@@ -297,13 +296,18 @@ impl Line {
 
     /// Asks `check` for each segment whose slot has the bits of `like` beside the number.
     fn find<T>(&self, like: Slot, check: &mut impl FnMut(u32) -> Option<T>) -> Option<T> {
+        self.find_slot(like, |_, id| check(id))
+    }
+
+    /// Asks `check` for each slot that has the bits of `like` beside the number, and its number.
+    fn find_slot<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
             let idx = mask.trailing_zeros() as usize;
             // An empty slot has no number.
             if let Some(id) = (self.0[idx] & ID_MASK).checked_sub(1)
                 && self.extra(idx) == like.extra
-                && let Some(found) = check(id)
+                && let Some(found) = check(idx, id)
             {
                 return Some(found);
             }
@@ -328,18 +332,14 @@ impl Line {
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
     }
 
-    /// Replaces the word of one slot that says `old`; returns whether there was one.
-    fn replace(&mut self, old: Slot, new: u32) -> bool {
-        let mut mask = self.mask(|word| word == old.word);
-        while mask != 0 {
-            let idx = mask.trailing_zeros() as usize;
-            if self.extra(idx) == old.extra {
-                self.0[idx] = new;
-                return true;
-            }
-            mask &= mask - 1;
+    /// Replaces the word of one slot that has the bits of `like` and a number that `is` accepts; returns whether there
+    /// was one.
+    fn replace(&mut self, like: Slot, is: impl Fn(u32) -> bool, new: u32) -> bool {
+        let found = self.find_slot(like, |idx, id| is(id).then_some(idx));
+        if let Some(idx) = found {
+            self.0[idx] = new;
         }
-        false
+        found.is_some()
     }
 
     /// Returns whether a block lies here whose own line is another, without a branch.

@@ -17,7 +17,7 @@ use crate::WorkerIdx;
 
 /// Is what a segment takes beside its words: its counter, its head, its length, and what an allocator puts before it.
 /// Units: bytes.
-const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>() + size_of::<usize>() + 8;
+const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>().next_multiple_of(8) + size_of::<usize>() + 8;
 
 /// Is a segment as it is kept: its counter, head and words lie side by side, so that a look-up waits for them once.
 pub(super) type Shared = ThinArc<Head, u64>;
@@ -25,6 +25,8 @@ pub(super) type Shared = ThinArc<Head, u64>;
 /// Is what a segment has beside its words.
 pub(super) struct Head {
     n_spans: u32,
+    /// Is the writer's number of the segment.
+    number: u32,
     /// Is when the segment was last matched; readers renew it.
     age: AtomicU32,
 }
@@ -63,17 +65,17 @@ impl Edit {
     }
 }
 
-/// Returns the segment of `words`, the first `n_spans` of which are spans.
-fn shared(words: &[u64], n_spans: usize, age: u32) -> Shared {
-    let head = Head { n_spans: n_spans as u32, age: AtomicU32::new(age) };
-    ThinArc::from_header_and_slice(head, words)
+impl Head {
+    fn new(number: u32, n_spans: usize, age: u32) -> Self {
+        Self { n_spans: n_spans as u32, number, age: AtomicU32::new(age) }
+    }
 }
 
 impl<'a> Segment<'a> {
     /// Returns the segment of `keys` that is held as `spans` say, which are ordered.
-    pub(super) fn of(keys: &[BlockKey], spans: &[Span], epoch: u32) -> Shared {
+    pub(super) fn of(keys: &[BlockKey], spans: &[Span], number: u32, epoch: u32) -> Shared {
         let words: Vec<u64> = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
-        shared(&words, spans.len(), epoch)
+        ThinArc::from_header_and_slice(Head::new(number, spans.len(), epoch), &words)
     }
 
     /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them.
@@ -86,10 +88,10 @@ impl<'a> Segment<'a> {
         words.extend_from_slice(&spans[edit.replaced.end..]);
         words.extend_from_slice(&self.keys()[..n_keys]);
         words.extend(more.iter().map(|key| key.0));
-        shared(&words, n_spans, self.age())
+        ThinArc::from_header_and_slice(Head::new(self.number(), n_spans, self.age()), &words)
     }
 
-    /// Returns this segment and `next` as one.
+    /// Returns this segment and `next` as one, of this one's number.
     pub(super) fn joined(self, next: Segment<'_>) -> Shared {
         let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
         let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
@@ -99,7 +101,13 @@ impl<'a> Segment<'a> {
         words.extend(spans.iter().map(|span| span.0));
         words.extend_from_slice(self.keys());
         words.extend_from_slice(next.keys());
-        shared(&words, spans.len(), self.age().max(next.age()))
+        let age = self.age().max(next.age());
+        ThinArc::from_header_and_slice(Head::new(self.number(), spans.len(), age), &words)
+    }
+
+    /// Returns the writer's number of the segment.
+    pub(super) fn number(self) -> u32 {
+        self.head.number
     }
 
     /// Returns the keys of the blocks.

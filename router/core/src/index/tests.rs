@@ -161,6 +161,24 @@ fn turns_that_prompts_pass_become_one_segment() {
 }
 
 #[test]
+fn a_segment_that_is_cut_and_grows_again_and_again_keeps_its_books() {
+    let mut writer = IndexWriter::new(ROOMY);
+    let chain = keys(1, 0..60);
+    writer.insert(WorkerIdx(0), &run(chain[..20].to_vec(), Resume::EveryBlock, 0));
+    for n in (20..52).cycle().take(400) {
+        writer.insert(WorkerIdx(0), &run(chain[n..n + 8].to_vec(), Resume::EveryBlock, 0));
+        writer.reader().touch(&chain);
+        writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
+        writer.check_invariants();
+        assert_eq!(search::walk(&writer.reader().heads.load(), &chain).len(), 1, "the turn is put behind the others");
+        writer.remove(WorkerIdx(0), &chain[if n == 51 { 20 } else { n + 1 }..n + 8]);
+        writer.check_invariants();
+    }
+    let bytes = writer.reader().bytes();
+    assert!(bytes < 20_000, "{bytes} bytes: a number that no block has is free again");
+}
+
+#[test]
 fn what_many_hold_is_not_joined_with_what_one_holds() {
     let mut writer = IndexWriter::new(ROOMY);
     let chain = keys(1, 0..40);
@@ -350,7 +368,7 @@ fn op(n_workers: u32) -> impl Strategy<Value = Op> {
         3 => (0..n_workers, 0..CHAINS, 4..BLOCKS).prop_map(|(worker, chain, from)| Op::Trim { worker, chain, from }),
         1 => (0..n_workers, 0..CHAINS, 0..BLOCKS).prop_map(|(worker, chain, n)| Op::Replace { worker, chain, n }),
         1 => (0..n_workers).prop_map(|worker| Op::Forget { worker }),
-        4 => (0..n_workers, 0..CHAINS, 1..8u64).prop_map(|(worker, chain, by)| Op::Grow { worker, chain, by }),
+        4 => (0..n_workers, 0..CHAINS, 1..20u64).prop_map(|(worker, chain, by)| Op::Grow { worker, chain, by }),
         4 => (0..CHAINS, 1..BLOCKS).prop_map(|(chain, n)| Op::Touch { chain, n }),
     ]
 }

@@ -17,11 +17,20 @@ pub(super) const NOTES_MAX: usize = 256;
 /// Is the most spans of a segment that is joined: what many workers hold is left in different ways.
 const SPANS_MAX: usize = 16;
 
+/// Is two segments of which a prompt passed the second behind the end of the first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Note {
+    /// Are the writer's numbers of the two, so that it need not look for them.
+    pub(super) numbers: [u32; 2],
+    /// Are the last block of the first and the first of the second: numbers change hands.
+    pub(super) blocks: [BlockKey; 2],
+}
+
 /// Is the notes that wait.
 #[derive(Default)]
 pub(super) struct Walked {
-    /// Guards the pairs of a last and a first block; held for one push or one swap, by readers only where nobody waits for them.
-    pairs: Mutex<Vec<(BlockKey, BlockKey)>>,
+    /// Guards the notes; held for one push or one swap, by readers only where nobody waits for them.
+    notes: Mutex<Vec<Note>>,
     /// Counts the notes, so that the writer needs no lock to see that there is none.
     n_notes: AtomicUsize,
 }
@@ -32,19 +41,19 @@ impl Walked {
         if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
             return;
         }
-        let Ok(mut pairs) = self.pairs.try_lock() else { return };
-        pairs.push((first.last(), second.first()));
-        self.n_notes.store(pairs.len(), Ordering::Relaxed);
+        let Ok(mut notes) = self.notes.try_lock() else { return };
+        notes.push(Note { numbers: [first.number(), second.number()], blocks: [first.last(), second.first()] });
+        self.n_notes.store(notes.len(), Ordering::Relaxed);
     }
 
     /// Returns the notes so far and forgets them.
-    pub(super) fn take(&self) -> Vec<(BlockKey, BlockKey)> {
+    pub(super) fn take(&self) -> Vec<Note> {
         if self.n_notes.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
-        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         self.n_notes.store(0, Ordering::Relaxed);
-        std::mem::take(&mut pairs)
+        std::mem::take(&mut notes)
     }
 }
 

@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod invariants;
+mod numbers;
 mod room;
 mod views;
 
@@ -16,13 +17,14 @@ use arc_swap::ArcSwap;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Digest, Resume, Run};
 
+use self::numbers::Numbers;
 use self::views::{Holdings, Touched};
 use super::hash::Hasher;
 use super::heads::HeadsWriter;
 use super::locator::{BATCH, Locator, Probe};
 use super::segment::{Edit, Segment, Shared};
 use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
-use super::walked::{Walked, can_join};
+use super::walked::{Note, Walked, can_join};
 use super::{IndexOptions, PrefixIndex};
 use crate::WorkerIdx;
 
@@ -40,9 +42,7 @@ pub struct IndexWriter {
     hasher: Hasher,
     heads: HeadsWriter,
     locator: Locator,
-    /// Lists the segments by number; a number that is free has none.
-    segments: Vec<Option<Shared>>,
-    free: Vec<u32>,
+    numbers: Numbers,
     holdings: Vec<Holdings>,
     /// Is the memory of all segments. Units: bytes.
     segment_bytes: usize,
@@ -54,6 +54,11 @@ pub struct IndexWriter {
     epoch_blocks: usize,
     n_shed: u64,
 }
+
+/// Is the fewest blocks that keep their number when they are put behind others: a number takes as much as three blocks.
+const PART_BLOCKS_MIN: usize = 8;
+/// Is the most parts of a segment; only one that is cut and grows again and again has more.
+const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
 
 /// Is where a block is.
 #[derive(Debug, Clone, Copy)]
@@ -90,8 +95,7 @@ impl IndexWriter {
             hasher,
             heads,
             locator: Locator::new(),
-            segments: Vec::new(),
-            free: Vec::new(),
+            numbers: Numbers::default(),
             holdings: Vec::new(),
             segment_bytes: 0,
             list_bytes: 0,
@@ -157,12 +161,15 @@ impl IndexWriter {
     }
 
     fn segment(&self, id: u32) -> Segment<'_> {
-        self.segments[id as usize].as_ref().expect("whoever knows a number knows that it is taken").into()
+        self.numbers.get(id).expect("whoever knows a number knows that it is taken").into()
     }
 
     /// Returns where the first block of `keys` is.
     fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
-        let offset_in = |id: u32| self.segment(id).offset_of(keys).map(|offset| Place { id, offset });
+        let offset_in = |number: u32| {
+            let id = self.numbers.owner(number);
+            self.segment(id).offset_of(keys).map(|offset| Place { id, offset })
+        };
         self.locator.find(self.locator.probe(self.hasher.hash(*keys.first()?)), offset_in)
     }
 
@@ -215,21 +222,21 @@ impl IndexWriter {
     fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
         let own = end_of.filter(|&id| {
             // What was there a moment ago may have been shed for this piece.
-            let segment = self.segments[id as usize].as_ref();
+            let segment = self.numbers.get(id);
             let is_own = |segment: Segment<'_>| segment.spans().all(|span| span.worker() == worker);
             segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
         });
         let (id, offset) = match own {
             Some(id) => (id, self.segment(id).len()),
-            None => (self.free.pop().unwrap_or(self.segments.len() as u32), 0),
+            None => (self.numbers.take(), 0),
         };
         let n = self.index_fresh(&piece.keys[..piece.keys.len().min(SEGMENT_BLOCKS_MAX - offset)], id);
         let (keys, spans) = (&piece.keys[..n], piece.spans(offset, n));
         self.n_inserted_in_epoch += n;
         if n == 0 {
             // The table was clogged at the first block: the next call makes a larger one.
-            if own.is_none() && (id as usize) < self.segments.len() {
-                self.free.push(id);
+            if own.is_none() {
+                self.numbers.give_back(id);
             }
         } else if own.is_some() {
             let segment = self.segment(id);
@@ -240,7 +247,7 @@ impl IndexWriter {
             self.put(id, longer);
         } else {
             let epoch = self.advance_epoch();
-            self.open(worker, id, Segment::of(keys, &spans, epoch));
+            self.open(worker, id, Segment::of(keys, &spans, id, epoch));
             self.holdings[worker.0 as usize].gain(keys);
         }
         self.note_touched(id, offset..offset + n);
@@ -255,9 +262,8 @@ impl IndexWriter {
                 probes = self.probes(keys[n..].iter().map(|key| key.0));
             }
             let probe = probes[n % BATCH];
-            let segments = &self.segments;
             let has = |other: u32| {
-                let segment = segments.get(other as usize).and_then(Option::as_ref);
+                let segment = self.numbers.get(self.numbers.owner(other));
                 let stored = segment.is_some_and(|segment| Segment::from(segment).offset_of(&[key]).is_some());
                 (stored || other == id && keys[..n].contains(&key)).then_some(())
             };
@@ -277,36 +283,37 @@ impl IndexWriter {
     fn unindex(&mut self, keys: &[u64], id: u32) {
         for batch in keys.chunks(BATCH) {
             let probes = self.probes(batch.iter().copied());
-            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, id));
+            let is_of = |number: u32| self.numbers.owner(number) == id;
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, is_of));
         }
     }
 
     /// Adds a new segment of one worker.
     fn open(&mut self, worker: WorkerIdx, id: u32, segment: Shared) {
-        if id as usize == self.segments.len() {
-            self.segments.push(None);
-        }
         self.list(worker, id);
         self.segment_bytes += Segment::from(&segment).bytes();
         self.heads.put(segment.clone());
-        self.segments[id as usize] = Some(segment);
+        self.numbers.open(id, segment);
     }
 
     /// Puts a segment in the place of one with the same first block.
     fn put(&mut self, id: u32, segment: Shared) {
         self.segment_bytes += Segment::from(&segment).bytes();
         self.heads.put(segment.clone());
-        let old = self.segments[id as usize].replace(segment).expect("a segment is replaced where there is one");
+        let old = self.numbers.replace(id, segment);
         self.segment_bytes -= Segment::from(&old).bytes();
     }
 
-    /// Takes a segment out whose blocks the locator no longer has; returns it.
-    fn close(&mut self, id: u32) -> Shared {
-        let old = self.segments[id as usize].take().expect("a segment is closed once");
-        self.heads.remove(Segment::from(&old).first());
-        self.segment_bytes -= Segment::from(&old).bytes();
-        self.free.push(id);
-        old
+    /// Takes a segment out whose blocks the locator no longer has.
+    fn close(&mut self, id: u32) {
+        let old = self.numbers.close(id);
+        self.forget(Segment::from(&old));
+    }
+
+    /// Takes a segment out of the readers' table and the books.
+    fn forget(&mut self, old: Segment<'_>) {
+        self.heads.remove(old.first());
+        self.segment_bytes -= old.bytes();
     }
 
     /// Counts an edit for its worker, but not the blocks that it gains by it.
@@ -337,7 +344,7 @@ impl IndexWriter {
     /// Withdraws a worker's claims to blocks of a segment, and gives up what nobody holds at its end.
     fn withdraw(&mut self, worker: WorkerIdx, id: u32, range: Range<usize>) {
         // The last range of several may have left nothing.
-        let Some(shared) = self.segments[id as usize].clone() else { return };
+        let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
         let Some(edit) = segment.edit(worker, range, &[]) else { return };
         let n_left = segment.n_held_after(&edit);
@@ -352,34 +359,48 @@ impl IndexWriter {
 
     /// Makes one segment of each two that prompts have passed one behind the other.
     fn join_walked(&mut self) {
-        for (last, first) in self.index.walked.take() {
-            let (Some(last), Some(first)) = (self.locate(&[last]), self.locate(&[first])) else { continue };
-            // Both may have changed since.
-            if last.id != first.id && last.offset + 1 == self.segment(last.id).len() && first.offset == 0 {
-                self.join(last.id, first.id);
+        for Note { numbers, blocks: [last, first] } in self.index.walked.take() {
+            // Both may have changed since; of the first, one before it may have become the owner.
+            let [one, two] = numbers.map(|number| self.numbers.owner(number));
+            let segments = (self.numbers.get(one), self.numbers.get(two));
+            let (Some(before), Some(behind)) = segments else { continue };
+            let (before, behind) = (Segment::from(before), Segment::from(behind));
+            if one != two && before.last() == last && behind.first() == first && can_join(before, behind) {
+                self.join(one, two);
             }
         }
     }
 
     fn join(&mut self, first: u32, second: u32) {
-        let Some(shared) = self.segments[second as usize].clone() else { return };
-        let (one, two) = (self.segment(first), Segment::from(&shared));
-        if !can_join(one, two) {
-            return;
-        }
-        let joined = one.joined(two);
-        for batch in two.keys().chunks(BATCH) {
-            let probes = self.probes(batch.iter().copied());
-            probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, (second, first)));
+        let joined = self.segment(first).joined(self.segment(second));
+        let is_short = self.segment(second).len() < PART_BLOCKS_MIN;
+        if is_short {
+            self.relabel(second, first);
         }
         // Readers find the whole before its second half goes.
         self.put(first, joined);
+        let old = if is_short { self.numbers.close(second) } else { self.numbers.join(first, second) };
+        let two = Segment::from(&old);
+        self.forget(two);
         let mut last = None;
-        self.close(second);
         for span in two.spans() {
             if last.replace(span.worker()) != Some(span.worker()) {
                 self.holdings[span.worker().0 as usize].drop_segment();
             }
+        }
+        if self.numbers.n_parts(first) > PARTS_MAX {
+            self.relabel(first, first);
+            self.numbers.free_parts(first);
+        }
+    }
+
+    /// Gives the blocks of a segment which do not have the number `to` that number.
+    fn relabel(&mut self, id: u32, to: u32) {
+        let Some(shared) = self.numbers.get(id).cloned() else { return };
+        for batch in Segment::from(&shared).keys().chunks(BATCH) {
+            let probes = self.probes(batch.iter().copied());
+            let is_other = |number: u32| number != to && self.numbers.owner(number) == id;
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.relabel(probe, is_other, to));
         }
     }
 

@@ -15,19 +15,13 @@ impl IndexWriter {
         assert_eq!(self.index.bytes(), self.bytes(), "readers are told the memory in use");
         let mut digests = HashMap::new();
         let (mut n_segments, mut n_blocks, mut bytes) = (0, 0, 0);
-        for (id, segment) in (0..).zip(&self.segments) {
-            let Some(segment) = segment else {
-                assert_eq!(self.free.iter().filter(|&&free| free == id).count(), 1, "number {id} is free once");
-                continue;
-            };
-            let segment = Segment::from(segment);
+        self.numbers.check();
+        for (id, segment) in self.numbers.iter() {
             self.check_segment(id, segment, &mut digests);
             n_segments += 1;
             n_blocks += segment.len();
             bytes += segment.bytes();
         }
-        assert_eq!(self.free.len(), self.segments.len() - n_segments, "what is free is not taken");
-        assert!(self.free.capacity() >= self.segments.len(), "every number has a place where it is free");
         let list_bytes: usize = self.holdings.iter().map(Holdings::bytes).sum();
         assert_eq!(self.list_bytes, list_bytes, "the lists' bytes are counted");
         assert_eq!(self.segment_bytes, bytes, "the segments' bytes are counted");
@@ -68,7 +62,7 @@ impl IndexWriter {
         let table = self.index.heads.load();
         let head = table.find(segment.first());
         let head = head.as_ref().and_then(|held| held.as_ref()).expect("a reader finds every segment");
-        let present = self.segments[id as usize].as_ref().expect("it is checked");
+        let present = self.numbers.get(id).expect("it is checked");
         assert_eq!(head.ptr(), present.ptr(), "and finds the present one");
     }
 }

@@ -8,9 +8,10 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
 use super::super::locator::{BATCH, LOADS_PERCENT_NEW, SEGMENTS_MAX};
-use super::super::segment::{Segment, Shared};
+use super::super::segment::Segment;
 use super::super::span::Span;
 use super::IndexWriter;
+use super::numbers::Numbers;
 use crate::WorkerIdx;
 
 /// Is the share of the limit that one shedding frees.
@@ -27,8 +28,7 @@ const SEGMENTS_GROWTH_MIN: usize = 16;
 impl IndexWriter {
     /// Returns the memory in use, the fixed part of each worker's books not counted. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        let books = self.segments.capacity() * size_of::<Option<Shared>>() + self.free.capacity() * size_of::<u32>();
-        self.segment_bytes + self.heads.bytes() + self.locator.bytes() + books + self.list_bytes
+        self.segment_bytes + self.heads.bytes() + self.locator.bytes() + self.numbers.bytes() + self.list_bytes
     }
 
     /// Makes sure that an insertion of `n` blocks finds room; returns whether there is.
@@ -61,14 +61,12 @@ impl IndexWriter {
             self.heads.rebuild();
             self.index.heads.store(self.heads.table());
         }
-        if self.free.is_empty() && self.segments.len() == self.segments.capacity() {
-            let n_more = (self.segments.capacity() / 2).max(SEGMENTS_GROWTH_MIN);
-            // Every number may come to be free, so its place there is paid for when the number is made.
-            if !fits(n_more * (size_of::<Option<Shared>>() + size_of::<u32>())) {
+        if self.numbers.is_full() {
+            let n_more = (self.numbers.len() / 2).max(SEGMENTS_GROWTH_MIN);
+            if !fits(Numbers::bytes_of(n_more)) {
                 return false;
             }
-            self.segments.reserve_exact(n_more);
-            self.free.reserve_exact(self.segments.capacity());
+            self.numbers.reserve(n_more);
         }
         let [wide, narrow] = LOADS_PERCENT_NEW.map(|load| self.locator.bytes_of_next(n, load));
         let (Some(wide), Some(narrow)) = (wide, narrow) else { return true };
@@ -90,7 +88,7 @@ impl IndexWriter {
     }
 
     fn n_segments_max_reached(&self) -> bool {
-        self.free.is_empty() && self.segments.len() >= SEGMENTS_MAX as usize - 1
+        !self.numbers.has_free() && self.numbers.len() >= SEGMENTS_MAX as usize - 1
     }
 
     /// Makes the locator anew; one that turns out clogged already is made larger by half until every block has a place.
@@ -99,12 +97,13 @@ impl IndexWriter {
         while !self.fill_locator(bytes) {
             bytes += bytes / 2;
         }
+        self.numbers.free_all_parts();
     }
 
     fn fill_locator(&mut self, bytes: usize) -> bool {
         self.locator.reset(bytes);
-        for (id, segment) in (0..).zip(&self.segments) {
-            for batch in segment.iter().flat_map(|segment| Segment::from(segment).keys().chunks(BATCH)) {
+        for (id, segment) in self.numbers.iter() {
+            for batch in segment.keys().chunks(BATCH) {
                 let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
                 let probes = self.locator.probes(hashes);
                 if !probes[..batch.len()].iter().all(|&probe| self.locator.insert(probe, id)) {
@@ -120,7 +119,7 @@ impl IndexWriter {
         let epoch = self.index.epoch.load(std::sync::atomic::Ordering::Relaxed);
         let age = |segment: Segment<'_>| (epoch.wrapping_sub(segment.age()) as usize).min(AGES - 1);
         let mut bytes_by_age = [0usize; AGES];
-        for segment in self.segments.iter().flatten().map(Segment::from) {
+        for (_, segment) in self.numbers.iter() {
             bytes_by_age[age(segment)] += segment.bytes();
         }
         let mut bytes_left = (self.options.bytes_max / SHED_DIVISOR).max(1);
@@ -129,20 +128,21 @@ impl IndexWriter {
             bytes_left -= bytes_by_age[limit_age];
             limit_age -= 1;
         }
-        for id in 0..self.segments.len() {
-            let Some(segment) = self.segments[id].as_ref().map(Segment::from) else { continue };
+        for id in 0..self.numbers.len() as u32 {
+            let Some(segment) = self.numbers.get(id).map(Segment::from) else { continue };
             let (age, bytes) = (age(segment), segment.bytes());
             if age > limit_age || age == limit_age && bytes_left > 0 {
                 bytes_left = bytes_left.saturating_sub(if age == limit_age { bytes } else { 0 });
-                self.drop_segment(id as u32);
+                self.drop_segment(id);
             }
         }
     }
 
     fn drop_segment(&mut self, id: u32) {
-        let shared = self.close(id);
+        let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
         self.unindex(segment.keys(), id);
+        self.close(id);
         let mut last = None;
         for span in segment.spans() {
             let holdings = &mut self.holdings[span.worker().0 as usize];

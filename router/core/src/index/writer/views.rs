@@ -187,7 +187,7 @@ impl IndexWriter {
         list.sort_unstable();
         list.dedup();
         let holds = |id: &u32| {
-            let segment = self.segments[*id as usize].as_ref();
+            let segment = self.numbers.get(*id);
             segment.is_some_and(|segment| Segment::from(segment).spans_of(worker).len() > 0)
         };
         list.retain(holds);
