@@ -40,7 +40,7 @@ const PASSES_MAX: u32 = u8::MAX as u32 - LINES_TRIED as u32;
 /// Is the fullest that a table becomes. Units: blocks for each 100 slots.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; beyond it, ever more blocks lie behind their own lines.
-const LOAD_PERCENT_MAX: usize = 80;
+const LOAD_PERCENT_MAX: usize = 70;
 /// Is the load of a new table where there is room for one twice as large, and where there is not. Units: blocks for each
 /// 100 slots.
 ///
@@ -57,7 +57,7 @@ struct Line([u32; 16]);
 /// interchangeable.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Probe {
-    home: usize,
+    home: u32,
     fine: u32,
 }
 
@@ -152,12 +152,13 @@ impl Locator {
             for idx in (0..LINE_SLOTS).filter(|&idx| line.distance(idx) == Some(0)) {
                 let bits = bits_from(first, line.fine(idx));
                 let probe = self.probe_of_bits(bits);
-                let n = &mut n_filled[probe.home];
+                let home = probe.home as usize;
+                let n = &mut n_filled[home];
                 if usize::from(*n) == LINE_SLOTS {
                     no_place.push((bits, line.id(idx)));
                     continue;
                 }
-                self.lines[probe.home].fill(usize::from(*n), probe.slot(0, line.id(idx)));
+                self.lines[home].fill(usize::from(*n), probe.slot(0, line.id(idx)));
                 *n += 1;
                 self.n_blocks += 1;
             }
@@ -187,7 +188,7 @@ impl Locator {
         let mut loaded = 0;
         for (probe, hash) in probes.iter_mut().zip(hashes) {
             *probe = self.probe(hash);
-            loaded |= self.lines.get(probe.home).map_or(0, |line| line.0[COUNT_WORD]);
+            loaded |= self.lines.get(probe.home as usize).map_or(0, |line| line.0[COUNT_WORD]);
         }
         // What was loaded is nothing to anybody; that it was loaded is.
         std::hint::black_box(loaded);
@@ -201,12 +202,13 @@ impl Locator {
 
     fn probe_of_bits(&self, bits: u64) -> Probe {
         let home = (bits * self.lines.len() as u64) >> self.hash_bits;
-        Probe { home: home as usize, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
+        Probe { home: home as u32, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
     }
 
     /// Returns the line that is tried after `distance` others: blocks of one line part ways by their bits.
     fn line_at(&self, probe: Probe, distance: usize) -> usize {
-        if distance == 0 { probe.home } else { (probe.home + distance * step(probe.fine)) % self.lines.len() }
+        let home = probe.home as usize;
+        if distance == 0 { home } else { (home + distance * step(probe.fine)) % self.lines.len() }
     }
 
     /// Returns what `check` makes of the first segment that may have the block and of which it makes something.
@@ -250,27 +252,35 @@ impl Locator {
         }
     }
 
-    /// Forgets a block that a segment has, which is that of each number that `is` accepts.
-    pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
-        let distance = self.replace(probe, is, |_| 0).expect("a block that is removed was inserted");
+    /// Forgets a block that has `guess` or another number that `is` accepts; returns the number.
+    pub(super) fn remove(&mut self, probe: Probe, guess: u32, is: impl Fn(u32) -> bool) -> u32 {
+        let removed = (0..LINES_TRIED).find_map(|distance| {
+            let at = self.line_at(probe, distance);
+            let line = &mut self.lines[at];
+            let idx = line.find_same(probe.slot(distance, guess));
+            let (idx, id) = idx.map(|idx| (idx, guess)).or_else(|| line.find_one(probe.slot(distance, 0), &is))?;
+            line.0[idx] = 0;
+            Some((distance, id))
+        });
+        let (distance, id) = removed.expect("a block that is removed was inserted");
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
             self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
         }
         self.n_blocks -= 1;
+        id
     }
 
     /// Gives a block that has a number which `is` accepts another; where there is none, that has happened.
     pub(super) fn relabel(&mut self, probe: Probe, is: impl Fn(u32) -> bool, to: u32) {
-        self.replace(probe, is, |distance| probe.slot(distance, to).word);
-    }
-
-    /// Replaces the word of the slot in which a number that `is` accepts has the block; returns how many lines lie before it.
-    fn replace(&mut self, probe: Probe, is: impl Fn(u32) -> bool, word: impl Fn(usize) -> u32) -> Option<usize> {
-        (0..LINES_TRIED).find(|&distance| {
-            let line = self.line_at(probe, distance);
-            self.lines[line].replace(probe.slot(distance, 0), &is, word(distance))
-        })
+        for distance in 0..LINES_TRIED {
+            let at = self.line_at(probe, distance);
+            let line = &mut self.lines[at];
+            if let Some((idx, _)) = line.find_one(probe.slot(distance, 0), &is) {
+                line.0[idx] = probe.slot(distance, to).word;
+                return;
+            }
+        }
     }
 }
 
@@ -332,14 +342,22 @@ impl Line {
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
     }
 
-    /// Replaces the word of one slot that has the bits of `like` and a number that `is` accepts; returns whether there
-    /// was one.
-    fn replace(&mut self, like: Slot, is: impl Fn(u32) -> bool, new: u32) -> bool {
-        let found = self.find_slot(like, |idx, id| is(id).then_some(idx));
-        if let Some(idx) = found {
-            self.0[idx] = new;
+    /// Returns a slot that has the bits of `like` and a number that `is` accepts, and the number.
+    fn find_one(&self, like: Slot, is: impl Fn(u32) -> bool) -> Option<(usize, u32)> {
+        self.find_slot(like, |idx, id| is(id).then_some((idx, id)))
+    }
+
+    /// Returns a slot that says the same as `like`.
+    fn find_same(&self, like: Slot) -> Option<usize> {
+        let mut mask = self.mask(|word| word == like.word);
+        while mask != 0 {
+            let idx = mask.trailing_zeros() as usize;
+            if self.extra(idx) == like.extra {
+                return Some(idx);
+            }
+            mask &= mask - 1;
         }
-        found.is_some()
+        None
     }
 
     /// Returns whether a block lies here whose own line is another, without a branch.

@@ -77,6 +77,13 @@ struct Piece<'a> {
     ends_run: bool,
 }
 
+/// Is blocks of a segment whose claims are withdrawn.
+struct Given<'a> {
+    range: Range<usize>,
+    /// Are where the first of them may be found, as far as that is known.
+    probes: &'a [Probe],
+}
+
 impl IndexWriter {
     /// Returns the writer of an empty index.
     pub fn new(options: IndexOptions) -> Self {
@@ -145,8 +152,16 @@ impl IndexWriter {
     fn remove_run(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
         let mut at = 0;
         while at < keys.len() {
-            let rest = &keys[at..];
-            at += self.locate(rest).map_or(1, |place| self.withdraw_stretch(worker, place, rest));
+            let batch = at..keys.len().min(at + BATCH);
+            // Their lines come while the segment is looked for.
+            let probes = self.probes(keys[batch.clone()].iter().map(|key| key.0));
+            while at < batch.end {
+                let known = &probes[at - batch.start..batch.len()];
+                at += match self.locate_at(known[0], &keys[at..]) {
+                    Some(place) => self.withdraw_stretch(worker, place, (&keys[at..], known)),
+                    None => 1,
+                };
+            }
         }
     }
 
@@ -166,11 +181,15 @@ impl IndexWriter {
 
     /// Returns where the first block of `keys` is.
     fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
-        let offset_in = |number: u32| {
+        self.locate_at(self.locator.probe(self.hasher.hash(*keys.first()?)), keys)
+    }
+
+    /// Returns where the first block of `keys`, which is that of a probe, is.
+    fn locate_at(&self, probe: Probe, keys: &[BlockKey]) -> Option<Place> {
+        self.locator.find(probe, |number| {
             let id = self.numbers.owner(number);
             self.segment(id).offset_of(keys).map(|offset| Place { id, offset })
-        };
-        self.locator.find(self.locator.probe(self.hasher.hash(*keys.first()?)), offset_in)
+        })
     }
 
     fn insert_run(&mut self, worker: WorkerIdx, run: &Run) {
@@ -279,12 +298,16 @@ impl IndexWriter {
         self.locator.probes(keys.map(|key| self.hasher.hash(BlockKey(key))))
     }
 
-    /// Gives up the places of blocks of a segment.
-    fn unindex(&mut self, keys: &[u64], id: u32) {
-        for batch in keys.chunks(BATCH) {
-            let probes = self.probes(batch.iter().copied());
-            let is_of = |number: u32| self.numbers.owner(number) == id;
-            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, is_of));
+    /// Gives up the places of blocks of a segment; `probes` are those of the first of them, or none.
+    fn unindex(&mut self, keys: &[u64], id: u32, probes: &[Probe]) {
+        let is_of = |number: u32| self.numbers.owner(number) == id;
+        // Neighbours mostly have one number.
+        let mut guess = id;
+        probes.iter().for_each(|&probe| guess = self.locator.remove(probe, guess, is_of));
+        for batch in keys[probes.len()..].chunks(BATCH) {
+            let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
+            let probes = self.locator.probes(hashes);
+            probes[..batch.len()].iter().for_each(|&probe| guess = self.locator.remove(probe, guess, is_of));
         }
     }
 
@@ -329,26 +352,29 @@ impl IndexWriter {
     }
 
     /// Withdraws the blocks at the start of `keys` that lie side by side in one segment; returns how many there are.
-    fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, keys: &[BlockKey]) -> usize {
+    fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, (keys, probes): (&[BlockKey], &[Probe])) -> usize {
         let segment = self.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
         if n > 1 {
-            self.withdraw(worker, at.id, at.offset..at.offset + n);
+            self.withdraw(worker, at.id, Given { range: at.offset..at.offset + n, probes });
             return n;
         }
         let n = segment.n_equal_backwards(at.offset, keys);
-        self.withdraw(worker, at.id, at.offset + 1 - n..at.offset + 1);
+        self.withdraw(worker, at.id, Given { range: at.offset + 1 - n..at.offset + 1, probes: &[] });
         n
     }
 
     /// Withdraws a worker's claims to blocks of a segment, and gives up what nobody holds at its end.
-    fn withdraw(&mut self, worker: WorkerIdx, id: u32, range: Range<usize>) {
+    fn withdraw(&mut self, worker: WorkerIdx, id: u32, Given { range, probes }: Given<'_>) {
         // The last range of several may have left nothing.
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
+        let start = range.start;
         let Some(edit) = segment.edit(worker, range, &[]) else { return };
         let n_left = segment.n_held_after(&edit);
-        self.unindex(&segment.keys()[n_left..], id);
+        let given_up = &segment.keys()[n_left..];
+        let known = n_left.checked_sub(start).and_then(|passed| probes.get(passed..)).unwrap_or_default();
+        self.unindex(given_up, id, &known[..known.len().min(given_up.len())]);
         self.count(worker, id, &edit);
         if n_left > 0 {
             self.put(id, segment.edited(&edit, n_left, &[]));

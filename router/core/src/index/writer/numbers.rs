@@ -12,50 +12,46 @@ const NONE: u32 = u32::MAX;
 /// Is the segments by number.
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// Lists the segments; a number that is free or a part has none.
-    segments: Vec<Option<Shared>>,
-    parts: Vec<Part>,
+    numbers: Vec<Number>,
     free: Vec<u32>,
 }
 
-/// Is what a number has beside its segment.
-#[derive(Clone, Copy)]
-struct Part {
-    /// Is the number of the segment that has the blocks of this number; its own if this is no part.
-    of: u32,
-    /// Is the next part of the same segment.
-    next: u32,
-    /// Is how many parts the segment has.
-    n_parts: u32,
+/// Is what a number stands for.
+enum Number {
+    /// A segment, and the list of its parts.
+    Segment { segment: Shared, next: u32, n_parts: u32 },
+    /// A part of the segment `of`, in the list of its parts; a number that is free is a part of itself.
+    Part { of: u32, next: u32 },
 }
 
-impl Part {
-    fn alone(id: u32) -> Self {
-        Self { of: id, next: NONE, n_parts: 0 }
+impl Number {
+    fn next(&mut self) -> &mut u32 {
+        match self {
+            Self::Segment { next, .. } | Self::Part { next, .. } => next,
+        }
     }
 }
 
 impl Numbers {
     /// Returns how many numbers there are, those included that are free.
     pub(super) fn len(&self) -> usize {
-        self.segments.len()
+        self.numbers.len()
     }
 
     /// Returns the memory. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        let each = size_of::<Option<Shared>>() + size_of::<Part>();
-        self.segments.capacity() * each + self.free.capacity() * size_of::<u32>()
+        self.numbers.capacity() * size_of::<Number>() + self.free.capacity() * size_of::<u32>()
     }
 
     /// Returns the memory of so many numbers more. Units: bytes.
     pub(super) fn bytes_of(n: usize) -> usize {
         // Every number may come to be free, so its place there is paid for when the number is made.
-        n * (size_of::<Option<Shared>>() + size_of::<Part>() + size_of::<u32>())
+        n * (size_of::<Number>() + size_of::<u32>())
     }
 
     /// Returns whether one more segment takes a number that there is no place for yet.
     pub(super) fn is_full(&self) -> bool {
-        !self.has_free() && self.segments.len() == self.segments.capacity()
+        !self.has_free() && self.numbers.len() == self.numbers.capacity()
     }
 
     /// Returns whether a number is free.
@@ -65,99 +61,124 @@ impl Numbers {
 
     /// Makes place for so many numbers more.
     pub(super) fn reserve(&mut self, n: usize) {
-        self.segments.reserve_exact(n);
-        self.parts.reserve_exact(n);
-        self.free.reserve_exact(self.segments.capacity() - self.free.len());
+        self.numbers.reserve_exact(n);
+        self.free.reserve_exact(self.numbers.capacity() - self.free.len());
     }
 
     /// Returns a number for a segment, which is given back or opened next.
     pub(super) fn take(&mut self) -> u32 {
-        self.free.pop().unwrap_or(self.segments.len() as u32)
+        self.free.pop().unwrap_or(self.numbers.len() as u32)
     }
 
     /// Takes back a number that was not opened.
     pub(super) fn give_back(&mut self, id: u32) {
-        if (id as usize) < self.segments.len() {
+        if (id as usize) < self.numbers.len() {
             self.free.push(id);
         }
     }
 
     /// Returns the segment of a number that has one.
     pub(super) fn get(&self, id: u32) -> Option<&Shared> {
-        self.segments.get(id as usize)?.as_ref()
+        match self.numbers.get(id as usize)? {
+            Number::Segment { segment, .. } => Some(segment),
+            Number::Part { .. } => None,
+        }
     }
 
     /// Returns the number of the segment that has the blocks of a number.
     pub(super) fn owner(&self, id: u32) -> u32 {
-        self.parts.get(id as usize).map_or(id, |part| part.of)
+        match self.numbers.get(id as usize) {
+            Some(Number::Part { of, .. }) => *of,
+            _ => id,
+        }
     }
 
     /// Returns every segment with its number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Segment<'_>)> {
-        (0..).zip(&self.segments).filter_map(|(id, segment)| Some((id, Segment::from(segment.as_ref()?))))
+        (0..self.numbers.len() as u32).filter_map(|id| Some((id, Segment::from(self.get(id)?))))
     }
 
     /// Gives a number that was taken its segment.
     pub(super) fn open(&mut self, id: u32, segment: Shared) {
-        if id as usize == self.segments.len() {
-            self.segments.push(None);
-            self.parts.push(Part::alone(id));
+        let opened = Number::Segment { segment, next: NONE, n_parts: 0 };
+        match self.numbers.get_mut(id as usize) {
+            Some(number) => *number = opened,
+            None => self.numbers.push(opened),
         }
-        self.segments[id as usize] = Some(segment);
     }
 
     /// Puts a segment in the place of the one of a number; returns that.
-    pub(super) fn replace(&mut self, id: u32, segment: Shared) -> Shared {
-        self.segments[id as usize].replace(segment).expect("a segment is replaced where there is one")
+    pub(super) fn replace(&mut self, id: u32, with: Shared) -> Shared {
+        match &mut self.numbers[id as usize] {
+            Number::Segment { segment, .. } => std::mem::replace(segment, with),
+            Number::Part { .. } => unreachable!("a segment is replaced where there is one"),
+        }
     }
 
     /// Takes out the segment of a number, whose blocks no longer have it; returns it.
     pub(super) fn close(&mut self, id: u32) -> Shared {
         self.free_parts(id);
         self.free.push(id);
-        self.segments[id as usize].take().expect("a segment is closed once")
+        self.make_part(id, Number::Part { of: id, next: NONE })
     }
 
     /// Takes out the segment `second`, whose number becomes a part of `first`; returns it.
     ///
     /// Cost: O(1) for each part that `second` has.
     pub(super) fn join(&mut self, first: u32, second: u32) -> Shared {
-        let n_parts = self.parts[second as usize].n_parts + 1;
+        let n_more = self.n_parts(second) as u32 + 1;
+        let Number::Segment { next, n_parts, .. } = &mut self.numbers[first as usize] else {
+            unreachable!("a part has no parts")
+        };
+        *n_parts += n_more;
+        let behind = std::mem::replace(next, second);
+        let first_part = *self.numbers[second as usize].next();
+        let old = self.make_part(second, Number::Part { of: first, next: first_part });
         let mut last = second;
         loop {
-            self.parts[last as usize].of = first;
-            match self.parts[last as usize].next {
-                NONE => break,
-                next => last = next,
+            let Number::Part { of, next } = &mut self.numbers[last as usize] else {
+                unreachable!("a part has no segment")
+            };
+            *of = first;
+            if *next == NONE {
+                *next = behind;
+                return old;
             }
+            last = *next;
         }
-        self.parts[last as usize].next = self.parts[first as usize].next;
-        self.parts[first as usize].next = second;
-        self.parts[first as usize].n_parts += n_parts;
-        self.segments[second as usize].take().expect("a segment is joined once")
+    }
+
+    fn make_part(&mut self, id: u32, part: Number) -> Shared {
+        match std::mem::replace(&mut self.numbers[id as usize], part) {
+            Number::Segment { segment, .. } => segment,
+            Number::Part { .. } => unreachable!("a segment is taken out once"),
+        }
     }
 
     /// Returns how many parts a segment has.
     pub(super) fn n_parts(&self, id: u32) -> usize {
-        self.parts[id as usize].n_parts as usize
+        match self.numbers[id as usize] {
+            Number::Segment { n_parts, .. } => n_parts as usize,
+            Number::Part { .. } => 0,
+        }
     }
 
     /// Frees the parts of a segment, whose numbers no block has.
     pub(super) fn free_parts(&mut self, id: u32) {
-        let mut next = std::mem::replace(&mut self.parts[id as usize], Part::alone(id)).next;
-        while next != NONE {
-            self.free.push(next);
-            next = std::mem::replace(&mut self.parts[next as usize], Part::alone(next)).next;
+        let Number::Segment { next, n_parts, .. } = &mut self.numbers[id as usize] else { return };
+        *n_parts = 0;
+        let mut part = std::mem::replace(next, NONE);
+        while part != NONE {
+            self.free.push(part);
+            let freed = std::mem::replace(&mut self.numbers[part as usize], Number::Part { of: part, next: NONE });
+            let Number::Part { next, .. } = freed else { unreachable!("a part has no segment") };
+            part = next;
         }
     }
 
     /// Frees the parts of every segment, where each block has its segment's number.
     pub(super) fn free_all_parts(&mut self) {
-        for id in 0..self.segments.len() as u32 {
-            if self.get(id).is_some() {
-                self.free_parts(id);
-            }
-        }
+        (0..self.numbers.len() as u32).for_each(|id| self.free_parts(id));
     }
 }
 
@@ -169,11 +190,14 @@ impl Numbers {
         for (id, segment) in self.iter() {
             assert_eq!(segment.number(), id, "a segment knows its number");
             let mut parts = vec![id];
-            let mut next = self.parts[id as usize].next;
+            let Number::Segment { next, .. } = &self.numbers[id as usize] else { unreachable!("it has a segment") };
+            let mut next = *next;
             while next != NONE {
-                assert!(self.get(next).is_none(), "part {next} has no segment");
+                let Number::Part { next: behind, .. } = &self.numbers[next as usize] else {
+                    panic!("part {next} has a segment")
+                };
                 parts.push(next);
-                next = self.parts[next as usize].next;
+                next = *behind;
             }
             assert!(parts.iter().all(|&part| self.owner(part) == id), "the parts of {id} lead to it: {parts:?}");
             assert_eq!(parts.len(), 1 + self.n_parts(id), "the parts of {id} are counted");
@@ -181,7 +205,7 @@ impl Numbers {
         }
         assert!(self.free.iter().all(|&id| self.owner(id) == id && self.get(id).is_none()), "what is free is nobody's");
         seen.sort_unstable();
-        assert!(seen.into_iter().eq(0..self.segments.len() as u32), "every number is one of these, once");
-        assert!(self.free.capacity() >= self.segments.len(), "every number has a place where it is free");
+        assert!(seen.into_iter().eq(0..self.numbers.len() as u32), "every number is one of these, once");
+        assert!(self.free.capacity() >= self.numbers.len(), "every number has a place where it is free");
     }
 }

@@ -141,7 +141,7 @@ impl IndexWriter {
     fn drop_segment(&mut self, id: u32) {
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
-        self.unindex(segment.keys(), id);
+        self.unindex(segment.keys(), id, &[]);
         self.close(id);
         let mut last = None;
         for span in segment.spans() {

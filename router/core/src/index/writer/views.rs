@@ -10,7 +10,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Digest, Run};
 
 use super::super::segment::Segment;
-use super::IndexWriter;
+use super::{Given, IndexWriter};
 use crate::WorkerIdx;
 
 /// Is the shortest list that is tidied.
@@ -124,7 +124,7 @@ impl IndexWriter {
             let start = touched.partition_point(|touched| touched.id < id);
             let kept = touched[start..].iter().take_while(|touched| touched.id == id);
             let stale = gaps(kept, self.segment(id).len());
-            stale.into_iter().for_each(|range| self.withdraw(worker, id, range));
+            stale.into_iter().for_each(|range| self.withdraw(worker, id, Given { range, probes: &[] }));
         }
         self.settle();
     }
@@ -132,8 +132,8 @@ impl IndexWriter {
     /// Forgets what `worker` holds.
     pub fn remove_worker(&mut self, worker: WorkerIdx) {
         for id in self.segments_of(worker) {
-            let all = 0..self.segment(id).len();
-            self.withdraw(worker, id, all);
+            let range = 0..self.segment(id).len();
+            self.withdraw(worker, id, Given { range, probes: &[] });
         }
         if let Some(holdings) = self.holdings.get_mut(worker.0 as usize) {
             debug_assert!(
