@@ -78,31 +78,32 @@ impl<'a> Segment<'a> {
         ThinArc::from_header_and_slice(Head::new(number, spans.len(), epoch), &words)
     }
 
-    /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them.
-    pub(super) fn edited(self, edit: &Edit, n_keys: usize, more: &[BlockKey]) -> Shared {
+    /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them; `words` is where it is put
+    /// together.
+    pub(super) fn edited(self, edit: &Edit, (n_keys, more): (usize, &[BlockKey]), words: &mut Vec<u64>) -> Shared {
         let spans = self.span_words();
-        let n_spans = spans.len() - edit.replaced.len() + edit.with.len();
-        let mut words = Vec::with_capacity(n_spans + n_keys + more.len());
+        words.clear();
         words.extend_from_slice(&spans[..edit.replaced.start]);
         words.extend(edit.with.iter().map(|span| span.0));
         words.extend_from_slice(&spans[edit.replaced.end..]);
+        let n_spans = words.len();
         words.extend_from_slice(&self.keys()[..n_keys]);
         words.extend(more.iter().map(|key| key.0));
-        ThinArc::from_header_and_slice(Head::new(self.number(), n_spans, self.age()), &words)
+        ThinArc::from_header_and_slice(Head::new(self.number(), n_spans, self.age()), words)
     }
 
-    /// Returns this segment and `next` as one, of this one's number.
-    pub(super) fn joined(self, next: Segment<'_>) -> Shared {
+    /// Returns this segment and `next` as one, of this one's number; `words` is where it is put together.
+    pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> Shared {
         let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
         let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
         spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
         coalesce(&mut spans);
-        let mut words = Vec::with_capacity(spans.len() + self.len() + next.len());
+        words.clear();
         words.extend(spans.iter().map(|span| span.0));
         words.extend_from_slice(self.keys());
         words.extend_from_slice(next.keys());
         let age = self.age().max(next.age());
-        ThinArc::from_header_and_slice(Head::new(self.number(), spans.len(), age), &words)
+        ThinArc::from_header_and_slice(Head::new(self.number(), spans.len(), age), words)
     }
 
     /// Returns the writer's number of the segment.

@@ -43,6 +43,8 @@ pub struct IndexWriter {
     heads: HeadsWriter,
     locator: Locator,
     numbers: Numbers,
+    /// Is where a segment is put together before it is copied to where it lies.
+    words: Vec<u64>,
     holdings: Vec<Holdings>,
     /// Is the memory of all segments. Units: bytes.
     segment_bytes: usize,
@@ -103,6 +105,7 @@ impl IndexWriter {
             heads,
             locator: Locator::new(),
             numbers: Numbers::default(),
+            words: Vec::new(),
             holdings: Vec::new(),
             segment_bytes: 0,
             list_bytes: 0,
@@ -175,10 +178,6 @@ impl IndexWriter {
         self.index.n_blocks.store(self.locator.n_blocks(), Ordering::Relaxed);
     }
 
-    fn segment(&self, id: u32) -> Segment<'_> {
-        self.numbers.get(id).expect("whoever knows a number knows that it is taken").into()
-    }
-
     /// Returns where the first block of `keys` is.
     fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
         self.locate_at(self.locator.probe(self.hasher.hash(*keys.first()?)), keys)
@@ -188,7 +187,7 @@ impl IndexWriter {
     fn locate_at(&self, probe: Probe, keys: &[BlockKey]) -> Option<Place> {
         self.locator.find(probe, |number| {
             let id = self.numbers.owner(number);
-            self.segment(id).offset_of(keys).map(|offset| Place { id, offset })
+            self.numbers.segment(id).offset_of(keys).map(|offset| Place { id, offset })
         })
     }
 
@@ -221,13 +220,13 @@ impl IndexWriter {
     ///
     /// Returns how many blocks that is, and the segment if they reach its end.
     fn claim(&mut self, worker: WorkerIdx, at: Place, piece: Piece<'_>) -> (usize, Option<u32>) {
-        let segment = self.segment(at.id);
+        let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, piece.keys);
         let range = at.offset..at.offset + n;
         let end_of = (range.end == segment.len()).then_some(at.id);
         let edit = segment.edit(worker, range.clone(), &piece.spans(at.offset, n));
         if let Some(edit) = edit {
-            let changed = segment.edited(&edit, segment.len(), &[]);
+            let changed = segment.edited(&edit, (segment.len(), &[]), &mut self.words);
             self.count(worker, at.id, &edit);
             self.holdings[worker.0 as usize].gain(&piece.keys[..n]);
             self.put(at.id, changed);
@@ -246,7 +245,7 @@ impl IndexWriter {
             segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
         });
         let (id, offset) = match own {
-            Some(id) => (id, self.segment(id).len()),
+            Some(id) => (id, self.numbers.segment(id).len()),
             None => (self.numbers.take(), 0),
         };
         let n = self.index_fresh(&piece.keys[..piece.keys.len().min(SEGMENT_BLOCKS_MAX - offset)], id);
@@ -258,9 +257,9 @@ impl IndexWriter {
                 self.numbers.give_back(id);
             }
         } else if own.is_some() {
-            let segment = self.segment(id);
+            let segment = self.numbers.segment(id);
             let edit = segment.edit(worker, offset..offset + n, &spans).expect("nobody held blocks that were nowhere");
-            let longer = segment.edited(&edit, offset, keys);
+            let longer = segment.edited(&edit, (offset, keys), &mut self.words);
             self.count(worker, id, &edit);
             self.holdings[worker.0 as usize].gain(keys);
             self.put(id, longer);
@@ -353,7 +352,7 @@ impl IndexWriter {
 
     /// Withdraws the blocks at the start of `keys` that lie side by side in one segment; returns how many there are.
     fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, (keys, probes): (&[BlockKey], &[Probe])) -> usize {
-        let segment = self.segment(at.id);
+        let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
         if n > 1 {
             self.withdraw(worker, at.id, Given { range: at.offset..at.offset + n, probes });
@@ -377,7 +376,8 @@ impl IndexWriter {
         self.unindex(given_up, id, &known[..known.len().min(given_up.len())]);
         self.count(worker, id, &edit);
         if n_left > 0 {
-            self.put(id, segment.edited(&edit, n_left, &[]));
+            let shorter = segment.edited(&edit, (n_left, &[]), &mut self.words);
+            self.put(id, shorter);
         } else {
             self.close(id);
         }
@@ -398,8 +398,8 @@ impl IndexWriter {
     }
 
     fn join(&mut self, first: u32, second: u32) {
-        let joined = self.segment(first).joined(self.segment(second));
-        let is_short = self.segment(second).len() < PART_BLOCKS_MIN;
+        let joined = self.numbers.segment(first).joined(self.numbers.segment(second), &mut self.words);
+        let is_short = self.numbers.segment(second).len() < PART_BLOCKS_MIN;
         if is_short {
             self.relabel(second, first);
         }

@@ -85,6 +85,11 @@ impl Numbers {
         }
     }
 
+    /// Returns the segment of a number that is known to have one.
+    pub(super) fn segment(&self, id: u32) -> Segment<'_> {
+        self.get(id).expect("whoever knows a number knows that it is taken").into()
+    }
+
     /// Returns the number of the segment that has the blocks of a number.
     pub(super) fn owner(&self, id: u32) -> u32 {
         match self.numbers.get(id as usize) {

@@ -123,7 +123,7 @@ impl IndexWriter {
         for id in self.segments_of(worker) {
             let start = touched.partition_point(|touched| touched.id < id);
             let kept = touched[start..].iter().take_while(|touched| touched.id == id);
-            let stale = gaps(kept, self.segment(id).len());
+            let stale = gaps(kept, self.numbers.segment(id).len());
             stale.into_iter().for_each(|range| self.withdraw(worker, id, Given { range, probes: &[] }));
         }
         self.settle();
@@ -132,7 +132,7 @@ impl IndexWriter {
     /// Forgets what `worker` holds.
     pub fn remove_worker(&mut self, worker: WorkerIdx) {
         for id in self.segments_of(worker) {
-            let range = 0..self.segment(id).len();
+            let range = 0..self.numbers.segment(id).len();
             self.withdraw(worker, id, Given { range, probes: &[] });
         }
         if let Some(holdings) = self.holdings.get_mut(worker.0 as usize) {
