@@ -296,9 +296,8 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.uncached_tokens();
     let holders = || candidates.iter().filter(|c| c.uncached_tokens() <= uncached_max);
     let first = holders().min_by(|a, b| a.cost.with_company_ms().total_cmp(&b.cost.with_company_ms()))?.cost;
-    let excess_ms = |cost: &Cost| {
-        cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0)
-    };
+    let excess_ms =
+        |cost: &Cost| cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0);
     let slack_ms = slack_ms(&best.cost, crowd(candidates));
     holders().filter(|c| excess_ms(&c.cost) <= slack_ms).min_by_key(|c| c.tie_break())
 }

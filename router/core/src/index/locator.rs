@@ -252,23 +252,20 @@ impl Locator {
         }
     }
 
-    /// Forgets a block that has `guess` or another number that `is` accepts; returns the number.
-    pub(super) fn remove(&mut self, probe: Probe, guess: u32, is: impl Fn(u32) -> bool) -> u32 {
-        let removed = (0..LINES_TRIED).find_map(|distance| {
+    /// Forgets a block that has a number which `is` accepts.
+    pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
+        let removed = (0..LINES_TRIED).find(|&distance| {
             let at = self.line_at(probe, distance);
             let line = &mut self.lines[at];
-            let idx = line.find_same(probe.slot(distance, guess));
-            let (idx, id) = idx.map(|idx| (idx, guess)).or_else(|| line.find_one(probe.slot(distance, 0), &is))?;
-            line.0[idx] = 0;
-            Some((distance, id))
+            let idx = line.find_one(probe.slot(distance, 0), &is);
+            idx.inspect(|&idx| line.0[idx] = 0).is_some()
         });
-        let (distance, id) = removed.expect("a block that is removed was inserted");
+        let distance = removed.expect("a block that is removed was inserted");
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
             self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
         }
         self.n_blocks -= 1;
-        id
     }
 
     /// Gives a block that has a number which `is` accepts another; where there is none, that has happened.
@@ -276,7 +273,7 @@ impl Locator {
         for distance in 0..LINES_TRIED {
             let at = self.line_at(probe, distance);
             let line = &mut self.lines[at];
-            if let Some((idx, _)) = line.find_one(probe.slot(distance, 0), &is) {
+            if let Some(idx) = line.find_one(probe.slot(distance, 0), &is) {
                 line.0[idx] = probe.slot(distance, to).word;
                 return;
             }
@@ -342,22 +339,9 @@ impl Line {
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
     }
 
-    /// Returns a slot that has the bits of `like` and a number that `is` accepts, and the number.
-    fn find_one(&self, like: Slot, is: impl Fn(u32) -> bool) -> Option<(usize, u32)> {
-        self.find_slot(like, |idx, id| is(id).then_some((idx, id)))
-    }
-
-    /// Returns a slot that says the same as `like`.
-    fn find_same(&self, like: Slot) -> Option<usize> {
-        let mut mask = self.mask(|word| word == like.word);
-        while mask != 0 {
-            let idx = mask.trailing_zeros() as usize;
-            if self.extra(idx) == like.extra {
-                return Some(idx);
-            }
-            mask &= mask - 1;
-        }
-        None
+    /// Returns a slot that has the bits of `like` and a number that `is` accepts.
+    fn find_one(&self, like: Slot, is: impl Fn(u32) -> bool) -> Option<usize> {
+        self.find_slot(like, |idx, id| is(id).then_some(idx))
     }
 
     /// Returns whether a block lies here whose own line is another, without a branch.

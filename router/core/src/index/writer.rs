@@ -300,13 +300,11 @@ impl IndexWriter {
     /// Gives up the places of blocks of a segment; `probes` are those of the first of them, or none.
     fn unindex(&mut self, keys: &[u64], id: u32, probes: &[Probe]) {
         let is_of = |number: u32| self.numbers.owner(number) == id;
-        // Neighbours mostly have one number.
-        let mut guess = id;
-        probes.iter().for_each(|&probe| guess = self.locator.remove(probe, guess, is_of));
+        probes.iter().for_each(|&probe| self.locator.remove(probe, is_of));
         for batch in keys[probes.len()..].chunks(BATCH) {
             let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
             let probes = self.locator.probes(hashes);
-            probes[..batch.len()].iter().for_each(|&probe| guess = self.locator.remove(probe, guess, is_of));
+            probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, is_of));
         }
     }
 
