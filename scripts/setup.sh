@@ -31,7 +31,10 @@ elif ! python3 -c 'import venv, ensurepip' >/dev/null 2>&1; then
 fi
 
 [ -n "$missing" ] || exit 0
+status=0
 # shellcheck disable=SC2086 # the list of names is split on purpose
-scripts/apt-install.sh setup $missing && exit 0
-echo "setup: please install, as root:$missing (names of Debian packages)" >&2
-exit 1
+scripts/apt-install.sh setup $missing || status=$?
+if [ "$status" -eq 2 ]; then
+    echo "setup: please install, as root:$missing (names of Debian packages)" >&2
+fi
+exit "$status"
