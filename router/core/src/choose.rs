@@ -2,7 +2,7 @@
 //!
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
 //! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold nearly that much no hit
-//! is lost, so what those lose that are computed there counts as well, and costs that differ by little are equal ([`slack_ms`]).
+//! is lost, so what those lose that are computed there counts as well, and costs that differ by little are equal.
 //! Of equals the worker wins that was given the least to compute of late, which spreads work and new state; then the one that
 //! begins soonest, then the one with the most free cells, then the first in the order of configuration. The same inputs always
 //! give the same choice.
