@@ -251,7 +251,7 @@ impl Rival {
         candidates: &'c [Candidate<'a>],
         rng: &mut ChaCha8Rng,
     ) -> Option<&'c Candidate<'a>> {
-        let uncached = |c: &Candidate<'_>| f64::from(c.work.prompt_tokens - c.work.cached_tokens);
+        let uncached = |c: &Candidate<'_>| c.work.uncached_tokens();
         match self.kind {
             Kind::BoundedHash => self.bounded(seen, candidates),
             Kind::Sticky => {

@@ -216,11 +216,6 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Returns how much of the prompt it would compute.
-    fn uncached_tokens(&self) -> f64 {
-        f64::from(self.work.prompt_tokens - self.work.cached_tokens)
-    }
-
     /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by configuration.
     fn tie_break(&self) -> (u64, u64, Reverse<u64>, WorkerIdx) {
         let given_tokens = self.past.given_tokens as u64;
@@ -293,8 +288,8 @@ pub fn choose<'c, 'a>(
 /// That a worker is slower is no passing thing, so its own part of a difference counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
     let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
-    let uncached_max = (1.0 + NEARLY_EQUAL) * best.uncached_tokens();
-    let holders = || candidates.iter().filter(|c| c.uncached_tokens() <= uncached_max);
+    let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
+    let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
     let first = holders().min_by(|a, b| a.cost.with_company_ms().total_cmp(&b.cost.with_company_ms()))?.cost;
     let excess_ms =
         |cost: &Cost| cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0);

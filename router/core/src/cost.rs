@@ -131,6 +131,13 @@ pub struct Work {
     pub tier: Tier,
 }
 
+impl Work {
+    /// Returns how much of the prompt has to be computed.
+    pub fn uncached_tokens(self) -> f64 {
+        f64::from(self.prompt_tokens.saturating_sub(self.cached_tokens))
+    }
+}
+
 /// Is what uncached work costs others, as multiples of the time that it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Charge {
@@ -161,7 +168,7 @@ impl Cost {
     /// Returns the cost of `work` at a worker that stands so, without the pressure, which depends on the whole fleet.
     pub fn of(work: Work, standing: Standing<'_>) -> Self {
         let Standing { load, speeds, .. } = standing;
-        let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
+        let uncached = work.uncached_tokens();
         let prefill_ms = uncached / speeds.prefill_tokens_per_ms;
         let restore_ms_per_token = match work.tier {
             Tier::Resident => 0.0,
@@ -180,7 +187,7 @@ impl Cost {
 
     /// Adds what `work` takes from others at a worker with `free_cells` to store it in.
     pub fn charge(&mut self, charge: Charge, work: Work, free_cells: u64) {
-        let uncached = f64::from(work.prompt_tokens.saturating_sub(work.cached_tokens));
+        let uncached = work.uncached_tokens();
         let displaced = if uncached > 0.0 { (1.0 - free_cells as f64 / uncached).max(0.0) } else { 0.0 };
         let delayed = charge.crowd * (1.0 + charge.crowd);
         self.pressure_ms = (delayed + charge.worth * displaced) * self.prefill_ms;

@@ -218,7 +218,7 @@ impl Locator {
         }
         for distance in 0..LINES_TRIED {
             let line = &self.lines[self.line_at(probe, distance)];
-            let found = line.find(probe.slot(distance, 0), &mut check);
+            let found = line.find(probe.slot(distance, 0), |_, id| check(id));
             if found.is_some() || !line.was_passed() {
                 return found;
             }
@@ -254,13 +254,8 @@ impl Locator {
 
     /// Forgets a block that has a number which `is` accepts.
     pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
-        let removed = (0..LINES_TRIED).find(|&distance| {
-            let at = self.line_at(probe, distance);
-            let line = &mut self.lines[at];
-            let idx = line.find_one(probe.slot(distance, 0), &is);
-            idx.inspect(|&idx| line.0[idx] = 0).is_some()
-        });
-        let distance = removed.expect("a block that is removed was inserted");
+        let (distance, line, idx) = self.find_slot(probe, is).expect("a block that is removed was inserted");
+        self.lines[line].0[idx] = 0;
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
             self.lines[line].0[COUNT_WORD] -= 1 << COUNT_SHIFT;
@@ -270,14 +265,18 @@ impl Locator {
 
     /// Gives a block that has a number which `is` accepts another; where there is none, that has happened.
     pub(super) fn relabel(&mut self, probe: Probe, is: impl Fn(u32) -> bool, to: u32) {
-        for distance in 0..LINES_TRIED {
-            let at = self.line_at(probe, distance);
-            let line = &mut self.lines[at];
-            if let Some(idx) = line.find_one(probe.slot(distance, 0), &is) {
-                line.0[idx] = probe.slot(distance, to).word;
-                return;
-            }
+        if let Some((distance, line, idx)) = self.find_slot(probe, is) {
+            self.lines[line].0[idx] = probe.slot(distance, to).word;
         }
+    }
+
+    /// Returns how many lines lie before a block that has a number which `is` accepts, its line, and its slot there.
+    fn find_slot(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<(usize, usize, usize)> {
+        (0..LINES_TRIED).find_map(|distance| {
+            let line = self.line_at(probe, distance);
+            let accepted = |idx, id| is(id).then_some((distance, line, idx));
+            self.lines[line].find(probe.slot(distance, 0), accepted)
+        })
     }
 }
 
@@ -301,13 +300,8 @@ impl Line {
         self.0[COUNT_WORD] >> COUNT_SHIFT >= PASSES_MAX
     }
 
-    /// Asks `check` for each segment whose slot has the bits of `like` beside the number.
-    fn find<T>(&self, like: Slot, check: &mut impl FnMut(u32) -> Option<T>) -> Option<T> {
-        self.find_slot(like, |_, id| check(id))
-    }
-
     /// Asks `check` for each slot that has the bits of `like` beside the number, and its number.
-    fn find_slot<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
             let idx = mask.trailing_zeros() as usize;
@@ -337,11 +331,6 @@ impl Line {
         self.0[idx] = slot.word;
         let (word, shift) = Self::place_of_extra(idx);
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
-    }
-
-    /// Returns a slot that has the bits of `like` and a number that `is` accepts.
-    fn find_one(&self, like: Slot, is: impl Fn(u32) -> bool) -> Option<usize> {
-        self.find_slot(like, |idx, id| is(id).then_some(idx))
     }
 
     /// Returns whether a block lies here whose own line is another, without a branch.

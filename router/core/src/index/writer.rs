@@ -302,8 +302,7 @@ impl IndexWriter {
         let is_of = |number: u32| self.numbers.owner(number) == id;
         probes.iter().for_each(|&probe| self.locator.remove(probe, is_of));
         for batch in keys[probes.len()..].chunks(BATCH) {
-            let hashes = batch.iter().map(|key| self.hasher.hash(BlockKey(*key)));
-            let probes = self.locator.probes(hashes);
+            let probes = self.probes(batch.iter().copied());
             probes[..batch.len()].iter().for_each(|&probe| self.locator.remove(probe, is_of));
         }
     }
