@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 use warmpath_common::model::Fingerprint;
@@ -21,7 +22,7 @@ const ENTRIES_MAX: usize = 64;
 /// Is the largest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Is raised when the measuring changes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Names a model, a setup and a machine in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,22 +41,22 @@ impl Key {
             config.block_size_tokens,
             config.flash_attn,
             config.kv_unified,
-            machine(),
+            *MACHINE,
             env!("CARGO_PKG_VERSION"),
         ))
     }
 }
 
-/// Names the processor and what llama.cpp can use of it.
-fn machine() -> String {
+/// Names the processor and what llama.cpp can use of it. Asked once: llama.cpp writes its answer into one string for all threads.
+static MACHINE: LazyLock<String> = LazyLock::new(|| {
     let only_names = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
     let system = System::new_with_specifics(only_names);
     let processor = system.as_ref().ok().and_then(|system| system.cpus().first()).map_or("", |cpu| cpu.brand());
     let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    // SAFETY: llama.cpp returns a string that lives as long as the program.
+    // SAFETY: the string lives as long as the program, and nothing else in it makes llama.cpp write it again.
     let features = unsafe { std::ffi::CStr::from_ptr(llama_cpp_sys_2::llama_print_system_info()) };
     format!("{n} x {processor}, {}", features.to_string_lossy().trim())
-}
+});
 
 /// Is the file, if there is a folder for it.
 #[derive(Debug)]

@@ -80,6 +80,7 @@ fn the_measured_machine_of_the_design_chooses_split_without_flash_attention() {
         cold_tokens: 256,
         cached_tokens: 2048,
         n_slots: 8,
+        ..Figures::default()
     };
     let split = figures(7.5, 34.0, 50.0, 266.0);
     let unified = figures(29.0, 116.0, 150.0, 1530.0);
@@ -111,6 +112,17 @@ fn report() -> SelfTestReport {
         candidates: vec![candidate((true, false), 1.5, Outcome::Failed("no memory".to_owned()))],
         costs: Some(Costs::default()),
     }
+}
+
+#[test]
+fn many_engines_may_name_the_machine_at_once() {
+    let key = || Key::of(MODEL, &EngineConfig::default());
+    let first = key();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..200).for_each(|_| assert_eq!(key(), first)));
+        }
+    });
 }
 
 #[test]
