@@ -16,6 +16,7 @@ pub mod prefix_tree;
 pub mod probabilities;
 pub mod promises;
 pub mod rates;
+pub mod runs;
 pub mod shift_plan;
 pub mod slot_plan;
 pub mod slot_table;

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use warmpath_common::summary::Rates;
 
+use crate::batch_plan::Pace;
+
 /// Is the busy time after which a measurement counts half.
 ///
 /// Source: docs/decisions/0016-overload.md: long enough for a few batches of a large model on a slow machine, short enough that a worker
@@ -18,6 +20,9 @@ const HALF_LIFE: Duration = Duration::from_secs(3);
 ///
 /// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
 const PREFILL_TOKENS_MIN: u32 = 16;
+
+/// Is the least spread of the sizes of batches, of the sum of their squares, from which a line follows. Source: rounding.
+const SPREAD_MIN: f64 = 1e-6;
 
 /// Is the weight of the newest prompt or answer in the average length.
 const NEWEST_WEIGHT: f32 = 0.1;
@@ -31,12 +36,48 @@ pub struct Averages {
     decode_s: f64,
     answer_tokens: Option<f32>,
     prompt_tokens: Option<f32>,
+    batches: Batches,
+}
+
+/// Is the sums from which the time of a batch follows by its tokens, as a straight line through all that were measured.
+#[derive(Debug, Clone, Default)]
+struct Batches {
+    n: f64,
+    tokens: f64,
+    seconds: f64,
+    tokens_squared: f64,
+    tokens_seconds: f64,
+}
+
+impl Batches {
+    /// Counts a batch; what was counted before weighs `decay` as much as until now.
+    fn count(&mut self, n_tokens: u32, took: Duration, decay: f64) {
+        let (n_tokens, seconds) = (f64::from(n_tokens), took.as_secs_f64());
+        self.n = self.n * decay + 1.0;
+        self.tokens = self.tokens * decay + n_tokens;
+        self.seconds = self.seconds * decay + seconds;
+        self.tokens_squared = self.tokens_squared * decay + n_tokens * n_tokens;
+        self.tokens_seconds = self.tokens_seconds * decay + n_tokens * seconds;
+    }
+
+    /// Returns the time of a batch that has no tokens, and of each token, in seconds; none where all were of one size.
+    fn line(&self) -> Option<(f64, f64)> {
+        let spread = self.n * self.tokens_squared - self.tokens * self.tokens;
+        if spread <= SPREAD_MIN * self.n * self.tokens_squared {
+            return None;
+        }
+        let token_s = ((self.n * self.tokens_seconds - self.tokens * self.seconds) / spread).max(0.0);
+        Some((((self.seconds - token_s * self.tokens) / self.n).max(0.0), token_s))
+    }
 }
 
 impl Averages {
     /// Counts a step that computed so many prompt tokens and answer tokens in so much time.
     pub fn step(&mut self, n_prefill: u32, n_decode: u32, took: Duration) {
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        if n_prefill + n_decode > 0 {
+            self.batches.count(n_prefill + n_decode, took, decay);
+        }
         if n_prefill == 0 && n_decode > 0 {
             self.decode_steps = self.decode_steps * decay + 1.0;
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
@@ -60,10 +101,12 @@ impl Averages {
         self.prompt_tokens = Some(with_newest(self.prompt_tokens, n_tokens));
     }
 
-    /// Returns the time that a usual prompt takes to compute with nothing beside it; none before anything was measured.
-    pub fn usual_prefill(&self) -> Duration {
-        let seconds = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+    /// Returns how fast the worker is; a usual prompt has nothing beside it.
+    pub fn pace(&self) -> Pace {
+        let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
+        let usual_s = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;
+        let (batch_s, token_s) = self.batches.line().unwrap_or_default();
+        Pace { usual_prompt: duration(usual_s), batch: duration(batch_s), token: duration(token_s) }
     }
 
     /// Returns the averages, absent until measured.
@@ -149,13 +192,35 @@ mod tests {
     fn a_usual_prompt_takes_what_its_average_length_takes_at_the_measured_rate() {
         let mut averages = Averages::default();
         averages.prompt(100);
-        assert_eq!(averages.usual_prefill(), Duration::ZERO, "no rate is known");
+        assert_eq!(averages.pace(), Pace::default(), "no rate is known");
         averages.step(1000, 0, SECOND);
-        assert_eq!(averages.usual_prefill(), SECOND / 10);
+        assert_eq!(averages.pace().usual_prompt, SECOND / 10);
         averages.prompt(200);
-        assert!((averages.usual_prefill().as_secs_f64() - 0.11).abs() < 1e-6, "{:?}", averages.usual_prefill());
+        assert!((averages.pace().usual_prompt.as_secs_f64() - 0.11).abs() < 1e-6, "{:?}", averages.pace());
         let mut no_prompt = Averages::default();
         no_prompt.step(1000, 0, SECOND);
-        assert_eq!(no_prompt.usual_prefill(), Duration::ZERO);
+        assert_eq!(no_prompt.pace().usual_prompt, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_batch_takes_a_fixed_part_and_one_for_each_token() {
+        let mut averages = Averages::default();
+        for (n_prefill, n_decode) in [(0, 4), (100, 4), (500, 0), (0, 1), (60, 2), (0, 4)] {
+            averages.step(n_prefill, n_decode, Duration::from_micros(10_000 + 250 * u64::from(n_prefill + n_decode)));
+        }
+        let Pace { batch, token, .. } = averages.pace();
+        assert!((batch.as_secs_f64() - 0.01).abs() < 1e-6, "{batch:?}");
+        assert!((token.as_secs_f64() - 0.000_25).abs() < 1e-8, "{token:?}");
+    }
+
+    #[test]
+    fn batches_of_one_size_or_without_sense_say_nothing_of_tokens() {
+        let mut averages = Averages::default();
+        (0..100).for_each(|n| averages.step(0, 4, Duration::from_millis(10 + n % 3)));
+        assert_eq!(averages.pace(), Pace::default());
+        let mut shrinking = Averages::default();
+        shrinking.step(0, 1, SECOND);
+        shrinking.step(100, 0, SECOND / 2);
+        assert_eq!(shrinking.pace().token, Duration::ZERO);
     }
 }

@@ -191,6 +191,12 @@ impl SelfTestReport {
     pub fn is_calm(&self) -> bool {
         are_calm(&self.candidates)
     }
+
+    /// Returns what was measured of the chosen setting.
+    pub fn chosen(&self) -> Option<&Candidate> {
+        let setting = (self.flash_attn, self.kv_unified);
+        self.candidates.iter().find(|tried| (tried.flash_attn, tried.kv_unified) == setting)
+    }
 }
 
 impl Candidate {
@@ -205,12 +211,13 @@ impl Candidate {
 
 fn tell(report: &SelfTestReport) {
     for candidate in &report.candidates {
-        let Figures { decode_one_ms, decode_all_ms, suffix_ms, cold_ms, .. } = candidate.figures;
+        let Figures { decode_one_ms, decode_all_ms, ref decode_some_ms, suffix_ms, cold_ms, .. } = candidate.figures;
         info!(
             flash_attn = candidate.flash_attn,
             kv_unified = candidate.kv_unified,
             decode_one_ms,
             decode_all_ms,
+            ?decode_some_ms,
             suffix_ms,
             cold_ms,
             cost_ms = candidate.cost_ms,

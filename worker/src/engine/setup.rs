@@ -11,6 +11,7 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointRule};
 use warmpath_worker_core::chunk_index::Limits;
 use warmpath_worker_core::costs::{Costs, SuffixRounding};
+use warmpath_worker_core::runs::Runs;
 
 use super::cache::{Cache, Codec, Disk};
 use super::config::{DiskConfig, EngineConfig, EngineFacts, PrefixCache, ShiftConfig, StartError};
@@ -113,6 +114,13 @@ pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, M
 pub(super) fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
     config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
+}
+
+/// Returns in which runs single tokens are computed; all together where a self-test has not measured it calmly.
+pub(super) fn runs(facts: &EngineFacts) -> Runs {
+    let report = facts.self_test.as_ref().filter(|report| report.is_calm());
+    let chosen = report.and_then(|report| report.chosen());
+    Runs::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
 /// Returns what an idle cell adds to a step: nothing where every slot has its own cells.

@@ -20,6 +20,7 @@ use warmpath_worker_core::adapter_turns;
 use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
 use warmpath_worker_core::checkpoints::CheckpointRule;
 use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::runs::Runs;
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 
 use super::adapters::Adapters;
@@ -39,6 +40,8 @@ pub(super) struct Stepper<'m> {
     pub(super) llama: Llama<'m>,
     pub(super) table: SlotTable,
     pub(super) room: Room,
+    /// Says what of a batch is computed together; absent where slots share their cells, as all is then.
+    pub(super) runs: Option<Runs>,
     pub(super) context_tokens: u32,
     pub(super) prefix_cache: PrefixCache,
     pub(super) shifts: ShiftConfig,
@@ -219,7 +222,11 @@ impl Stepper<'_> {
             adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
         });
         let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
-        batch_plan::plan(&pending, Room { batch_tokens, ..self.room }, self.averages.usual_prefill())
+        let shares = batch_plan::plan(&pending, Room { batch_tokens, ..self.room }, self.averages.pace());
+        match &self.runs {
+            Some(runs) => runs.arrange(&shares),
+            None => shares,
+        }
     }
 
     /// Returns the most tokens of one prompt in a batch whose logits are all wanted.

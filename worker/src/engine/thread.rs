@@ -152,6 +152,7 @@ fn prepare<'m>(
             hasher: config.block_hasher,
         }),
         room: Room { batch_tokens, ubatch_tokens },
+        runs: (!facts.kv_unified).then(|| setup::runs(&facts)),
         context_tokens: facts.context_tokens,
         prefix_cache: config.prefix_cache,
         shifts: config.shifts,

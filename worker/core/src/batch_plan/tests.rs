@@ -6,6 +6,8 @@ use super::*;
 
 const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20 };
 const USUAL: Duration = Duration::from_millis(100);
+/// Is a worker of which nothing was measured but a usual prompt's time.
+const PACE: Pace = Pace { usual_prompt: USUAL, batch: Duration::ZERO, token: Duration::ZERO };
 
 fn decode(slot: u16) -> Pending {
     Pending { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO }
@@ -19,8 +21,14 @@ fn waited(slot: u16, n_tokens: u32, ms: u64) -> Pending {
     Pending { slot: SlotId(slot), work: Work::Prefill { n_tokens }, waited: Duration::from_millis(ms) }
 }
 
+#[track_caller]
 fn check(pending: &[Pending], expected: &[(u16, u32)]) {
-    let shares: Vec<_> = plan(pending, ROOM, USUAL).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+    check_at(PACE, pending, expected);
+}
+
+#[track_caller]
+fn check_at(pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
+    let shares: Vec<_> = plan(pending, ROOM, pace).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
     assert_eq!(shares, expected);
 }
 
@@ -55,6 +63,28 @@ fn prefers_who_has_waited_longest_for_each_token_left() {
 }
 
 #[test]
+fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
+    let pace = |batch_ms, token_ms| Pace {
+        batch: Duration::from_millis(batch_ms),
+        token: Duration::from_millis(token_ms),
+        ..PACE
+    };
+    let two = [prefill(0, 40), prefill(1, 30)];
+    check_at(pace(0, 1), &two, &[(1, 30)]);
+    check_at(pace(39, 1), &two, &[(1, 30)]);
+    check_at(pace(40, 1), &two, &[(0, 40), (1, 30)]);
+    // Two wait, so the second joins; then two would end later for the third's sake alone.
+    let three = [prefill(0, 10), prefill(1, 20), prefill(2, 30)];
+    check_at(pace(10, 1), &three, &[(0, 10), (1, 20)]);
+    check_at(pace(9, 1), &three, &[(0, 10)]);
+    check_at(pace(60, 1), &three, &[(0, 10), (1, 20), (2, 30)]);
+    // A prompt that goes on in the next batch anyway does not wait for anyone.
+    check_at(pace(0, 1), &[prefill(0, 4000), prefill(1, 10), decode(2)], &[(1, 10), (2, 1)]);
+    check_at(pace(0, 1), &[waited(0, 300, 60_000), waited(1, 10, 0)], &[(0, 100)]);
+    check_at(pace(0, 1), &[decode(0), decode(1), prefill(2, 5)], &[(0, 1), (1, 1), (2, 5)]);
+}
+
+#[test]
 fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
     let mut left = vec![1000_u32];
     let mut came_ms = vec![0_u64];
@@ -66,7 +96,7 @@ fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
         let open: Vec<usize> = (0..left.len()).filter(|idx| left[*idx] > 0).collect();
         let pending: Vec<Pending> =
             (0_u16..).zip(&open).map(|(slot, idx)| waited(slot, left[*idx], now_ms - came_ms[*idx])).collect();
-        for share in plan(&pending, ROOM, USUAL) {
+        for share in plan(&pending, ROOM, PACE) {
             left[open[usize::from(share.slot.0)]] -= share.n_tokens;
         }
         if left[0] == 0 {
@@ -86,9 +116,14 @@ fn pending() -> impl Strategy<Value = Vec<Pending>> {
 
 proptest! {
     #[test]
-    fn fills_the_room_without_forgetting_anyone_who_decodes(pending in pending(), ubatch in 17_u32..64, more in 0_u32..200) {
+    fn fills_the_room_without_forgetting_anyone_who_decodes(
+        pending in pending(),
+        (ubatch, more) in (17_u32..64, 0_u32..200),
+        (batch_ms, token_ms) in (0_u64..200, 0_u64..3),
+    ) {
         let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch };
-        let shares = plan(&pending, room, USUAL);
+        let (batch, token) = (Duration::from_millis(batch_ms), Duration::from_millis(token_ms));
+        let shares = plan(&pending, room, Pace { batch, token, ..PACE });
         let share = |slot| shares.iter().find(|share| share.slot == slot).map_or(0, |share| share.n_tokens);
         let n_decoding = pending.iter().filter(|sequence| sequence.work == Work::Decode).count() as u32;
         let limit = if n_decoding > 0 { room.ubatch_tokens } else { room.batch_tokens };
@@ -97,7 +132,8 @@ proptest! {
             Work::Prefill { n_tokens } => n_tokens,
         }).sum();
         let n_shared: u32 = shares.iter().map(|share| share.n_tokens).sum();
-        prop_assert_eq!(n_shared, n_wanted.min(limit));
+        let ends = pending.iter().any(|sequence| sequence.work == Work::Prefill { n_tokens: share(sequence.slot) });
+        prop_assert!(n_shared == n_wanted.min(limit) || n_shared < limit && ends && token_ms > 0);
         prop_assert!(shares.iter().all(|share| share.n_tokens > 0));
         for sequence in &pending {
             let n = share(sequence.slot);

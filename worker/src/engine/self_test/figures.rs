@@ -4,6 +4,8 @@
 //! The idea: the cost is that of one request as this project expects them: most of the prompt is cached, a short suffix is
 //! new, an answer is decoded, and other conversations stay in the buffer meanwhile.
 
+use std::collections::BTreeMap;
+
 /// Is the tokens of an answer. Source: the mean answer of public chat logs is one to two hundred tokens.
 const ANSWER_TOKENS: f64 = 128.0;
 /// Is the share of decode steps in which no other slot runs; in the others all do.
@@ -23,12 +25,15 @@ pub(super) const SHORT_TOKENS: u32 = 32;
 const ROUNDING_GAIN_MIN: f64 = 0.1;
 
 /// Is what was measured of a setting; absent where measuring stopped before. Units: milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
     /// Is a step in which one slot decodes and the others hold their cached tokens.
     pub decode_one_ms: Option<f64>,
     /// Is a step in which every slot decodes.
     pub decode_all_ms: Option<f64>,
+    /// Is a step in which so many slots with consecutive numbers decode, for some numbers between one and all.
+    #[serde(default)]
+    pub decode_some_ms: BTreeMap<u16, f64>,
     /// Is the prefill of 48 tokens behind cached ones.
     pub suffix_ms: Option<f64>,
     /// Is the prefill of [`Self::cold_tokens`] in an empty slot.
@@ -42,6 +47,14 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Lists how long so many slots take to decode together.
+    pub fn decode_ms(&self) -> Vec<(u16, f64)> {
+        let one = self.decode_one_ms.map(|ms| (1, ms));
+        let all = self.decode_all_ms.map(|ms| (self.n_slots, ms));
+        let some = self.decode_some_ms.iter().map(|(&n, &ms)| (n, ms));
+        one.into_iter().chain(some).chain(all).collect()
+    }
+
     /// Returns the expected cost of a request; what was not measured counts nothing.
     pub(super) fn cost_ms(&self) -> f64 {
         let of = |figure: Option<f64>| figure.unwrap_or(0.0);

@@ -64,6 +64,8 @@ struct Bench<'m> {
     n_slots: u16,
     n_cached: u32,
     rewinds: bool,
+    /// Says whether every slot has its own cells, so that what is computed together can be chosen.
+    splits: bool,
     /// Says whether suffixes that are shorter than a tile may be slow, and can be made longer.
     rounds_suffixes: bool,
     tile_ms: f64,
@@ -79,7 +81,7 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
     let mut figures = Figures::default();
     let measured = Bench::open(model, config, limit).and_then(|mut bench| {
         let measured = bench.measure();
-        figures = bench.figures;
+        figures = bench.figures.clone();
         measured?;
         Ok(bench.costs().ok())
     });
@@ -89,7 +91,8 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
         Err(Stop::Disturbed) => (Outcome::Disturbed, None),
         Err(Stop::Failed(reason)) => (Outcome::Failed(reason), None),
     };
-    Candidate { flash_attn, kv_unified, figures, cost_ms: figures.cost_ms(), outcome, costs }
+    let cost_ms = figures.cost_ms();
+    Candidate { flash_attn, kv_unified, figures, cost_ms, outcome, costs }
 }
 
 /// Returns the tokens that each slot gets cached, and those that it has room for besides.
@@ -132,6 +135,7 @@ impl<'m> Bench<'m> {
             n_slots,
             n_cached,
             rewinds: rewinds(model),
+            splits: rewinds(model) && !config.kv_unified_settled(),
             rounds_suffixes: rewinds(model) && config.flash_attn_settled() && config.ubatch_tokens >= TILE_TOKENS,
             tile_ms: 0.0,
             layout,
@@ -184,12 +188,26 @@ impl<'m> Bench<'m> {
             self.figures.suffix_ms = Some(suffix_ms.min(self.tile_ms));
         }
         self.check()?;
+        self.measure_runs()?;
         let last = SlotId(self.n_slots - 1);
         self.figures.cold_tokens = COLD_TOKENS.min(self.llama.batch_limits().1);
         self.llama.clear(last);
         self.figures.cold_ms = Some(self.step_ms(&[(last, self.figures.cold_tokens)])?);
         self.llama.clear(last);
         self.check()
+    }
+
+    /// Measures how long some slots decode together, twice as many each time.
+    fn measure_runs(&mut self) -> Result<(), Stop> {
+        let mut n = 2;
+        while self.splits && n < self.n_slots {
+            let some: Vec<_> = self.slots().take(usize::from(n)).map(|slot| (slot, 1)).collect();
+            let ms = self.best_ms(&some)?;
+            self.figures.decode_some_ms.insert(n, ms);
+            self.check_undisturbed()?;
+            n *= 2;
+        }
+        Ok(())
     }
 
     /// Says whether to go on.
