@@ -292,8 +292,10 @@ impl Worker {
             return None;
         }
         let n_decoding = pending.iter().filter(|pending| pending.work == Work::Decode).count();
-        let shares: Vec<(SlotId, u32)> =
-            plan(&pending, ROOM, self.averages.pace()).into_iter().map(|share| (share.slot, share.n_tokens)).collect();
+        let shares: Vec<(SlotId, u32)> = plan(&pending, ROOM, self.averages.pace(), self.queue.len())
+            .into_iter()
+            .map(|share| (share.slot, share.n_tokens))
+            .collect();
         let n_repeats = if n_decoding == pending.len() { self.n_decode_steps(trace) } else { 1 };
         let n_prefill: u32 = shares.iter().map(|share| share.1).sum::<u32>() - n_decoding as u32;
         let decode_ms = if n_decoding > 0 { self.shape.decode_step_ms } else { 0.0 };

@@ -72,8 +72,9 @@ pub struct Share {
 
 /// Returns the shares of the next batch in the order of their slots.
 ///
-/// Only a share that reaches the end of what is known of its sequence needs logits, those of its last token.
-pub fn plan(pending: &[Pending], room: Room, pace: Pace) -> Vec<Share> {
+/// Only a share that reaches the end of what is known of its sequence needs logits, those of its last token. `n_queued` requests
+/// wait for a slot.
+pub fn plan(pending: &[Pending], room: Room, pace: Pace, n_queued: usize) -> Vec<Share> {
     let decode = pending.iter().filter(|sequence| sequence.work == Work::Decode);
     let mut shares: Vec<Share> = decode.map(|sequence| Share { slot: sequence.slot, n_tokens: 1 }).collect();
     let limit = if shares.is_empty() { room.batch_tokens } else { room.ubatch_tokens };
@@ -82,7 +83,7 @@ pub fn plan(pending: &[Pending], room: Room, pace: Pace) -> Vec<Share> {
     let mut prompts: Vec<Prompt> =
         pending.iter().filter_map(|sequence| Prompt::of(sequence, pace.usual_prompt)).collect();
     prompts.sort_unstable_by(Prompt::by_claim);
-    let (mut n_ending, mut n_waiting) = (0, prompts.len());
+    let (mut n_ending, mut n_waiting) = (0, prompts.len() + n_queued);
     for Prompt { share, .. } in prompts {
         let n_tokens = share.n_tokens.min(left);
         if n_tokens == 0 || !pays(pace, n_tokens, (n_ending, n_waiting)) {

@@ -30,6 +30,9 @@ const EXPECTED_TIME: Duration = Duration::from_millis(400);
 /// Is the same of each other one.
 const OTHER_TIME: Duration = Duration::from_millis(200);
 
+/// Is how long a worker waits for others of its machine that measure.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(60);
+
 /// Is how much cheaper another setting must be than the expected one. Source: the noise of a machine that does other work.
 const GAIN_MIN: f64 = 0.1;
 
@@ -103,18 +106,29 @@ pub(super) fn settle(
     let key = Key::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
     let report = remembered.load(&key).unwrap_or_else(|| {
-        let report = run(model, config);
-        if !report.is_calm() {
-            warn!("the machine is busy: nothing is concluded from the self-test, and the next start measures again");
-        } else if report.costs.is_none() {
-            warn!("the self-test could not measure the chosen setting; the next start measures again");
-        } else if let Err(error) = remembered.store(&key, &report) {
-            warn!(%error, "the self-test's result is not kept; the next start measures again");
-        }
-        report
+        // Another worker of this kind may have measured meanwhile.
+        let turn = remembered.turn(TURN_WAIT_MAX);
+        let found = turn.as_ref().and_then(|_| remembered.load(&key));
+        found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key))
     });
     tell(&report);
     (with(config, (report.flash_attn, report.kv_unified)), Some(report))
+}
+
+fn measure_and_keep(
+    (model, config): (&LlamaModel, &EngineConfig),
+    remembered: &Remembered,
+    key: &Key,
+) -> SelfTestReport {
+    let report = run(model, config);
+    if !report.is_calm() {
+        warn!("the machine is busy: nothing is concluded from the self-test, and the next start measures again");
+    } else if report.costs.is_none() {
+        warn!("the self-test could not measure the chosen setting; the next start measures again");
+    } else if let Err(error) = remembered.store(key, &report) {
+        warn!(%error, "the self-test's result is not kept; the next start measures again");
+    }
+    report
 }
 
 /// Measures every setting that the configuration leaves open.

@@ -222,7 +222,8 @@ impl Stepper<'_> {
             adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
         });
         let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
-        let shares = batch_plan::plan(&pending, Room { batch_tokens, ..self.room }, self.averages.pace());
+        let room = Room { batch_tokens, ..self.room };
+        let shares = batch_plan::plan(&pending, room, self.averages.pace(), self.waiting.len());
         match &self.runs {
             Some(runs) => runs.arrange(&shares),
             None => shares,

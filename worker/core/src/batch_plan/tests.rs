@@ -28,7 +28,7 @@ fn check(pending: &[Pending], expected: &[(u16, u32)]) {
 
 #[track_caller]
 fn check_at(pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
-    let shares: Vec<_> = plan(pending, ROOM, pace).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+    let shares: Vec<_> = plan(pending, ROOM, pace, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
     assert_eq!(shares, expected);
 }
 
@@ -85,6 +85,14 @@ fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
 }
 
 #[test]
+fn who_waits_for_a_slot_waits_for_the_batches_too() {
+    let pace = Pace { batch: Duration::from_millis(10), token: Duration::from_millis(1), ..PACE };
+    let two = [prefill(0, 40), prefill(1, 30)];
+    assert_eq!(plan(&two, ROOM, pace, 2).len(), 1);
+    assert_eq!(plan(&two, ROOM, pace, 3).len(), 2);
+}
+
+#[test]
 fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
     let mut left = vec![1000_u32];
     let mut came_ms = vec![0_u64];
@@ -96,7 +104,7 @@ fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
         let open: Vec<usize> = (0..left.len()).filter(|idx| left[*idx] > 0).collect();
         let pending: Vec<Pending> =
             (0_u16..).zip(&open).map(|(slot, idx)| waited(slot, left[*idx], now_ms - came_ms[*idx])).collect();
-        for share in plan(&pending, ROOM, PACE) {
+        for share in plan(&pending, ROOM, PACE, 0) {
             left[open[usize::from(share.slot.0)]] -= share.n_tokens;
         }
         if left[0] == 0 {
@@ -120,10 +128,11 @@ proptest! {
         pending in pending(),
         (ubatch, more) in (17_u32..64, 0_u32..200),
         (batch_ms, token_ms) in (0_u64..200, 0_u64..3),
+        n_queued in 0_usize..4,
     ) {
         let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch };
         let (batch, token) = (Duration::from_millis(batch_ms), Duration::from_millis(token_ms));
-        let shares = plan(&pending, room, Pace { batch, token, ..PACE });
+        let shares = plan(&pending, room, Pace { batch, token, ..PACE }, n_queued);
         let share = |slot| shares.iter().find(|share| share.slot == slot).map_or(0, |share| share.n_tokens);
         let n_decoding = pending.iter().filter(|sequence| sequence.work == Work::Decode).count() as u32;
         let limit = if n_decoding > 0 { room.ubatch_tokens } else { room.batch_tokens };

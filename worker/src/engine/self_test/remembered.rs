@@ -1,13 +1,16 @@
-//! Keeps what self-tests found in a small file.
+//! Keeps what self-tests found in a small file, and lets the workers of a machine take turns.
 //!
 //! Not here: what is found (`self_test`).
 //! The idea: the key names everything that a figure depends on, so that an entry is never wrong, at most unused. A file that
-//! cannot be read is an empty one; one that cannot be written costs the next start a second.
+//! cannot be read is an empty one; one that cannot be written costs the next start a second. Workers that start at the same
+//! time would disturb each other, so one measures at a time, and the next ones of its kind find what it found.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 use warmpath_common::model::Fingerprint;
@@ -17,6 +20,10 @@ use crate::engine::config::EngineConfig;
 
 /// Is the file's name.
 const FILE: &str = "self-test.json";
+/// Is the name of the file whose lock is the turn to measure.
+const LOCK_FILE: &str = "self-test.lock";
+/// Is the pause between two looks at the lock.
+const LOCK_POLL: Duration = Duration::from_millis(20);
 /// Is the most entries; beyond them the oldest goes.
 const ENTRIES_MAX: usize = 64;
 /// Is the largest file that is read.
@@ -74,6 +81,21 @@ struct Entries {
 impl Remembered {
     pub(super) fn new(folder: Option<&Path>) -> Self {
         Self { path: folder.map(|folder| folder.join(FILE)) }
+    }
+
+    /// Waits for the turn to measure, which lasts until the file is dropped; none without a folder or after `wait_max`.
+    pub(super) fn turn(&self, wait_max: Duration) -> Option<File> {
+        let path = self.path.as_ref()?.with_file_name(LOCK_FILE);
+        std::fs::create_dir_all(path.parent()?).ok()?;
+        let file = File::options().create(true).append(true).open(path).ok()?;
+        let began = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(file),
+                Err(TryLockError::WouldBlock) if began.elapsed() < wait_max => std::thread::sleep(LOCK_POLL),
+                Err(_) => return None,
+            }
+        }
     }
 
     pub(super) fn load(&self, key: &Key) -> Option<SelfTestReport> {

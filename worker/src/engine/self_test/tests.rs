@@ -126,6 +126,21 @@ fn many_engines_may_name_the_machine_at_once() {
 }
 
 #[test]
+fn workers_of_a_machine_take_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let remembered = Remembered::new(Some(&folder.path().join("not/there/yet")));
+    let moment = Duration::from_millis(50);
+    let first = remembered.turn(moment).expect("nobody measures");
+    assert!(remembered.turn(moment).is_none(), "another one does");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| remembered.turn(TURN_WAIT_MAX));
+        drop(first);
+        assert!(next.join().unwrap().is_some(), "it waits until the first is done");
+    });
+    assert!(Remembered::new(None).turn(moment).is_none(), "there is nothing to wait at");
+}
+
+#[test]
 fn remembers_by_key_and_keeps_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let below = folder.path().join("not/there/yet");
