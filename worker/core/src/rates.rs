@@ -67,7 +67,8 @@ impl Batches {
             return None;
         }
         let token_s = ((self.n * self.tokens_seconds - self.tokens * self.seconds) / spread).max(0.0);
-        Some((((self.seconds - token_s * self.tokens) / self.n).max(0.0), token_s))
+        let batch_s = ((self.seconds - token_s * self.tokens) / self.n).max(0.0);
+        Some((batch_s, token_s))
     }
 }
 

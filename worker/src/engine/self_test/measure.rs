@@ -175,10 +175,9 @@ impl<'m> Bench<'m> {
 
     fn measure(&mut self) -> Result<(), Stop> {
         self.share.start();
-        let all: Vec<_> = self.slots().map(|slot| (slot, 1)).collect();
-        self.figures.decode_one_ms = Some(self.best_ms(&[(SlotId(0), 1)])?);
+        self.figures.decode_one_ms = Some(self.decode_ms(1)?);
         self.check()?;
-        self.figures.decode_all_ms = Some(self.best_ms(&all)?);
+        self.figures.decode_all_ms = Some(self.decode_ms(self.n_slots)?);
         self.check()?;
         let suffix_ms = self.best_ms(&[(SlotId(0), SUFFIX_TOKENS)])?;
         self.figures.suffix_ms = Some(suffix_ms);
@@ -201,8 +200,7 @@ impl<'m> Bench<'m> {
     fn measure_runs(&mut self) -> Result<(), Stop> {
         let mut n = 2;
         while self.splits && n < self.n_slots {
-            let some: Vec<_> = self.slots().take(usize::from(n)).map(|slot| (slot, 1)).collect();
-            let ms = self.best_ms(&some)?;
+            let ms = self.decode_ms(n)?;
             self.figures.decode_some_ms.insert(n, ms);
             self.check_undisturbed()?;
             n *= 2;
@@ -243,7 +241,7 @@ impl<'m> Bench<'m> {
             for slot in self.slots().skip(1) {
                 self.llama.clear(slot);
             }
-            let alone_ms = self.best_ms(&[(first, 1)])?;
+            let alone_ms = self.decode_ms(1)?;
             let beside_ms = self.figures.decode_one_ms.unwrap_or(alone_ms);
             costs.idle_cell_ms = (beside_ms - alone_ms).max(0.0) / n_idle_cells;
         }
@@ -286,6 +284,12 @@ impl<'m> Bench<'m> {
         let state = layout.assemble(self.llama.frame(slot), pieces, partial).map_err(StateError::from)?;
         self.llama.import(slot, &state, if pieces.is_empty() { n_held } else { n_whole })?;
         Ok((export_ms, ms(began)))
+    }
+
+    /// Returns how long the first `n` slots take to decode together.
+    fn decode_ms(&mut self, n: u16) -> Result<f64, Stop> {
+        let work: Vec<_> = self.slots().take(usize::from(n)).map(|slot| (slot, 1)).collect();
+        self.best_ms(&work)
     }
 
     /// Returns the fastest of some runs of a step: at least two, then until the two fastest agree or the time is over.
