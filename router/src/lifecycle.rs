@@ -133,6 +133,7 @@ async fn attempt_until_answered(
     comments: &Comments,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
+    listen(app, &arrival, &prepared).await;
     let mut trail = Trail::default();
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
@@ -262,12 +263,42 @@ async fn take_turn(
     }
 }
 
-fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
-    let Prompt::Known { keys, .. } = &prepared.prompt else { return Vec::new() };
+/// Holds a request back for a moment where other routers may be choosing for requests of theirs.
+async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     let start = Instant::now();
-    let matches = app.fleet.index().matches(keys);
-    app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
-    matches
+    if !app.fleet.books().hears_others(start) {
+        return;
+    }
+    let matches = find_matches(app, prepared);
+    let ask = Ask { now: start, ..ask(arrival, prepared, &matches) };
+    let listened = app.fleet.books().listen(&app.fleet.view(), &ask, &mut rand::rng());
+    if listened.is_zero() {
+        return;
+    }
+    tokio::time::sleep(listened).await;
+    app.metrics.listened.observe(start.elapsed().as_secs_f64());
+    arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
+}
+
+fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
+    match &prepared.prompt {
+        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
+        Prompt::Estimated { .. } => Vec::new(),
+    }
+}
+
+/// Returns what a request asks of the fleet at its first attempt.
+fn ask<'a>(arrival: &'a Arrival, prepared: &'a Prepared, matches: &'a [Match]) -> Ask<'a> {
+    Ask {
+        request_id: &arrival.id,
+        model_name: prepared.model_name.as_deref(),
+        model: &prepared.model,
+        wanted: prepared.wanted,
+        prompt: prompt_view(prepared, matches),
+        affinity: prepared.affinity,
+        tried: &[],
+        now: Instant::now(),
+    }
 }
 
 /// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
@@ -293,20 +324,14 @@ pub fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptVi
 }
 
 fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> Result<Choice, NoWorker> {
+    let start = Instant::now();
     let matches = find_matches(app, prepared);
+    if matches!(prepared.prompt, Prompt::Known { .. }) {
+        app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
+    }
     let start = Instant::now();
     let view = app.fleet.view();
-    let prompt = prompt_view(prepared, &matches);
-    let ask = Ask {
-        request_id: &arrival.id,
-        model_name: prepared.model_name.as_deref(),
-        model: &prepared.model,
-        wanted: prepared.wanted,
-        prompt,
-        affinity: prepared.affinity,
-        tried: &trail.tried,
-        now: start,
-    };
+    let ask = Ask { tried: &trail.tried, now: start, ..ask(arrival, prepared, &matches) };
     let (mut decision, mut booking) = app.fleet.dispatch(&view, &ask)?;
     booking.watch(&arrival.id, || sending(prepared, &decision));
     if trail.n_attempts > 0 {
@@ -314,7 +339,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
-    let known = match prompt {
+    let known = match ask.prompt {
         PromptView::Known { n_tokens, .. } => Some(n_tokens),
         PromptView::Estimated { .. } => None,
     };

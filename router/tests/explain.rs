@@ -3,8 +3,10 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::worker::{FakeWorker, MAKER, chat_keys, full};
+use support::worker::{FakeWorker, MAKER, chat_keys, full, idle};
 use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use warmpath_common::ids::RequestId;
+use warmpath_common::summary::{Change, Load, Rates};
 
 async fn dry_run(router: &TestRouter, body: &str) -> reqwest::Response {
     let url = format!("http://{}/internal/v1/route", router.server.admin_address);
@@ -80,6 +82,47 @@ async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
     assert_eq!(error_of(dry_run(&router, "{").await, 400).await["code"], "invalid_json");
     let unknown = json!({"model": "other", "prompt": "a"}).to_string();
     assert_eq!(error_of(dry_run(&router, &unknown).await, 404).await["code"], "model_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_hears_of_others_listens_before_a_prompt_that_takes_long() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let slow = Rates { prefill_tokens_per_s: Some(100.0), ..Rates::default() };
+    for worker in &workers {
+        worker.update(Vec::new(), Some(Load { rates: slow, ..idle() }));
+    }
+    let body = chat_body(&long_text("bread"), false);
+    let planned = || async { dry_run(&router, &body).await.json::<Value>().await.expect("JSON") };
+    eventually("both are slow", || async {
+        let answer = planned().await;
+        (0..2).all(|idx| answer["workers"][idx]["cost_ms"]["prefill"].as_f64() > Some(1000.0))
+    })
+    .await;
+    let request = router.client.post(router.url("/v1/chat/completions")).header("x-request-id", "own");
+    assert_eq!(request.body(body.clone()).send().await.expect("an answer").status(), 200);
+    let named = |id| vec![Change::Accepted(RequestId::new(id).expect("a request id"))];
+    workers[0].update(named("own"), Some(Load { rates: slow, free_cells: 7, ..idle() }));
+    eventually("the frame is heard", || async { planned().await["listen_ms_max"] == 0.0 && is_heard(&router).await })
+        .await;
+
+    workers[0].update(named("another's"), None);
+    eventually("somebody else is there", || async {
+        let answer = planned().await;
+        let prefills = (0..2).filter_map(|idx| answer["workers"][idx]["cost_ms"]["prefill"].as_f64());
+        let expected = (prefills.reduce(f64::min).expect("a cost") / 100.0).min(100.0);
+        (answer["listen_ms_max"].as_f64().expect("a number") - expected).abs() < 0.01
+    })
+    .await;
+    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 0.0, "a dry run waits for nobody");
+    assert_eq!(router.post("/v1/chat/completions", body.clone()).await.status(), 200);
+    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 1.0);
+    assert_eq!(router.chat("hello").await.status(), 200);
+    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 1.0, "a short prompt goes at once");
+}
+
+async fn is_heard(router: &TestRouter) -> bool {
+    router.fleet().await["workers"][0]["load"]["free_cells"] == 7
 }
 
 /// Sends a chat of these messages and asks where its prefix broke.

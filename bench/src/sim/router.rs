@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
-use warmpath_common::block_hash::{BlockKey, HASH_VERSION};
+use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Change, Load};
@@ -110,6 +110,18 @@ impl Router {
         Self { fleet, model, writer, index, books, rng, start: Instant::now(), block_tokens: shape.block_tokens }
     }
 
+    /// Returns how long a request is held back before its choice.
+    pub fn listen(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
+        let Self { fleet, model, index, books, rng, start, block_tokens, .. } = self;
+        let Books::Own { dispatch, .. } = books else { return Duration::ZERO };
+        let keys = request.reusable_keys(*block_tokens);
+        let matches = index.matches(keys);
+        let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
+        let now = *start + now;
+        let ask = Ask { request_id: id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now };
+        dispatch.listen(fleet, &ask, rng)
+    }
+
     /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is there.
     pub fn choose(
         &mut self,
@@ -117,8 +129,7 @@ impl Router {
         (id, tried): (&RequestId, &[WorkerIdx]),
         now: Duration,
     ) -> Option<Sent> {
-        let n_reusable = request.reusable_blocks(self.block_tokens).min(request.keys.len());
-        let keys: &[BlockKey] = &request.keys[..n_reusable];
+        let keys = request.reusable_keys(self.block_tokens);
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
         match &mut self.books {
@@ -169,11 +180,11 @@ impl Router {
     }
 
     /// Takes in how busy a worker is, the requests counted that it names.
-    pub fn hear_load(&mut self, worker: WorkerIdx, load: &Load, counted: &[Change]) {
+    pub fn hear_load(&mut self, worker: WorkerIdx, (load, counted): (&Load, &[Change]), now: Duration) {
         for change in counted {
             let Change::Accepted(id) = change else { continue };
             match &mut self.books {
-                Books::Own { dispatch, .. } => dispatch.accepted(worker, id),
+                Books::Own { dispatch, .. } => dispatch.accepted(worker, id, self.start + now),
                 Books::Rival(rival) => rival.accepted(worker, id),
             }
         }

@@ -139,6 +139,11 @@ impl Request {
     pub fn reusable_blocks(&self, block_tokens: u32) -> usize {
         (self.prompt_tokens.saturating_sub(1) / block_tokens) as usize
     }
+
+    /// Returns the keys of those.
+    pub fn reusable_keys(&self, block_tokens: u32) -> &[BlockKey] {
+        &self.keys[..self.reusable_blocks(block_tokens).min(self.keys.len())]
+    }
 }
 
 /// Returns the hash that stands for an id: any that differs for different ids and spreads over its first 8 bytes.

@@ -5,8 +5,7 @@
 //! found, kept and evicted, the averages what the worker says of its speed. Modelled instead: a step takes the time of its
 //! prompt tokens at the worker's rate, plus that of one decoding step where anything decodes; a request whose next block is
 //! being computed by another waits for it, as the slot plan has it; slots have no state of their own. As in the engine's
-//! thread, what comes during a step is looked at when that ends, and until then nothing is said of it but what it
-//! promises to fill.
+//! thread, what comes during a step is looked at when that ends; until then it is said to wait, and what it promises to fill.
 
 mod cache;
 
@@ -17,6 +16,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
+use warmpath_worker_core::arrivals::Arrivals;
 use warmpath_worker_core::batch_plan::{Pending, Room, Work, plan};
 use warmpath_worker_core::promises::{PromiseId, Promises};
 use warmpath_worker_core::rates::Averages;
@@ -50,7 +50,9 @@ pub struct Worker {
     cache: Cache,
     averages: Averages,
     /// Lists the requests that have come since the running step began.
-    inbox: Vec<(usize, RequestId, Duration)>,
+    inbox: Vec<(usize, Duration)>,
+    /// Has the same ones, as the load counts them.
+    arrivals: Arrivals,
     queue: VecDeque<Queued>,
     running: Vec<Running>,
     free_slots: Vec<SlotId>,
@@ -123,6 +125,7 @@ impl Worker {
             cache: Cache::new(shape.n_blocks_max, block_tokens),
             averages: Averages::default(),
             inbox: Vec::new(),
+            arrivals: Arrivals::default(),
             queue: VecDeque::new(),
             running: Vec::new(),
             free_slots: (0..shape.n_slots).rev().map(SlotId).collect(),
@@ -136,8 +139,10 @@ impl Worker {
 
     /// Takes a request in; returns when the step ends that runs from now on, if it is another one.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
-        self.promise(trace, request.0);
-        self.inbox.push((request.0, request.1, now));
+        let (request, id) = request;
+        self.promise(trace, request);
+        self.accepted.push(Change::Accepted(id));
+        self.inbox.push((request, now));
         if let Some(step) = &mut self.step {
             // A stretch of decoding ends with the step that runs now.
             let n_begun = (now - step.started).as_nanos() / step.one.as_nanos().max(1) + 1;
@@ -208,7 +213,7 @@ impl Worker {
             u64::from(request.prompt_tokens) - n_cached * u64::from(self.block_tokens)
         });
         let left = |running: &Running| trace.requests[running.request].prompt_tokens - running.n_computed;
-        Load {
+        self.arrivals.beside(&Load {
             queued_prefill_tokens: queued.sum(),
             running_prefill_tokens: self.running.iter().map(|running| u64::from(left(running))).sum(),
             n_queued: u32::try_from(self.queue.len()).unwrap_or(u32::MAX),
@@ -217,13 +222,13 @@ impl Worker {
             free_cells: self.cache.free_blocks() * u64::from(self.block_tokens),
             draining: false,
             rates: self.averages.rates(),
-        }
+        })
     }
 
     /// Takes in what has come since the last step, and gives slots to those who wait, in the order of their arrival; who starts from what another is about to compute waits.
     fn admit(&mut self, trace: &Trace, now: Duration) {
-        for (request, id, came) in std::mem::take(&mut self.inbox) {
-            self.accepted.push(Change::Accepted(id));
+        for (request, came) in std::mem::take(&mut self.inbox) {
+            self.arrivals.leave(promise_id(request));
             let n_stored = self.cache.n_stored(&trace.requests[request]);
             self.queue.push_back(Queued { request, came, n_stored });
         }
@@ -248,6 +253,9 @@ impl Worker {
         let asked = &trace.requests[request];
         let n_stored = self.cache.n_stored(asked);
         let is_said = |idx, _: &BlockKey| idx < n_stored || self.cache.is_coming(asked, idx);
+        let n_said = asked.keys.iter().enumerate().take_while(|(idx, key)| is_said(*idx, key)).count();
+        let n_cached = n_said.min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
+        self.arrivals.come(promise_id(request), asked.prompt_tokens - n_cached);
         self.changes.extend(self.promises.make(promise_id(request), asked.keys.clone(), is_said));
     }
 

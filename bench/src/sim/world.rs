@@ -131,6 +131,7 @@ struct Errand {
     receipt: Option<Receipt>,
     worker: usize,
     predicted_tokens: u32,
+    has_listened: bool,
     tried: Vec<WorkerIdx>,
 }
 
@@ -199,7 +200,7 @@ impl World<'_> {
     fn begin(&mut self) {
         for (idx, post) in self.posts.iter().enumerate().filter(|(_, post)| post.is_there) {
             let load = post.worker.load(self.trace);
-            self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(idx), &load, &[]));
+            self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
         }
         for change in &self.scene.changes {
             self.schedule(change.at, Event::Fleet(*change));
@@ -224,7 +225,8 @@ impl World<'_> {
             }
             Event::HearLoad { worker, life, load } if self.posts[worker].life == life => {
                 let (load, counted) = &*load;
-                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(worker), load, counted));
+                let now = self.now;
+                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(worker), (load, counted), now));
             }
             Event::HearChanges { .. } | Event::HearLoad { .. } => {}
             Event::Fleet(change) => self.change(change),
@@ -233,10 +235,15 @@ impl World<'_> {
 
     fn arrive(&mut self, request: usize) {
         let errand = &mut self.errands[request];
-        if errand.tried.is_empty() {
+        let (id, is_new) = (name(request), errand.tried.is_empty());
+        if is_new && !errand.has_listened {
             errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
+            errand.has_listened = true;
+            let listened = self.routers[errand.router].listen(&self.trace.requests[request], &id, self.now);
+            if !listened.is_zero() {
+                return self.schedule(self.now + listened, Event::Arrive { request });
+            }
         }
-        let id = name(request);
         let asked = (&id, &errand.tried[..]);
         let Some(sent) = self.routers[errand.router].choose(&self.trace.requests[request], asked, self.now) else {
             return;
@@ -317,20 +324,22 @@ impl World<'_> {
     }
 
     fn change(&mut self, change: FleetChange) {
-        let post = &mut self.posts[change.worker];
+        let (post, now) = (&mut self.posts[change.worker], self.now);
         match change.what {
             Presence::Joins => {
                 post.is_there = true;
                 post.said = Load::default();
                 let load = post.worker.load(self.trace);
-                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(change.worker), &load, &[]));
+                self.routers
+                    .iter_mut()
+                    .for_each(|router| router.hear_load(worker_idx(change.worker), (&load, &[]), now));
             }
             Presence::Dies => {
                 post.is_there = false;
                 post.life += 1;
                 let lost = post.worker.die();
                 let idx = worker_idx(change.worker);
-                self.routers.iter_mut().for_each(|router| router.lost(idx, self.now));
+                self.routers.iter_mut().for_each(|router| router.lost(idx, now));
                 for request in lost {
                     self.lose(request, idx);
                 }

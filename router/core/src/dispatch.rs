@@ -6,6 +6,7 @@
 //! or by age, should neither be heard.
 
 mod explain;
+mod listen;
 mod relief;
 
 use std::collections::{BTreeMap, HashMap};
@@ -27,6 +28,7 @@ use crate::cost::{Cost, SPEEDS_DEFAULT, Speeds, Standing, Unreported};
 use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
+use crate::others::Others;
 use crate::past::{Past, Pasts};
 use crate::pending::{Filling, Pending};
 use crate::retry::Failure;
@@ -193,6 +195,7 @@ pub struct Dispatch {
     pending: Pending,
     reuse: Reuse,
     pasts: Pasts,
+    others: Others,
 }
 
 impl Dispatch {
@@ -210,6 +213,7 @@ impl Dispatch {
             pending: Pending::default(),
             reuse: Reuse::default(),
             pasts: Pasts::default(),
+            others: Others::default(),
         }
     }
 
@@ -341,13 +345,15 @@ impl Dispatch {
         account.n_in_flight += 1;
         account.unreported.n_requests += 1;
         account.unreported.prefill_tokens += sent.prefill_tokens;
+        self.others.sent(&sent.request_id);
         self.by_request.insert((worker, sent.request_id.clone()), number);
         self.sent.insert(number, sent);
         Ticket { number, worker, filling }
     }
 
-    /// Records that a worker has counted a request in the load that it reports.
-    pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId) {
+    /// Records that a worker has counted a request, of this router or another, in the load that it reports.
+    pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId, now: Instant) {
+        self.others.named(request_id, now);
         if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
             self.withdraw(number);
         }

@@ -19,6 +19,7 @@ pub mod follower;
 pub mod history;
 pub mod index;
 pub mod membership;
+mod others;
 pub mod past;
 pub mod pending;
 pub mod retry;

@@ -141,7 +141,7 @@ impl Tracker {
 
     fn update(&mut self, worker: WorkerIdx, accepted: &[RequestId], load: Option<Load>) {
         for request_id in accepted {
-            self.fleet.books().accepted(worker, request_id);
+            self.fleet.books().accepted(worker, request_id, Instant::now());
         }
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         view.n_blocks = self.fleet.member(worker).blocks.n_blocks();

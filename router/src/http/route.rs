@@ -84,6 +84,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         "prompt": prompt,
         "choice": choice,
         "refusal": explanation.choice.as_ref().err().map(ToString::to_string),
+        "listen_ms_max": explanation.listen_max.as_secs_f64() * 1e3,
         "waiting": app.turns.n_waiting(&prepared.model.fingerprint),
         "workers": workers,
     })))

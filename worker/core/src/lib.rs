@@ -4,6 +4,7 @@
 //! The idea: every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
 
 pub mod adapter_turns;
+pub mod arrivals;
 pub mod batch_plan;
 pub mod call_watch;
 pub mod checkpoints;

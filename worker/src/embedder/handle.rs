@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use warmpath_common::ids::{RequestId, Token};
 
 use super::{EmbedFacts, Embedded};
-use crate::engine::{CounterValues, Counters, EngineError};
+use crate::engine::{CounterValues, Counters, EngineError, Promise, Promiser};
 
 /// Reaches the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -24,6 +24,7 @@ pub struct EmbedHandle {
 /// Is what the handles share.
 pub(super) struct Shared {
     pub facts: EmbedFacts,
+    pub promiser: Promiser,
     pub commands: SyncSender<Command>,
     pub places: Arc<Semaphore>,
     pub queue_max: usize,
@@ -42,7 +43,8 @@ pub(super) enum Command {
 
 /// Is a request: its texts, and where their vectors go.
 pub(super) struct Job {
-    pub request_id: RequestId,
+    /// Speaks for the request until the load counts it.
+    pub promise: Promise,
     /// Lists the texts, none of them empty or too long.
     pub texts: Vec<Vec<Token>>,
     pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
@@ -113,7 +115,9 @@ impl EmbedHandle {
         let full = || EngineError::QueueFull { queue_max: shared.queue_max };
         let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full())?;
         let (reply, answer) = oneshot::channel();
-        let job = Job { request_id: request_id.clone(), texts, reply, place };
+        let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
+        let promise = shared.promiser.promise(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
+        let job = Job { promise, texts, reply, place };
         shared.commands.try_send(Command::Embed(job)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

@@ -18,7 +18,7 @@ use warmpath_worker_core::rates::Averages;
 use super::compute::Computer;
 use super::handle::{Command, EmbedHandle, Job, Shared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
-use crate::engine::{Counters, EngineError, EngineUpdate, Progress, Report, StartError, load_model};
+use crate::engine::{Counters, EngineError, EngineUpdate, Progress, Promiser, Report, StartError, load_model};
 
 /// Is a request that waits or runs.
 struct Waiting {
@@ -67,6 +67,7 @@ pub(super) fn start(
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
+    let promiser = Promiser::new(&updates);
     let inside = Inside { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("embedder".to_owned());
@@ -77,6 +78,7 @@ pub(super) fn start(
     let facts = started.recv().map_err(ended)??;
     Ok(EmbedHandle::new(Shared {
         facts,
+        promiser,
         commands,
         places: Arc::new(Semaphore::new(n_places)),
         queue_max,
@@ -181,7 +183,7 @@ impl Loop<'_> {
         match command {
             Command::Embed(job) if self.deadline.is_some() => job.answer(Err(EngineError::Draining)),
             Command::Embed(job) => {
-                self.report.accept(&job.request_id);
+                self.report.count(Some(&job.promise));
                 self.waiting.push(Waiting::new(job));
             }
             Command::Drain { deadline } => {

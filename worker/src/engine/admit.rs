@@ -45,7 +45,7 @@ pub(super) struct Waiting {
 impl Stepper<'_> {
     /// Puts a submission at the end of the queue.
     pub(super) fn enqueue(&mut self, admission: Admission) {
-        self.report.accept(&admission.submission.request_id);
+        self.report.count(admission.promise.as_ref());
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         let n_usable = slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
         let n_expected = match self.reusable(&admission) {

@@ -46,8 +46,7 @@ pub(super) struct Shared {
     /// Counts the inquiries that wait.
     pub inquiries: Arc<Places>,
     pub view: Arc<View>,
-    /// Is absent where running sequences are not announced, so nothing can be promised.
-    pub promiser: Option<Promiser>,
+    pub promiser: Promiser,
     pub stopped: watch::Receiver<()>,
     /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
@@ -83,7 +82,7 @@ pub(super) struct Admission {
     pub sampler: TokenSampler,
     /// Is the prompt's block chain, whole blocks only.
     pub chain: Vec<BlockHash>,
-    /// Speaks for the chain's blocks until the submission starts; absent where it leaves nothing behind.
+    /// Speaks for the submission until it starts; absent from then on.
     pub promise: Option<Promise>,
     /// Is when it was submitted.
     pub came: Instant,
@@ -164,8 +163,9 @@ impl EngineHandle {
         let place = shared.places.take().ok_or_else(full)?;
         let sequence = (&submission.chain_root, submission.prompt.as_slice());
         let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
-        let promiser = shared.promiser.as_ref().filter(|_| submission.cache_prompt);
-        let promise = promiser.and_then(|promiser| promiser.promise(&chain));
+        let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
+        let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
+        let promise = Some(shared.promiser.promise(&submission.request_id, n_tokens, own));
         let rule = Rule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let admission = Box::new(Admission { submission, sampler, chain, promise, came, place });

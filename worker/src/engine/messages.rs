@@ -315,13 +315,21 @@ pub enum EngineUpdate {
         changes: Vec<Change>,
         /// Is the load after the step.
         load: Load,
+        /// Lists the requests that this load is the first to count.
+        counted: Vec<PromiseId>,
     },
-    /// A request has come that will fill what is not there of these blocks, its prompt's, in the order of their chain.
+    /// A request has come.
     Promised {
         /// Names the promise.
         id: PromiseId,
-        /// Lists the blocks.
+        /// Names the request; several submissions of one request share it.
+        request: RequestId,
+        /// Is how much there is to compute if nothing can be reused. Units: tokens.
+        n_tokens: u32,
+        /// Lists its prompt's blocks, in the order of their chain; none where it may not start from what is there.
         keys: Vec<BlockKey>,
+        /// Says that it will fill those of them that are not there.
+        is_filling: bool,
     },
     /// That request has started, which a step before has told, or never will.
     Settled(PromiseId),

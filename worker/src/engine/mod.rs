@@ -46,7 +46,7 @@ pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
     ProbabilityWish, Sampling, ShiftWish, SlotView, Started, Submission,
 };
-
+pub(crate) use promise::{Promise, Promiser};
 pub(crate) use report::Report;
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 pub use thoughts::ThoughtsFirst;

@@ -1,4 +1,4 @@
-//! Promises what requests will fill, from their arrival until their start or their end without one.
+//! Tells of requests from their arrival: what they will compute and fill, until they start or end without one.
 //!
 //! Not here: what follows from promises (`warmpath_worker_core::promises`), saying it (`crate::summary`).
 //! The idea: the engine thread looks at its commands between steps, so who hands it a request tells the publisher in its
@@ -7,40 +7,55 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
-use warmpath_common::block_hash::BlockHash;
+use warmpath_common::block_hash::{BlockHash, BlockKey};
+use warmpath_common::ids::RequestId;
 use warmpath_worker_core::promises::PromiseId;
 
 use super::messages::EngineUpdate;
 
 /// Makes promises.
-pub(super) struct Promiser {
-    /// Is weak, because the publisher's task ends when the engine thread's own end is dropped.
+pub(crate) struct Promiser {
+    /// Is weak, because the publisher's task ends when the thread's own end is dropped.
     updates: WeakUnboundedSender<EngineUpdate>,
     n_made: AtomicU64,
+    is_filling: bool,
 }
 
 /// Is one promise, settled once it is dropped.
-pub(super) struct Promise {
+pub(crate) struct Promise {
     updates: WeakUnboundedSender<EngineUpdate>,
     id: PromiseId,
 }
 
 impl Promiser {
-    /// Returns what makes promises to the reader of these updates.
-    pub(super) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
-        Self { updates: updates.downgrade(), n_made: AtomicU64::new(0) }
+    /// Returns what tells the reader of these updates who has come.
+    pub(crate) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
+        Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }
     }
 
-    /// Promises a chain's blocks; `None` where there are none.
-    pub(super) fn promise(&self, chain: &[BlockHash]) -> Option<Promise> {
-        if chain.is_empty() {
-            return None;
-        }
+    /// Returns what promises blocks, too, because running sequences are announced.
+    pub(crate) fn filling(self) -> Self {
+        Self { is_filling: true, ..self }
+    }
+
+    /// Tells of a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
+    pub(crate) fn promise(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> Promise {
         let id = PromiseId(self.n_made.fetch_add(1, Ordering::Relaxed));
-        let keys = chain.iter().map(BlockHash::key).collect();
-        // Without the engine thread there is no publisher to be told.
-        let _ = self.updates.upgrade()?.send(EngineUpdate::Promised { id, keys });
-        Some(Promise { updates: self.updates.clone(), id })
+        let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
+        let is_filling = self.is_filling;
+        let promised = EngineUpdate::Promised { id, request: request.clone(), n_tokens, keys, is_filling };
+        // Without the thread there is no publisher to be told.
+        if let Some(updates) = self.updates.upgrade() {
+            let _ = updates.send(promised);
+        }
+        Promise { updates: self.updates.clone(), id }
+    }
+}
+
+impl Promise {
+    /// Names it.
+    pub(crate) fn id(&self) -> PromiseId {
+        self.id
     }
 }
 

@@ -5,8 +5,8 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
-use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
+use warmpath_worker_core::promises::PromiseId;
 
 use super::messages::EngineUpdate;
 use super::promise::Promise;
@@ -19,7 +19,8 @@ const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 /// Sends updates, those without changes not too often.
 pub(crate) struct Report {
     updates: UnboundedSender<EngineUpdate>,
-    accepted: Vec<Change>,
+    /// Lists the requests that the load counts since the last update.
+    counted: Vec<PromiseId>,
     /// Lists the promises of submissions that have started since the last update.
     settled: Vec<Promise>,
     sent: Option<(Instant, Load)>,
@@ -29,12 +30,12 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
-        Self { updates, accepted: Vec::new(), settled: Vec::new(), sent: None, is_stale: true }
+        Self { updates, counted: Vec::new(), settled: Vec::new(), sent: None, is_stale: true }
     }
 
-    /// Notes that a submission counts in the load from here on.
-    pub(crate) fn accept(&mut self, request: &RequestId) {
-        self.accepted.push(Change::Accepted(request.clone()));
+    /// Notes that the load counts a request from here on.
+    pub(crate) fn count(&mut self, promise: Option<&Promise>) {
+        self.counted.extend(promise.map(Promise::id));
         self.is_stale = true;
     }
 
@@ -56,17 +57,18 @@ impl Report {
 
     /// Returns whether something must be told at once.
     pub(crate) fn is_urgent(&self) -> bool {
-        !self.accepted.is_empty() || !self.settled.is_empty()
+        !self.counted.is_empty() || !self.settled.is_empty()
     }
 
     /// Tells the changes and the load.
-    pub(crate) fn send(&mut self, mut changes: Vec<Change>, load: Load, now: Instant) {
-        changes.append(&mut self.accepted);
+    pub(crate) fn send(&mut self, changes: Vec<Change>, load: Load, now: Instant) {
+        let counted = std::mem::take(&mut self.counted);
         self.is_stale = false;
-        let is_news = !changes.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
+        let is_news =
+            !changes.is_empty() || !counted.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
         if is_news {
             self.sent = Some((now, load.clone()));
-            let _ = self.updates.send(EngineUpdate::Step { changes, load });
+            let _ = self.updates.send(EngineUpdate::Step { changes, load, counted });
         }
         // What they promised is in the changes, so they are settled behind them.
         self.settled.clear();

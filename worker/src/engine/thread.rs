@@ -86,7 +86,7 @@ pub(super) fn start(
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
     let Ready { model, facts } = started.recv().map_err(ended)??;
     Ok(EngineHandle::new(Shared {
-        promiser: (keeps_prefixes && facts.memory.rewinds_anywhere()).then_some(promiser),
+        promiser: if keeps_prefixes && facts.memory.rewinds_anywhere() { promiser.filling() } else { promiser },
         facts,
         queue_max,
         block_hasher,

@@ -17,10 +17,12 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tracing::{info, warn};
+use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
     Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, Ring, RingLimits, Snapshot, Stamp,
 };
+use warmpath_worker_core::arrivals::Arrivals;
 use warmpath_worker_core::promises::Promises;
 
 use super::published::Published;
@@ -123,6 +125,8 @@ impl Publisher {
             model,
             published: Published::default(),
             promises: Promises::default(),
+            arrivals: Arrivals::default(),
+            counted: Load::default(),
             load: Load::default(),
             stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
             metrics: Arc::clone(&metrics),
@@ -202,6 +206,10 @@ struct Task {
     published: Published,
     /// Has what requests that have not started will fill; what is published is the engine's word and theirs.
     promises: Promises,
+    arrivals: Arrivals,
+    /// Is the load that the engine said last.
+    counted: Load,
+    /// Is the load that routers were told last: the engine's and the arrivals.
     load: Load,
     stream: broadcast::Sender<Bytes>,
     metrics: Arc<Metrics>,
@@ -254,27 +262,42 @@ impl Task {
 
     fn take_in(&mut self, update: EngineUpdate) {
         match update {
-            EngineUpdate::Step { changes, load } => {
-                let load = (load != self.load).then_some(load);
-                if let Some(load) = &load {
-                    self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
-                    self.load = load.clone();
-                }
+            EngineUpdate::Step { changes, load, counted } => {
+                self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
+                counted.into_iter().for_each(|id| self.arrivals.leave(id));
+                self.counted = load;
                 let changes = changes.into_iter().flat_map(|change| self.promises.pass(change)).collect();
-                self.publish(changes, load);
+                self.publish(changes);
             }
-            EngineUpdate::Promised { id, keys } => {
-                let changes = self.promises.make(id, keys, |_, key| self.published.has(key));
-                self.publish(changes, None);
+            EngineUpdate::Promised { id, request, n_tokens, keys, is_filling } => {
+                self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
+                let keys = if is_filling { keys } else { Vec::new() };
+                let mut changes = self.promises.make(id, keys, |_, key| self.published.has(key));
+                // Behind the blocks, so that it goes out with the load that counts the request.
+                changes.push(Change::Accepted(request));
+                self.publish(changes);
             }
             EngineUpdate::Settled(id) => {
+                self.arrivals.leave(id);
                 let changes = self.promises.settle(id).into_iter().collect();
-                self.publish(changes, None);
+                self.publish(changes);
             }
         }
     }
 
-    fn publish(&mut self, changes: Vec<Change>, load: Option<Load>) {
+    /// Returns how much of a prompt has to be computed, by what is published: at least one token, for its logits.
+    fn n_uncached(&self, n_tokens: u32, keys: &[BlockKey]) -> u32 {
+        let n_blocks = keys.iter().take_while(|key| self.published.has(key)).count();
+        let n_cached = u32::try_from(n_blocks).unwrap_or(u32::MAX).saturating_mul(self.model.block_size_tokens);
+        n_tokens.saturating_sub(n_cached).max(1)
+    }
+
+    fn publish(&mut self, changes: Vec<Change>) {
+        let load = self.arrivals.beside(&self.counted);
+        let load = (load != self.load).then(|| {
+            self.load = load.clone();
+            load
+        });
         changes.iter().for_each(|change| self.published.apply(change));
         let digest = (!changes.is_empty()).then(|| self.published.digest());
         let mut batches = batches(changes);

@@ -3,6 +3,8 @@
 //! Not here: how it is shown (the router's `http`). The idea: the same books, the same candidates, the same choice as for
 //! a request; nothing is booked, nobody's turn passes.
 
+use std::time::Duration;
+
 use rand::Rng;
 
 use super::{Ask, Dispatch, Field, NoWorker, serving};
@@ -30,11 +32,14 @@ pub struct Explanation<'a> {
     pub workers: Vec<Weighed<'a>>,
     /// Names the worker that would be chosen and says why, or why none would.
     pub choice: Result<(WorkerIdx, Reason), NoWorker>,
+    /// Is how long the request would be held back before its choice, at most.
+    pub listen_max: Duration,
 }
 
 impl Dispatch {
     /// Returns the choice that a request would get now.
     pub fn explain<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>, rng: &mut impl Rng) -> Explanation<'a> {
+        let listen_max = self.listen_max(fleet, ask);
         let believed = self.believed(ask.prompt);
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         let serving = serving(fleet, ask);
@@ -54,6 +59,6 @@ impl Dispatch {
             let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
         });
-        Explanation { workers, choice }
+        Explanation { workers, choice, listen_max }
     }
 }

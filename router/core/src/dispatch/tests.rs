@@ -21,6 +21,11 @@ fn id(text: &str) -> RequestId {
     RequestId::new(text).expect("a request id")
 }
 
+fn ask<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
+    let (model_name, now) = (Some("m"), Instant::now());
+    Ask { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], now }
+}
+
 struct World {
     dispatch: Dispatch,
     fleet: FleetView,
@@ -42,19 +47,24 @@ impl World {
         prompt: PromptView<'_>,
         tried: &[WorkerIdx],
     ) -> Result<(Decision, Ticket), NoWorker> {
-        let request_id = id(request_id);
-        let model = model();
-        let ask = Ask {
-            wanted: None,
-            request_id: &request_id,
-            model_name: Some("m"),
-            model: &model,
-            prompt,
-            affinity: 0,
-            tried,
-            now: self.now,
-        };
+        let (request_id, model) = (id(request_id), model());
+        let ask = Ask { tried, now: self.now, ..ask(&request_id, &model, prompt) };
         self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))
+    }
+
+    /// Returns how long a prompt would be held back, at most.
+    fn listen_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
+        let (request_id, model) = (id("asked"), model());
+        let ask = Ask { tried, now: self.now, ..ask(&request_id, &model, prompt) };
+        let listened = self.dispatch.listen(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1));
+        let max = self.dispatch.listen_max(&self.fleet, &ask);
+        assert!(listened <= max);
+        max
+    }
+
+    /// Has the first worker name a request.
+    fn accepted(&mut self, request_id: &str) {
+        self.dispatch.accepted(WorkerIdx(0), &id(request_id), self.now);
     }
 
     fn change(&mut self, idx: usize, change: impl FnOnce(&mut WorkerView)) {
@@ -83,8 +93,8 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
     let one = Unreported { n_requests: 1, prefill_tokens: 100 };
     let (_, ticket) = world.send("a", &[]).expect("sent");
     assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one);
-    world.dispatch.accepted(WorkerIdx(0), &id("a"));
-    world.dispatch.accepted(WorkerIdx(0), &id("a"));
+    world.accepted("a");
+    world.accepted("a");
     assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
     assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 1);
     world.dispatch.ended(ticket);
@@ -92,7 +102,7 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 
     let (_, ticket) = world.send("b", &[]).expect("sent");
     world.dispatch.ended(ticket);
-    world.dispatch.accepted(WorkerIdx(0), &id("b"));
+    world.accepted("b");
     assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
 
     let (_, _ticket) = world.send("c", &[]).expect("sent");
@@ -102,13 +112,43 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 }
 
 #[test]
+fn who_hears_others_listens_before_a_prompt_that_takes_long() {
+    let mut world = World::new(2);
+    let cold = PromptView::Estimated { n_tokens: 2000 };
+    let (_, _ticket) = world.send("own", &[]).expect("sent");
+    world.accepted("own");
+    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "nobody else sends");
+    world.accepted("another's");
+    // A thousand tokens take a second.
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(20));
+    assert_eq!(
+        world.listen_max(PromptView::Estimated { n_tokens: 400 }, &[]),
+        Duration::ZERO,
+        "too short for any news"
+    );
+    let keys: Vec<_> = (0..40).map(BlockKey).collect();
+    let found = |worker, blocks| {
+        let (tier, state) = (Tier::Resident, RunState::Ready);
+        [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
+    };
+    let held = |matches| PromptView::Known { n_tokens: 2000, keys: &keys, matches };
+    assert_eq!(world.listen_max(held(&found(1, 30)), &[]), Duration::from_micros(10_400), "960 tokens are there");
+    assert_eq!(world.listen_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
+    world.change(0, |worker| worker.link = Link::Connecting);
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(20), "it may be back by then");
+    world.now += Duration::from_secs(10);
+    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "the others have gone");
+    assert_eq!(World::new(1).listen_max(cold, &[]), Duration::ZERO);
+}
+
+#[test]
 fn two_requests_of_one_name_are_two() {
     let mut world = World::new(1);
     let (_, first) = world.send("a", &[]).expect("sent");
     let (_, second) = world.send("a", &[]).expect("sent");
     assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 2);
     world.dispatch.ended(first);
-    world.dispatch.accepted(WorkerIdx(0), &id("a"));
+    world.accepted("a");
     assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 0);
     world.dispatch.ended(second);
     assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
@@ -313,7 +353,9 @@ proptest! {
         for op in ops {
             match op {
                 Op::Send(request) => open.push(world.send(&request.to_string(), &[]).expect("workers are there").1),
-                Op::Accept(request, worker) => world.dispatch.accepted(WorkerIdx(worker), &id(&request.to_string())),
+                Op::Accept(request, worker) => {
+                    world.dispatch.accepted(WorkerIdx(worker), &id(&request.to_string()), world.now);
+                }
                 Op::End(nth) if !open.is_empty() => world.dispatch.ended(open.swap_remove(nth % open.len())),
                 Op::End(_) => {}
                 Op::Wait(ms) => world.now += Duration::from_millis(ms),

@@ -1,7 +1,7 @@
 //! Tests of the publisher: sequence numbers, heartbeats, limits, cutting off.
 
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::ids::{SlotId, WorkerUid};
+use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
 use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
 use warmpath_worker_core::promises::PromiseId;
@@ -49,7 +49,13 @@ fn stored(keys: std::ops::Range<u64>) -> Change {
 }
 
 fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
-    EngineUpdate::Step { changes, load: Load { n_decoding, ..Load::default() } }
+    EngineUpdate::Step { changes, load: Load { n_decoding, ..Load::default() }, counted: Vec::new() }
+}
+
+/// Returns the coming of a request of 100 tokens, the first of which are those of `keys`.
+fn come(id: PromiseId, keys: Vec<BlockKey>) -> EngineUpdate {
+    let request = RequestId::new("r").unwrap();
+    EngineUpdate::Promised { id, request, n_tokens: 100, keys, is_filling: true }
 }
 
 async fn next(subscription: &mut Subscription) -> Frame {
@@ -93,24 +99,57 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
     next(&mut subscription).await;
     let keys: Vec<BlockKey> = (0..3).map(BlockKey).collect();
     for id in [PromiseId(0), PromiseId(1)] {
-        updates.send(EngineUpdate::Promised { id, keys: keys.clone() }).unwrap();
+        updates.send(come(id, keys.clone())).unwrap();
     }
     updates.send(update(vec![stored(0..1)], 1)).unwrap();
     updates.send(EngineUpdate::Settled(PromiseId(0))).unwrap();
     updates.send(EngineUpdate::Settled(PromiseId(1))).unwrap();
     let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
     let promised = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
-    // What the second promise and the first settlement change nothing about is not told.
-    for (said, held) in
-        [(promised, &keys[..]), (stored(0..1), &keys[..]), (Change::Removed(keys[1..].to_vec()), &keys[..1])]
-    {
+    let accepted = || Change::Accepted(RequestId::new("r").unwrap());
+    // Of blocks the second promise and the first settlement change nothing, but both change the load.
+    for (said, held) in [
+        (vec![promised, accepted()], Some(&keys[..])),
+        (vec![accepted()], Some(&keys[..])),
+        (vec![stored(0..1)], Some(&keys[..])),
+        (vec![], None),
+        (vec![Change::Removed(keys[1..].to_vec())], Some(&keys[..1])),
+    ] {
         let Body::Update { changes, digest, .. } = next(&mut subscription).await.body else { panic!("an update") };
-        assert_eq!((changes, digest), (vec![said], Some(Digest::of(held))));
+        assert_eq!((changes, digest), (said, held.map(Digest::of)));
     }
     assert_eq!(
         publisher.snapshot().await.unwrap().runs,
         [Run { keys: keys[..1].to_vec(), state: RunState::Ready, tier, resume, slot: Some(SlotId(0)) }]
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    updates.send(update(vec![stored(0..2)], 1)).unwrap();
+    let counted = |n_queued, queued_prefill_tokens, counted| EngineUpdate::Step {
+        changes: Vec::new(),
+        load: Load { n_queued, queued_prefill_tokens, n_decoding: 1, ..Load::default() },
+        counted,
+    };
+    // Two blocks of 32 tokens are there of the first, none of the second, all of the third and one block more.
+    updates.send(come(PromiseId(0), (0..3).map(BlockKey).collect())).unwrap();
+    updates.send(come(PromiseId(1), Vec::new())).unwrap();
+    updates.send(come(PromiseId(2), [0, 1, 2, 3].map(BlockKey).to_vec())).unwrap();
+    updates.send(EngineUpdate::Settled(PromiseId(1))).unwrap();
+    updates.send(counted(1, 30, vec![PromiseId(0)])).unwrap();
+    updates.send(counted(2, 31, vec![PromiseId(2)])).unwrap();
+    let loads = [(0, 0), (1, 36), (2, 136), (3, 140), (2, 40), (2, 34), (2, 31)];
+    for expected in loads {
+        let Body::Update { load, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        let load = load.expect("it has changed");
+        assert_eq!((load.n_queued, load.queued_prefill_tokens), expected);
+        assert_eq!(load.n_decoding, 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,84 @@
+//! How long a router listens before it chooses, where other routers send to the same workers.
+//!
+//! Not here: who the others are (`others`), the waiting itself (the router's `lifecycle`).
+//! The idea: routers that choose at one instant see the same fleet and choose the same worker, and nothing that workers say
+//! can tell them of each other in no time. So each waits a random while, as a radio station does before it sends, and hears
+//! of those who went first. The while is a small part of what the prompt takes to compute, which is what a collision costs.
+
+use std::time::{Duration, Instant};
+
+use rand::{Rng, RngExt};
+
+use super::{Ask, Dispatch, serving};
+use crate::choose::Policy;
+use crate::cost::Speeds;
+use crate::fleet::FleetView;
+
+/// Is the longest that is listened, as a part of the time that the prompt takes to compute where that is cheapest.
+///
+/// Source: docs/decisions/0040-listening.md, by simulation; half of it leaves a p99 up to 11 % above one router's, twice as much 6 %.
+const LISTENED: f64 = 0.01;
+
+/// Is the shortest such while that is of use: what a worker says of a request is heard so much later.
+///
+/// Source: own choice: a frame's way over a network and to the books; docs/decisions/0040-listening.md.
+const NEWS_AGE: Duration = Duration::from_millis(5);
+
+/// Is the longest such while, however long the prompt.
+///
+/// Source: own choice: by then whatever could be heard has been.
+const LISTENED_MAX: Duration = Duration::from_millis(100);
+
+impl Dispatch {
+    /// Returns whether another router has lately sent to the workers; where none has, nobody need listen.
+    pub fn hears_others(&self, now: Instant) -> bool {
+        self.others.are_there(now)
+    }
+
+    /// Returns how long a request should be held back before its choice: zero where nobody else sends or it does not pay.
+    pub fn listen(&self, fleet: &FleetView, ask: &Ask<'_>, rng: &mut impl Rng) -> Duration {
+        self.listen_max(fleet, ask).mul_f64(rng.random::<f64>())
+    }
+
+    /// Returns the longest that [`Dispatch::listen`] may say.
+    pub fn listen_max(&self, fleet: &FleetView, ask: &Ask<'_>) -> Duration {
+        let is_listening = self.options.policy == Policy::PredictedTtft && ask.tried.is_empty();
+        if !is_listening || !self.hears_others(ask.now) {
+            return Duration::ZERO;
+        }
+        let serving = serving(fleet, ask);
+        let fastest = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates)).prefill_tokens_per_ms;
+        let uncached_max_ms = f64::from(ask.prompt.n_tokens()) / fastest;
+        if serving.len() < 2 || listened(uncached_max_ms).is_zero() {
+            return Duration::ZERO;
+        }
+        let believed = self.believed(ask.prompt);
+        let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
+        let field = self.candidates(fleet, ask).map(|field| field.candidates).unwrap_or_default();
+        let cheapest =
+            field.iter().map(|candidate| candidate.cost).min_by(|a, b| a.total_ms().total_cmp(&b.total_ms()));
+        cheapest.map_or(Duration::ZERO, |cost| listened(cost.prefill_ms))
+    }
+}
+
+/// Returns the longest that is listened before a prompt that takes so long to compute.
+fn listened(prefill_ms: f64) -> Duration {
+    let ms = (LISTENED * prefill_ms).min(LISTENED_MAX.as_secs_f64() * 1e3);
+    let listened = Duration::from_secs_f64(ms / 1e3);
+    if listened < NEWS_AGE { Duration::ZERO } else { listened }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listened_is_a_hundredth_of_the_prompts_time_between_its_bounds() {
+        assert_eq!(listened(499.0), Duration::ZERO);
+        assert_eq!(listened(500.0), Duration::from_millis(5));
+        assert_eq!(listened(3000.0), Duration::from_millis(30));
+        assert_eq!(listened(60_000.0), LISTENED_MAX);
+        assert_eq!(listened(f64::INFINITY), LISTENED_MAX);
+        assert_eq!(listened(0.0), Duration::ZERO);
+    }
+}

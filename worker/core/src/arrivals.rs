@@ -1,0 +1,62 @@
+//! Requests that have come and that the engine's own load does not count yet.
+//!
+//! Not here: what they will fill (`promises`), when they come and are counted (the shell).
+//! The idea: the engine looks at who has come when its step ends, tens of milliseconds later, beside long prompts hundreds.
+//! Routers that hear of a request only then send the next one to the same worker. So whoever has come counts as one that waits
+//! until the engine says that its load counts it.
+
+use std::collections::BTreeMap;
+
+use warmpath_common::summary::Load;
+
+use crate::promises::PromiseId;
+
+/// Is every request that has come and is not counted.
+#[derive(Debug, Clone, Default)]
+pub struct Arrivals {
+    n_uncached: BTreeMap<PromiseId, u32>,
+}
+
+impl Arrivals {
+    /// Takes note of a request that will have to compute about so many tokens.
+    pub fn come(&mut self, id: PromiseId, n_uncached: u32) {
+        self.n_uncached.insert(id, n_uncached);
+    }
+
+    /// Takes note that the engine counts a request, or that it has gone; others than those that have come are none of it.
+    pub fn leave(&mut self, id: PromiseId) {
+        self.n_uncached.remove(&id);
+    }
+
+    /// Returns the engine's load with those who have come.
+    pub fn beside(&self, load: &Load) -> Load {
+        let n_tokens: u64 = self.n_uncached.values().map(|n| u64::from(*n)).sum();
+        let n = u32::try_from(self.n_uncached.len()).unwrap_or(u32::MAX);
+        Load {
+            queued_prefill_tokens: load.queued_prefill_tokens.saturating_add(n_tokens),
+            n_queued: load.n_queued.saturating_add(n),
+            ..load.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_come_waits_until_it_is_counted() {
+        let load = Load { queued_prefill_tokens: 100, n_queued: 1, n_decoding: 3, ..Load::default() };
+        let mut arrivals = Arrivals::default();
+        assert_eq!(arrivals.beside(&load), load);
+        arrivals.come(PromiseId(0), 500);
+        arrivals.come(PromiseId(1), 20);
+        let with = arrivals.beside(&load);
+        assert_eq!((with.queued_prefill_tokens, with.n_queued, with.n_decoding), (620, 3, 3));
+        arrivals.leave(PromiseId(0));
+        arrivals.leave(PromiseId(7));
+        assert_eq!(arrivals.beside(&load), Load { queued_prefill_tokens: 120, n_queued: 2, ..load.clone() });
+        arrivals.leave(PromiseId(1));
+        assert_eq!(arrivals.beside(&load), load);
+    }
+}
