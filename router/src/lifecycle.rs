@@ -266,7 +266,7 @@ async fn take_turn(
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
 async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     let start = Instant::now();
-    if !app.fleet.books().hears_others(start) {
+    if !app.fleet.books().expects_others(start) {
         return;
     }
     let matches = find_matches(app, prepared);

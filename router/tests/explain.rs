@@ -99,8 +99,11 @@ async fn a_router_that_hears_of_others_listens_before_a_prompt_that_takes_long()
         (0..2).all(|idx| answer["workers"][idx]["cost_ms"]["prefill"].as_f64() > Some(1000.0))
     })
     .await;
+    assert!(planned().await["listen_ms_max"].as_f64() > Some(0.0), "nothing is known of others");
     let request = router.client.post(router.url("/v1/chat/completions")).header("x-request-id", "own");
     assert_eq!(request.body(body.clone()).send().await.expect("an answer").status(), 200);
+    let n_listened = || router.metric("warmpath_router_listen_seconds_count");
+    assert_eq!(n_listened().await, 1.0);
     let named = |id| vec![Change::Accepted(RequestId::new(id).expect("a request id"))];
     workers[0].update(named("own"), Some(Load { rates: slow, free_cells: 7, ..idle() }));
     eventually("the frame is heard", || async { planned().await["listen_ms_max"] == 0.0 && is_heard(&router).await })
@@ -114,11 +117,12 @@ async fn a_router_that_hears_of_others_listens_before_a_prompt_that_takes_long()
         (answer["listen_ms_max"].as_f64().expect("a number") - expected).abs() < 0.01
     })
     .await;
-    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 0.0, "a dry run waits for nobody");
+    assert_eq!(n_listened().await, 1.0, "a dry run waits for nobody");
     assert_eq!(router.post("/v1/chat/completions", body.clone()).await.status(), 200);
-    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 1.0);
-    assert_eq!(router.chat("hello").await.status(), 200);
-    assert_eq!(router.metric("warmpath_router_listen_seconds_count").await, 1.0, "a short prompt goes at once");
+    assert_eq!(n_listened().await, 2.0);
+    let short = json!({"prompt": "a", "max_tokens": 1}).to_string();
+    assert_eq!(router.post("/v1/completions", short).await.status(), 200);
+    assert_eq!(n_listened().await, 2.0, "a short prompt goes at once");
 }
 
 async fn is_heard(router: &TestRouter) -> bool {

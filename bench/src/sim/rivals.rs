@@ -274,7 +274,7 @@ impl Rival {
             Kind::LlmdScorers => self.llmd(candidates),
             Kind::Without(term) => {
                 let without: Vec<Candidate<'a>> = candidates.iter().map(|c| ablate(*c, term)).collect();
-                let turn = Turn { last: None, affinity: 0 };
+                let turn = Turn { last: None, affinity: 0, novelty: seen.prompt.novelty() };
                 let chosen = choose(Offered::PredictedTtft, &without, turn, rng)?.worker.idx;
                 candidates.iter().find(|c| c.worker.idx == chosen)
             }

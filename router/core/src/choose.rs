@@ -4,8 +4,8 @@
 //! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold nearly that much no hit
 //! is lost, so what those lose that are computed there counts as well, and costs that differ by little are equal.
 //! Of equals the worker wins that was given the least to compute of late, which spreads work and new state; then the one that
-//! begins soonest, then the one with the most free cells, then the first in the order of configuration. The same inputs always
-//! give the same choice.
+//! begins soonest, then the one with the most free cells, then one by lot, which hangs on what is new of the prompt: routers that
+//! see all workers equal send what begins alike to one, and what does not to several. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -152,6 +152,13 @@ impl<'a> PromptView<'a> {
         }
     }
 
+    /// Returns the first block that no worker holds, or the last one: prompts with one new prefix have the same.
+    pub fn novelty(&self) -> u64 {
+        let Self::Known { keys, matches, .. } = self else { return 0 };
+        let n_held = matches.iter().map(|found| found.blocks).max().unwrap_or(0);
+        keys.get(n_held as usize).or(keys.last()).map_or(0, |key| key.0)
+    }
+
     /// Returns the keys of its full blocks; none where it is not known.
     pub fn keys(&self) -> &[BlockKey] {
         match *self {
@@ -216,10 +223,11 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by configuration.
-    fn tie_break(&self) -> (u64, u64, Reverse<u64>, WorkerIdx) {
+    /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by lot.
+    fn tie_break(&self, turn: Turn) -> (u64, u64, Reverse<u64>, u64) {
         let given_tokens = self.past.given_tokens as u64;
-        (given_tokens, self.start_ms as u64, Reverse(self.worker.load.free_cells), self.worker.idx)
+        let lot = mix(turn.novelty ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
+        (given_tokens, self.start_ms as u64, Reverse(self.worker.load.free_cells), lot)
     }
 }
 
@@ -248,13 +256,15 @@ fn crowd(candidates: &[Candidate<'_>]) -> f64 {
     (sum / n).min(1.0 + OTHERS_MULTIPLE_MAX * others)
 }
 
-/// Is what policies look at that look at neither cost nor load.
+/// Is what decides where cost and load do not.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
     /// Is the worker that was chosen last.
     pub last: Option<WorkerIdx>,
     /// Names the conversation.
     pub affinity: u64,
+    /// Names what is new of the prompt: see [`PromptView::novelty`].
+    pub novelty: u64,
 }
 
 /// Returns the candidate that gets the request, and why.
@@ -267,12 +277,12 @@ pub fn choose<'c, 'a>(
     rng: &mut impl Rng,
 ) -> Option<&'c Candidate<'a>> {
     match policy {
-        Policy::PredictedTtft => cheapest(candidates),
+        Policy::PredictedTtft => cheapest(candidates, turn),
         Policy::Prefix => {
             let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
-            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest))
+            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest), turn)
         }
-        Policy::LeastLoaded => least_loaded(candidates.iter()),
+        Policy::LeastLoaded => least_loaded(candidates.iter(), turn),
         Policy::RoundRobin => {
             let next = candidates.iter().filter(|c| Some(c.worker.idx) > turn.last).min_by_key(|c| c.worker.idx);
             next.or_else(|| candidates.iter().min_by_key(|c| c.worker.idx))
@@ -286,7 +296,7 @@ pub fn choose<'c, 'a>(
 /// Returns the cheapest candidate, or the one that was given the least of those that hold as much and cost nearly the same.
 ///
 /// That a worker is slower is no passing thing, so its own part of a difference counts twice.
-fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: Turn) -> Option<&'c Candidate<'a>> {
     let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
     let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
@@ -294,7 +304,7 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>
     let excess_ms =
         |cost: &Cost| cost.with_company_ms() - first.with_company_ms() + (cost.prefill_ms - first.prefill_ms).max(0.0);
     let slack_ms = slack_ms(&best.cost, crowd(candidates));
-    holders().filter(|c| excess_ms(&c.cost) <= slack_ms).min_by_key(|c| c.tie_break())
+    holders().filter(|c| excess_ms(&c.cost) <= slack_ms).min_by_key(|c| c.tie_break(turn))
 }
 
 /// Returns by how much costs may differ and still be equal.
@@ -305,24 +315,33 @@ fn slack_ms(cheapest: &Cost, crowd: f64) -> f64 {
     (NEARLY_EQUAL * cheapest.felt_ms()).max(cheapest.prefill_ms / (1.0 + crowd).powi(2))
 }
 
-fn least_loaded<'c, 'a: 'c>(candidates: impl Iterator<Item = &'c Candidate<'a>>) -> Option<&'c Candidate<'a>> {
+fn least_loaded<'c, 'a: 'c>(
+    candidates: impl Iterator<Item = &'c Candidate<'a>>,
+    turn: Turn,
+) -> Option<&'c Candidate<'a>> {
     candidates.min_by(|a, b| {
         a.tokens_ahead
             .total_cmp(&b.tokens_ahead)
             .then(a.n_requests.cmp(&b.n_requests))
-            .then_with(|| a.tie_break().cmp(&b.tie_break()))
+            .then_with(|| a.tie_break(turn).cmp(&b.tie_break(turn)))
     })
 }
 
 /// Returns the weight of a worker for a conversation: the largest wins, so a worker's loss moves only its own.
 ///
-/// Source: Thaler and Ravishankar, "A name-based mapping scheme for rendezvous" (1996); FNV-1a, then the finalizer of
-/// splitmix64.
+/// Source: Thaler and Ravishankar, "A name-based mapping scheme for rendezvous" (1996); FNV-1a.
 fn rendezvous(affinity: u64, name: &str) -> u64 {
     let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64 ^ affinity, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    let mixed = (fnv ^ fnv >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mix(fnv)
+}
+
+/// Returns a number that tells nothing of the one it is made of.
+///
+/// Source: the finalizer of splitmix64.
+fn mix(number: u64) -> u64 {
+    let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ mixed >> 31
 }

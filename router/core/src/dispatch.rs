@@ -232,7 +232,7 @@ impl Dispatch {
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), Account::default);
         self.look(fleet, ask.now);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
-        let turn = Turn { last: self.last, affinity: ask.affinity };
+        let turn = Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() };
         let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
         let decision = Decision {

@@ -18,8 +18,8 @@ const OWN_MAX: usize = 4096;
 
 /// Is how long others are taken to be there after one of their requests.
 ///
-/// Source: own choice: who sends less than that seldom sends in the same milliseconds.
-const HEARD_FOR: Duration = Duration::from_secs(10);
+/// Source: own choice: routers come and go with deployments and autoscaling, over minutes.
+const HEARD_FOR: Duration = Duration::from_secs(600);
 
 /// Remembers whose requests workers have named.
 #[derive(Debug, Default)]
@@ -28,7 +28,19 @@ pub(crate) struct Others {
     own: HashSet<u64>,
     /// Lists the own ones, the oldest first.
     order: VecDeque<u64>,
-    heard: Option<Instant>,
+    heard: Heard,
+}
+
+/// Says whose requests workers have named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Heard {
+    /// None at all, so that nothing is known of others.
+    #[default]
+    Nobody,
+    /// Only this router's own.
+    Own,
+    /// Somebody else's, last at this time.
+    Others(Instant),
 }
 
 impl Others {
@@ -47,13 +59,19 @@ impl Others {
     /// Takes note that a worker has named a request.
     pub(crate) fn named(&mut self, request: &RequestId, now: Instant) {
         if !self.own.contains(&self.hasher.hash_one(request)) {
-            self.heard = Some(now);
+            self.heard = Heard::Others(now);
+        } else if self.heard == Heard::Nobody {
+            self.heard = Heard::Own;
         }
     }
 
-    /// Returns whether a worker has lately named a request of somebody else.
-    pub(crate) fn are_there(&self, now: Instant) -> bool {
-        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD_FOR)
+    /// Returns whether others may be there: a worker has lately named a request of somebody else, or none at all.
+    pub(crate) fn may_be_there(&self, now: Instant) -> bool {
+        match self.heard {
+            Heard::Nobody => true,
+            Heard::Own => false,
+            Heard::Others(heard) => now.saturating_duration_since(heard) < HEARD_FOR,
+        }
     }
 }
 
@@ -68,14 +86,15 @@ mod tests {
     #[test]
     fn others_are_there_for_a_while_after_a_request_that_is_not_ones_own() {
         let (mut others, now) = (Others::default(), Instant::now());
+        assert!(others.may_be_there(now), "nothing is known yet");
         others.sent(&id(0));
         others.named(&id(0), now);
         others.named(&id(0), now);
-        assert!(!others.are_there(now), "a request has a name for each of its choices");
+        assert!(!others.may_be_there(now), "a request has a name for each of its choices");
         others.named(&id(1), now);
-        assert!(others.are_there(now));
-        assert!(others.are_there(now + HEARD_FOR - Duration::from_millis(1)));
-        assert!(!others.are_there(now + HEARD_FOR));
+        assert!(others.may_be_there(now));
+        assert!(others.may_be_there(now + HEARD_FOR - Duration::from_millis(1)));
+        assert!(!others.may_be_there(now + HEARD_FOR));
     }
 
     #[test]
@@ -83,9 +102,9 @@ mod tests {
         let (mut others, now) = (Others::default(), Instant::now());
         (0..=OWN_MAX).for_each(|n| others.sent(&id(n)));
         (1..=OWN_MAX).for_each(|n| others.named(&id(n), now));
-        assert!(!others.are_there(now));
+        assert!(!others.may_be_there(now));
         assert_eq!((others.own.len(), others.order.len()), (OWN_MAX, OWN_MAX));
         others.named(&id(0), now);
-        assert!(others.are_there(now), "the oldest is forgotten");
+        assert!(others.may_be_there(now), "the oldest is forgotten");
     }
 }

@@ -53,7 +53,7 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
 }
 
-const TURN: Turn = Turn { last: None, affinity: 0 };
+const TURN: Turn = Turn { last: None, affinity: 0, novelty: 0 };
 
 fn check(held: &[Held], expected: (u32, Reason)) {
     assert_eq!(decide(Policy::PredictedTtft, held, TURN), expected);
@@ -73,10 +73,27 @@ fn the_predicted_ttft_weighs_prefix_against_queue() {
 }
 
 #[test]
-fn of_equals_the_emptiest_wins_then_the_first() {
+fn of_equals_the_emptiest_wins_then_one_by_lot() {
     check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, Reason::Cold));
     check(&[Held(8, free(10)), Held(8, free(30))], (1, Reason::Prefix));
-    check(&[Held(0, idle()), Held(0, idle())], (0, Reason::Cold));
+    let all = || [Held(0, idle()), Held(0, idle()), Held(0, idle())];
+    let lot = |novelty| decide(Policy::PredictedTtft, &all(), Turn { novelty, ..TURN }).0;
+    let mut n_won = [0; 3];
+    (0..300).for_each(|novelty| n_won[lot(novelty) as usize] += 1);
+    assert!(n_won.iter().all(|n| (60..140).contains(n)), "{n_won:?}");
+}
+
+#[test]
+fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
+    let keys: Vec<_> = (10..14).map(BlockKey).collect();
+    let held = |blocks: &[u32]| -> Vec<Match> {
+        let (tier, state) = (Tier::Resident, RunState::Ready);
+        let found = |(idx, blocks)| Match { worker: WorkerIdx(idx), blocks, tier, state, slot: None };
+        (0..).zip(blocks.iter().copied()).map(found).collect()
+    };
+    let novelty = |blocks: &[u32]| PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks) }.novelty();
+    assert_eq!([novelty(&[]), novelty(&[1, 3]), novelty(&[4])], [10, 13, 13]);
+    assert_eq!(PromptView::Estimated { n_tokens: 70 }.novelty(), 0);
 }
 
 #[test]
@@ -132,7 +149,7 @@ fn each_policy_looks_at_what_it_is_named_for() {
     let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
     assert_eq!(decide(Policy::Prefix, &held, TURN), (1, Reason::Prefix));
     assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, Reason::Policy(Policy::LeastLoaded)));
-    let after = |last| Turn { last: Some(WorkerIdx(last)), affinity: 0 };
+    let after = |last| Turn { last: Some(WorkerIdx(last)), ..TURN };
     assert_eq!(decide(Policy::RoundRobin, &held, TURN).0, 0);
     assert_eq!(decide(Policy::RoundRobin, &held, after(0)).0, 1);
     assert_eq!(decide(Policy::RoundRobin, &held, after(2)).0, 0);
@@ -151,7 +168,7 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
         .collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
-        let turn = Turn { last: None, affinity };
+        let turn = Turn { affinity, ..TURN };
         let rng = &mut SmallRng::seed_from_u64(1);
         let of = |candidates: &[Candidate<'_>], rng: &mut SmallRng| {
             choose(Policy::ConsistentHash, candidates, turn, rng).expect("there are candidates").worker.idx

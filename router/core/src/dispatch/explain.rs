@@ -55,7 +55,7 @@ impl Dispatch {
                 let same = workers.iter_mut().find(|weighed| weighed.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
-            let turn = Turn { last: self.last, affinity: ask.affinity };
+            let turn = Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() };
             let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
         });
