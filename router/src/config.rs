@@ -43,6 +43,12 @@ pub const BLOCK_REPORTS_QUEUED_MAX: usize = 16_384;
 /// Source: the protocol has a worker send at least every second; three may be late.
 pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
 
+/// Is how long a load waits for the blocks that it was announced with: a worker that is seen to be busy, but not with what,
+/// loses the siblings of what it computes.
+///
+/// Source: own choice: the indexer takes some microseconds; while it takes in a large view it holds up nobody's load for longer.
+pub const INDEXED_WITHIN: Duration = Duration::from_millis(5);
+
 /// Is how long a snapshot may take from its first frame to its last.
 pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 

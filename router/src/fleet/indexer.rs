@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use warmpath_common::summary::{Change, Digest, Run};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::index::IndexWriter;
@@ -36,6 +36,8 @@ pub enum BlockReport {
         changes: Vec<Change>,
         /// Is the digest of its blocks after the changes, where it says one.
         digest: Option<Digest>,
+        /// Is dropped once look-ups find the changes.
+        pending: Option<oneshot::Sender<()>>,
     },
     /// The view of a worker is followed again without a snapshot.
     Resumed {
@@ -171,7 +173,7 @@ impl Indexer {
                 view.distrust.send_replace(None);
                 current(true);
             }
-            BlockReport::Update { changes, digest, .. } => {
+            BlockReport::Update { changes, digest, pending, .. } => {
                 for change in changes {
                     match change {
                         Change::Stored(run) => self.writer.insert(worker, &run),
@@ -179,6 +181,7 @@ impl Indexer {
                         Change::Accepted(_) => {}
                     }
                 }
+                drop(pending);
                 self.check(view, (worker, digest));
             }
             BlockReport::Resumed { .. } => current(true),
@@ -250,7 +253,7 @@ mod tests {
     }
 
     fn update(change: Change, digest: Option<Digest>) -> BlockReport {
-        BlockReport::Update { worker: WORKER, changes: vec![change], digest }
+        BlockReport::Update { worker: WORKER, changes: vec![change], digest, pending: None }
     }
 
     #[test]
@@ -267,6 +270,18 @@ mod tests {
         assert_eq!(rig.apply(replace(0..2)), None);
         assert_eq!(rig.apply(update(Change::Stored(run(2..3)), of(0..3))), None, "all is well again");
         assert_eq!(rig.apply(update(Change::Stored(run(3..4)), of(0..3))), Some("digest"));
+    }
+
+    #[test]
+    fn whoever_waits_for_changes_is_told_once_look_ups_find_them() {
+        let mut rig = Rig::new();
+        let (pending, mut indexed) = oneshot::channel();
+        let changes = vec![Change::Stored(run(0..2))];
+        let report = BlockReport::Update { worker: WORKER, changes, digest: None, pending: Some(pending) };
+        assert_eq!(indexed.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        rig.apply(report);
+        assert_eq!(indexed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        assert_eq!(rig.indexer.writer.reader().matches(&run(0..2).keys)[0].blocks, 2);
     }
 
     #[test]

@@ -208,7 +208,7 @@ impl Follower {
             self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
         }
         if !changes.is_empty() {
-            self.outbox.tell_blocks(BlockReport::Update { worker, changes, digest: None }).await?;
+            self.outbox.tell_blocks(BlockReport::Update { worker, changes, digest: None, pending: None }).await?;
         }
         self.outbox.tell(Report::Update { worker, accepted, load: Some(load) }).await?;
         if differs {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use futures::{StreamExt, TryStreamExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
@@ -28,8 +28,8 @@ use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
 use super::{Fleet, Report, Trouble};
 use crate::config::{
-    RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX,
-    SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
+    INDEXED_WITHIN, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
+    SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
 };
 
 /// Says why a stream ended or could not be opened.
@@ -254,7 +254,13 @@ impl Subscriber {
                 };
                 let changes: Vec<_> = changes.into_iter().filter_map(of_blocks).collect();
                 if !changes.is_empty() || digest.is_some() {
-                    outbox.tell_blocks(BlockReport::Update { worker, changes, digest }).await?;
+                    let (pending, indexed) = oneshot::channel();
+                    let (pending, is_news) = (Some(pending), !changes.is_empty());
+                    outbox.tell_blocks(BlockReport::Update { worker, changes, digest, pending }).await?;
+                    if is_news && load.is_some() {
+                        // The sender is dropped, not used: either way the index has what it will have.
+                        let _ = tokio::time::timeout(INDEXED_WITHIN, indexed).await;
+                    }
                 }
                 outbox.tell(Report::Update { worker, accepted, load }).await
             }
