@@ -46,6 +46,11 @@ const RING: RingLimits = RingLimits { updates_max: 8192, bytes_max: 8 << 20 };
 /// Is the longest silence of a stream.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
+/// Is the shortest time between two frames that tell of nothing but requests that have come.
+///
+/// Source: own choice: what comes within it is told together, so that however many come, subscribers get no flood of frames.
+const ARRIVALS_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Is the most requests for a snapshot or a subscription that wait for the task.
 const COMMANDS_MAX: usize = 16;
 
@@ -126,6 +131,9 @@ impl Publisher {
             published: Published::default(),
             promises: Promises::default(),
             arrivals: Arrivals::default(),
+            untold: Vec::new(),
+            is_behind: false,
+            told: None,
             counted: Load::default(),
             load: Load::default(),
             stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
@@ -207,6 +215,12 @@ struct Task {
     /// Has what requests that have not started will fill; what is published is the engine's word and theirs.
     promises: Promises,
     arrivals: Arrivals,
+    /// Lists changes that are published here and that subscribers have yet to be told.
+    untold: Vec<Change>,
+    /// Says that they have yet to be told of who has come or gone.
+    is_behind: bool,
+    /// Is when they were told something last.
+    told: Option<Instant>,
     /// Is the load that the engine said last.
     counted: Load,
     /// Is the load that routers were told last: the engine's and the arrivals.
@@ -225,7 +239,11 @@ impl Task {
                     self.take_in(update);
                     silent_until = Instant::now() + HEARTBEAT;
                 }
-                Some(command) = commands.recv() => self.answer(command),
+                Some(command) = commands.recv() => {
+                    self.tell();
+                    self.answer(command);
+                }
+                () = tokio::time::sleep_until(self.due()), if self.is_behind => self.tell(),
                 () = tokio::time::sleep_until(silent_until) => {
                     let (load, digest) = (self.load.clone(), self.published.digest());
                     self.send(Vec::new(), Some(load), Some(digest));
@@ -268,19 +286,22 @@ impl Task {
                 self.counted = load;
                 let changes = changes.into_iter().flat_map(|change| self.promises.pass(change)).collect();
                 self.publish(changes);
+                self.tell();
             }
             EngineUpdate::Promised { id, request, n_tokens, keys, is_filling } => {
                 self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
                 let keys = if is_filling { keys } else { Vec::new() };
-                let mut changes = self.promises.make(id, keys, |_, key| self.published.has(key));
-                // Behind the blocks, so that it goes out with the load that counts the request.
-                changes.push(Change::Accepted(request));
+                let changes = self.promises.make(id, keys, |_, key| self.published.has(key));
                 self.publish(changes);
+                // Behind the blocks, so that it goes out with the load that counts the request.
+                self.untold.push(Change::Accepted(request));
+                self.tell_soon();
             }
             EngineUpdate::Settled(id) => {
                 self.arrivals.leave(id);
                 let changes = self.promises.settle(id).into_iter().collect();
                 self.publish(changes);
+                self.tell_soon();
             }
         }
     }
@@ -292,18 +313,39 @@ impl Task {
         n_tokens.saturating_sub(n_cached).max(1)
     }
 
-    fn publish(&mut self, changes: Vec<Change>) {
+    /// Returns when who has come, or gone again, may be told of.
+    fn due(&self) -> Instant {
+        self.told.map_or_else(Instant::now, |told| told + ARRIVALS_INTERVAL)
+    }
+
+    /// Tells subscribers as soon as they may be told.
+    fn tell_soon(&mut self) {
+        self.is_behind = true;
+        if self.due() <= Instant::now() {
+            self.tell();
+        }
+    }
+
+    fn publish(&mut self, mut changes: Vec<Change>) {
+        changes.iter().for_each(|change| self.published.apply(change));
+        self.untold.append(&mut changes);
+    }
+
+    /// Tells subscribers what they have yet to be told, and the load if it has changed.
+    fn tell(&mut self) {
+        self.is_behind = false;
         let load = self.arrivals.beside(&self.counted);
         let load = (load != self.load).then(|| {
             self.load = load.clone();
             load
         });
-        changes.iter().for_each(|change| self.published.apply(change));
+        let changes = std::mem::take(&mut self.untold);
         let digest = (!changes.is_empty()).then(|| self.published.digest());
         let mut batches = batches(changes);
         let last = batches.pop().unwrap_or_default();
         batches.into_iter().for_each(|batch| self.send(batch, None, None));
         if !last.is_empty() || load.is_some() {
+            self.told = Some(Instant::now());
             self.send(last, load, digest);
         }
     }

@@ -107,12 +107,10 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
     let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
     let promised = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
     let accepted = || Change::Accepted(RequestId::new("r").unwrap());
-    // Of blocks the second promise and the first settlement change nothing, but both change the load.
+    // Of blocks the second promise and the first settlement change nothing. What comes at one time is told together.
     for (said, held) in [
         (vec![promised, accepted()], Some(&keys[..])),
-        (vec![accepted()], Some(&keys[..])),
-        (vec![stored(0..1)], Some(&keys[..])),
-        (vec![], None),
+        (vec![accepted(), stored(0..1)], Some(&keys[..])),
         (vec![Change::Removed(keys[1..].to_vec())], Some(&keys[..1])),
     ] {
         let Body::Update { changes, digest, .. } = next(&mut subscription).await.body else { panic!("an update") };
@@ -131,25 +129,46 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
     next(&mut subscription).await;
     next(&mut subscription).await;
     updates.send(update(vec![stored(0..2)], 1)).unwrap();
+    next(&mut subscription).await;
     let counted = |n_queued, queued_prefill_tokens, counted| EngineUpdate::Step {
         changes: Vec::new(),
         load: Load { n_queued, queued_prefill_tokens, n_decoding: 1, ..Load::default() },
         counted,
     };
     // Two blocks of 32 tokens are there of the first, none of the second, all of the third and one block more.
-    updates.send(come(PromiseId(0), (0..3).map(BlockKey).collect())).unwrap();
-    updates.send(come(PromiseId(1), Vec::new())).unwrap();
-    updates.send(come(PromiseId(2), [0, 1, 2, 3].map(BlockKey).to_vec())).unwrap();
-    updates.send(EngineUpdate::Settled(PromiseId(1))).unwrap();
-    updates.send(counted(1, 30, vec![PromiseId(0)])).unwrap();
-    updates.send(counted(2, 31, vec![PromiseId(2)])).unwrap();
-    let loads = [(0, 0), (1, 36), (2, 136), (3, 140), (2, 40), (2, 34), (2, 31)];
-    for expected in loads {
+    let first = come(PromiseId(0), (0..3).map(BlockKey).collect());
+    let second = come(PromiseId(1), Vec::new());
+    let third = come(PromiseId(2), [0, 1, 2, 3].map(BlockKey).to_vec());
+    for (update, expected) in [
+        (first, (1, 36)),
+        (second, (2, 136)),
+        (third, (3, 140)),
+        (EngineUpdate::Settled(PromiseId(1)), (2, 40)),
+        (counted(1, 30, vec![PromiseId(0)]), (2, 34)),
+        (counted(2, 31, vec![PromiseId(2)]), (2, 31)),
+    ] {
+        updates.send(update).unwrap();
         let Body::Update { load, .. } = next(&mut subscription).await.body else { panic!("an update") };
         let load = load.expect("it has changed");
-        assert_eq!((load.n_queued, load.queued_prefill_tokens), expected);
-        assert_eq!(load.n_decoding, 1);
+        assert_eq!((load.n_queued, load.queued_prefill_tokens, load.n_decoding), (expected.0, expected.1, 1));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn however_many_come_they_are_told_together_once_a_millisecond() {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    for n in 0..100 {
+        updates.send(come(PromiseId(n), Vec::new())).unwrap();
+    }
+    let mut n_told = Vec::new();
+    for _ in 0..2 {
+        let Body::Update { changes, load, .. } = next(&mut subscription).await.body else { panic!("an update") };
+        n_told.push((changes.len(), load.expect("it has changed").n_queued));
+    }
+    assert_eq!(n_told, [(1, 1), (99, 100)]);
 }
 
 #[tokio::test(start_paused = true)]
