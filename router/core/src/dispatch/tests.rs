@@ -114,16 +114,16 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 #[test]
 fn who_hears_others_listens_before_a_prompt_that_takes_long() {
     let mut world = World::new(2);
-    let cold = PromptView::Estimated { n_tokens: 2000 };
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(20), "nothing is known of others");
+    let cold = PromptView::Estimated { n_tokens: 4000 };
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "nothing is known of others");
     let (_, _ticket) = world.send("own", &[]).expect("sent");
     world.accepted("own");
     assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "nobody else sends");
     world.accepted("another's");
     // A thousand tokens take a second.
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(20));
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40));
     assert_eq!(
-        world.listen_max(PromptView::Estimated { n_tokens: 400 }, &[]),
+        world.listen_max(PromptView::Estimated { n_tokens: 1900 }, &[]),
         Duration::ZERO,
         "too short for any news"
     );
@@ -132,11 +132,11 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
         let (tier, state) = (Tier::Resident, RunState::Ready);
         [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
     };
-    let held = |matches| PromptView::Known { n_tokens: 2000, keys: &keys, matches };
-    assert_eq!(world.listen_max(held(&found(1, 30)), &[]), Duration::from_micros(10_400), "960 tokens are there");
+    let held = |matches| PromptView::Known { n_tokens: 4000, keys: &keys, matches };
+    assert_eq!(world.listen_max(held(&found(1, 30)), &[]), Duration::from_micros(30_400), "960 tokens are there");
     assert_eq!(world.listen_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
     world.change(0, |worker| worker.link = Link::Connecting);
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(20), "it may be back by then");
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
     world.now += Duration::from_secs(600);
     assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "the others have gone");
     assert_eq!(World::new(1).listen_max(cold, &[]), Duration::ZERO, "there is no choice");
