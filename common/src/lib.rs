@@ -12,6 +12,7 @@ pub mod fields;
 pub mod headers;
 pub mod ids;
 pub mod lora;
+pub mod mix;
 pub mod model;
 pub mod openai;
 pub mod prompts;

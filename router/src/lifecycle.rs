@@ -265,13 +265,14 @@ async fn take_turn(
 
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
 async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
-    let start = Instant::now();
-    if !app.fleet.books().expects_others(start) {
+    let (start, view) = (Instant::now(), app.fleet.view());
+    let ask = Ask { now: start, ..ask(&arrival.id, prepared, &[]) };
+    if !app.fleet.books().may_listen(&view, &ask) {
         return;
     }
     let matches = find_matches(app, prepared);
-    let ask = Ask { now: start, ..ask(arrival, prepared, &matches) };
-    let listened = app.fleet.books().listen(&app.fleet.view(), &ask, &mut rand::rng());
+    let ask = Ask { prompt: ask.prompt.with_matches(Some(&matches)), ..ask };
+    let listened = app.fleet.books().listen(&view, &ask, &mut rand::rng());
     if listened.is_zero() {
         return;
     }
@@ -280,7 +281,8 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
 }
 
-fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
+/// Returns what workers hold of a prompt; nothing of one that is not known.
+pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     match &prepared.prompt {
         Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
         Prompt::Estimated { .. } => Vec::new(),
@@ -288,9 +290,9 @@ fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
 }
 
 /// Returns what a request asks of the fleet at its first attempt.
-fn ask<'a>(arrival: &'a Arrival, prepared: &'a Prepared, matches: &'a [Match]) -> Ask<'a> {
+pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [Match]) -> Ask<'a> {
     Ask {
-        request_id: &arrival.id,
+        request_id,
         model_name: prepared.model_name.as_deref(),
         model: &prepared.model,
         wanted: prepared.wanted,
@@ -316,7 +318,7 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
 }
 
 /// Returns what the choice looks at of a prompt.
-pub fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
+fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
     match &prepared.prompt {
         Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
         Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
@@ -331,7 +333,7 @@ fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> R
     }
     let start = Instant::now();
     let view = app.fleet.view();
-    let ask = Ask { tried: &trail.tried, now: start, ..ask(arrival, prepared, &matches) };
+    let ask = Ask { tried: &trail.tried, now: start, ..ask(&arrival.id, prepared, &matches) };
     let (mut decision, mut booking) = app.fleet.dispatch(&view, &ask)?;
     booking.watch(&arrival.id, || sending(prepared, &decision));
     if trail.n_attempts > 0 {

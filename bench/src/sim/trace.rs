@@ -159,8 +159,5 @@ fn hash_of(id: u32) -> BlockHash {
 ///
 /// Source: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
 pub fn mix(number: u64) -> u64 {
-    let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
+    warmpath_common::mix::mix(number.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }

@@ -2,11 +2,13 @@
 //!
 //! Not here: what is done about a difference (the router asks for a snapshot).
 //! The idea: the number of blocks and the sum of their mixed keys. A sum does not depend on the order, so each side keeps
-//! its own by adding and subtracting, whatever way it came to its view.
+//! its own by adding and subtracting, whatever way it came to its view. Keys are parts of hashes already; mixing keeps keys
+//! that are near each other, as tests make them, from adding up alike.
 
 use serde::{Deserialize, Serialize};
 
 use crate::block_hash::BlockKey;
+use crate::mix::mix;
 
 /// Is the digest of a set of blocks.
 ///
@@ -36,7 +38,7 @@ impl Digest {
     #[inline]
     pub fn add(&mut self, key: BlockKey) {
         self.n_blocks = self.n_blocks.wrapping_add(1);
-        self.sum = self.sum.wrapping_add(mix(key));
+        self.sum = self.sum.wrapping_add(mix(key.0));
     }
 
     /// Returns the digest of what is left without the blocks of `other`, all of which are covered.
@@ -49,18 +51,8 @@ impl Digest {
     /// Takes out a block that was held.
     pub fn remove(&mut self, key: BlockKey) {
         self.n_blocks = self.n_blocks.wrapping_sub(1);
-        self.sum = self.sum.wrapping_sub(mix(key));
+        self.sum = self.sum.wrapping_sub(mix(key.0));
     }
-}
-
-/// Keys are parts of hashes already; mixing keeps keys that are near each other, as tests make them, from adding up alike.
-///
-/// Source: the finalizer of splitmix64.
-#[inline]
-fn mix(BlockKey(key): BlockKey) -> u64 {
-    let mixed = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use rand::{Rng, RngExt};
 use warmpath_common::block_hash::BlockKey;
+use warmpath_common::mix::mix;
 
 use crate::WorkerIdx;
 use crate::cost::{Charge, Cost, Speeds, Standing, Work};
@@ -293,11 +294,16 @@ pub fn choose<'c, 'a>(
     }
 }
 
+/// Returns the candidate whose cost is the smallest.
+pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+    candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))
+}
+
 /// Returns the cheapest candidate, or the one that was given the least of those that hold as much and cost nearly the same.
 ///
 /// That a worker is slower is no passing thing, so its own part of a difference counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: Turn) -> Option<&'c Candidate<'a>> {
-    let best = candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))?;
+    let best = of_least_cost(candidates)?;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
     let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
     let first = holders().min_by(|a, b| a.cost.with_company_ms().total_cmp(&b.cost.with_company_ms()))?.cost;
@@ -335,15 +341,6 @@ fn rendezvous(affinity: u64, name: &str) -> u64 {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     mix(fnv)
-}
-
-/// Returns a number that tells nothing of the one it is made of.
-///
-/// Source: the finalizer of splitmix64.
-fn mix(number: u64) -> u64 {
-    let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
 }
 
 /// Returns why `chosen` was chosen among `candidates`.

@@ -232,8 +232,7 @@ impl Dispatch {
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), Account::default);
         self.look(fleet, ask.now);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
-        let turn = Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() };
-        let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
+        let chosen = choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
@@ -257,6 +256,11 @@ impl Dispatch {
         let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book(sent, filling)))
+    }
+
+    /// Returns what decides where cost and load do not.
+    fn turn(&self, ask: &Ask<'_>) -> Turn {
+        Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() }
     }
 
     /// Takes note of how busy the workers are.

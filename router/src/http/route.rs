@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_router_core::cost::Cost;
-use warmpath_router_core::dispatch::{Ask, Weighed};
+use warmpath_router_core::dispatch::Weighed;
 use warmpath_router_core::fleet::Link;
 use warmpath_router_core::index::Match;
 
@@ -19,7 +19,7 @@ use super::completions::read_whole;
 use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
-use crate::lifecycle::prompt_view;
+use crate::lifecycle::{ask, find_matches};
 use crate::prompt::{Draft, Prompt, Shape};
 
 /// Is what tells a chat from a completion.
@@ -53,20 +53,9 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
-    let matches = match &prepared.prompt {
-        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
-        Prompt::Estimated { .. } => Vec::new(),
-    };
-    let ask = Ask {
-        request_id: &fresh_request_id(),
-        model_name: prepared.model_name.as_deref(),
-        model: &prepared.model,
-        wanted: prepared.wanted,
-        prompt: prompt_view(&prepared, &matches),
-        affinity: prepared.affinity,
-        tried: &[],
-        now: std::time::Instant::now(),
-    };
+    let matches = find_matches(&app, &prepared);
+    let request_id = fresh_request_id();
+    let ask = ask(&request_id, &prepared, &matches);
     let explanation = app.fleet.books().explain(&view, &ask, &mut rand::rng());
     let workers: Vec<Value> = explanation.workers.iter().map(|weighed| describe(&app, weighed, &matches)).collect();
     let choice = explanation

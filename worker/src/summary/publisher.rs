@@ -291,10 +291,10 @@ impl Task {
             EngineUpdate::Promised { id, request, n_tokens, keys, is_filling } => {
                 self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
                 let keys = if is_filling { keys } else { Vec::new() };
-                let changes = self.promises.make(id, keys, |_, key| self.published.has(key));
-                self.publish(changes);
+                let mut changes = self.promises.make(id, keys, |_, key| self.published.has(key));
                 // Behind the blocks, so that it goes out with the load that counts the request.
-                self.untold.push(Change::Accepted(request));
+                changes.push(Change::Accepted(request));
+                self.publish(changes);
                 self.tell_soon();
             }
             EngineUpdate::Settled(id) => {
@@ -326,9 +326,9 @@ impl Task {
         }
     }
 
-    fn publish(&mut self, mut changes: Vec<Change>) {
+    fn publish(&mut self, changes: Vec<Change>) {
         changes.iter().for_each(|change| self.published.apply(change));
-        self.untold.append(&mut changes);
+        self.untold.extend(changes);
     }
 
     /// Tells subscribers what they have yet to be told, and the load if it has changed.

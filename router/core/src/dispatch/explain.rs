@@ -10,7 +10,7 @@ use rand::Rng;
 use super::{Ask, Dispatch, Field, NoWorker, serving};
 use crate::WorkerIdx;
 use crate::admission::Room;
-use crate::choose::{Candidate, Reason, Turn, choose, reason};
+use crate::choose::{Candidate, Reason, choose, reason};
 use crate::cost::Speeds;
 use crate::fleet::{FleetView, Unavailable};
 
@@ -55,8 +55,8 @@ impl Dispatch {
                 let same = workers.iter_mut().find(|weighed| weighed.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
-            let turn = Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() };
-            let chosen = choose(self.options.policy, &candidates, turn, rng).ok_or_else(NoWorker::unserved)?;
+            let chosen =
+                choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
         });
         Explanation { workers, choice, listen_max }

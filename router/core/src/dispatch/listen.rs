@@ -5,12 +5,12 @@
 //! can tell them of each other in no time. So each waits a random while, as a radio station does before it sends, and hears
 //! of those who went first. The while is a small part of what the prompt takes to compute, which is what a collision costs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rand::{Rng, RngExt};
 
 use super::{Ask, Dispatch, serving};
-use crate::choose::Policy;
+use crate::choose::{Policy, of_least_cost};
 use crate::cost::Speeds;
 use crate::fleet::FleetView;
 
@@ -31,9 +31,17 @@ const NEWS_AGE: Duration = Duration::from_millis(20);
 const LISTENED_MAX: Duration = Duration::from_millis(100);
 
 impl Dispatch {
-    /// Returns whether other routers may send to the workers; where none do, nobody need listen.
-    pub fn expects_others(&self, now: Instant) -> bool {
-        self.others.may_be_there(now)
+    /// Returns whether a request may have to be held back, whatever the workers hold of its prompt, which need not be known yet.
+    pub fn may_listen(&self, fleet: &FleetView, ask: &Ask<'_>) -> bool {
+        let is_by_cost = self.options.policy == Policy::PredictedTtft;
+        if !is_by_cost || !ask.tried.is_empty() || !self.others.may_be_there(ask.now) {
+            return false;
+        }
+        let mut serving = serving(fleet, ask);
+        // A stock server names nobody.
+        serving.retain(|worker| worker.stock.is_none());
+        let fastest = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates)).prefill_tokens_per_ms;
+        serving.len() > 1 && !listened(f64::from(ask.prompt.n_tokens()) / fastest).is_zero()
     }
 
     /// Returns how long a request should be held back before its choice: zero where nobody else sends or it does not pay.
@@ -43,24 +51,13 @@ impl Dispatch {
 
     /// Returns the longest that [`Dispatch::listen`] may say.
     pub fn listen_max(&self, fleet: &FleetView, ask: &Ask<'_>) -> Duration {
-        let is_listening = self.options.policy == Policy::PredictedTtft && ask.tried.is_empty();
-        if !is_listening || !self.expects_others(ask.now) {
-            return Duration::ZERO;
-        }
-        let mut serving = serving(fleet, ask);
-        // A stock server names nobody.
-        serving.retain(|worker| worker.stock.is_none());
-        let fastest = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates)).prefill_tokens_per_ms;
-        let uncached_max_ms = f64::from(ask.prompt.n_tokens()) / fastest;
-        if serving.len() < 2 || listened(uncached_max_ms).is_zero() {
+        if !self.may_listen(fleet, ask) {
             return Duration::ZERO;
         }
         let believed = self.believed(ask.prompt);
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         let field = self.candidates(fleet, ask).map(|field| field.candidates).unwrap_or_default();
-        let cheapest =
-            field.iter().map(|candidate| candidate.cost).min_by(|a, b| a.total_ms().total_cmp(&b.total_ms()));
-        cheapest.map_or(Duration::ZERO, |cost| listened(cost.prefill_ms))
+        of_least_cost(&field).map_or(Duration::ZERO, |cheapest| listened(cheapest.cost.prefill_ms))
     }
 }
 

@@ -52,6 +52,15 @@ fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
     EngineUpdate::Step { changes, load: Load { n_decoding, ..Load::default() }, counted: Vec::new() }
 }
 
+/// Starts a publisher and returns a stream of it behind the two frames of its empty snapshot.
+async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscription) {
+    let (publisher, updates) = start();
+    let mut subscription = publisher.subscribe(None).await.unwrap();
+    next(&mut subscription).await;
+    next(&mut subscription).await;
+    (publisher, updates, subscription)
+}
+
 /// Returns the coming of a request of 100 tokens, the first of which are those of `keys`.
 fn come(id: PromiseId, keys: Vec<BlockKey>) -> EngineUpdate {
     let request = RequestId::new("r").unwrap();
@@ -93,10 +102,7 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_promised_is_said_until_the_engine_says_it() {
-    let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe(None).await.unwrap();
-    next(&mut subscription).await;
-    next(&mut subscription).await;
+    let (publisher, updates, mut subscription) = follow().await;
     let keys: Vec<BlockKey> = (0..3).map(BlockKey).collect();
     for id in [PromiseId(0), PromiseId(1)] {
         updates.send(come(id, keys.clone())).unwrap();
@@ -124,10 +130,7 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
 
 #[tokio::test(start_paused = true)]
 async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
-    let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe(None).await.unwrap();
-    next(&mut subscription).await;
-    next(&mut subscription).await;
+    let (_publisher, updates, mut subscription) = follow().await;
     updates.send(update(vec![stored(0..2)], 1)).unwrap();
     next(&mut subscription).await;
     let counted = |n_queued, queued_prefill_tokens, counted| EngineUpdate::Step {
@@ -156,10 +159,7 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
 
 #[tokio::test(start_paused = true)]
 async fn however_many_come_they_are_told_together_once_a_millisecond() {
-    let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe(None).await.unwrap();
-    next(&mut subscription).await;
-    next(&mut subscription).await;
+    let (_publisher, updates, mut subscription) = follow().await;
     for n in 0..100 {
         updates.send(come(PromiseId(n), Vec::new())).unwrap();
     }
@@ -173,10 +173,7 @@ async fn however_many_come_they_are_told_together_once_a_millisecond() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_worker_says_every_second_that_it_lives() {
-    let (publisher, updates) = start();
-    let mut subscription = publisher.subscribe(None).await.unwrap();
-    next(&mut subscription).await;
-    next(&mut subscription).await;
+    let (_publisher, updates, mut subscription) = follow().await;
     for seq in 1..4 {
         let before = Instant::now();
         let frame = next(&mut subscription).await;
