@@ -1,16 +1,19 @@
 //! A fake worker: says what it holds, as long as it lives, and answers every chat at once.
 //!
 //! Not here: what is measured with it (`resync`, `overhead`). The idea: what a router does is measured best where nothing
-//! behind it takes time. What it says of its model is what a real worker says of it.
+//! behind it takes time. What it says of its model is what a real worker says of it, and as that does it names every request that has come, at
+//! most once a millisecond: routers that hear of none take it that there are others.
 
+use std::mem;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,10 +21,11 @@ use futures::{StreamExt as _, stream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::ids::{SlotId, WorkerUid};
+use warmpath_common::headers::REQUEST_ID;
+use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::summary::{
-    self, Body as FrameBody, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp, Tier,
-    VOCABULARY_PATH,
+    self, Body as FrameBody, Change, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp,
+    Tier, VOCABULARY_PATH,
 };
 
 use crate::fleet::{Fleet, FleetSpec};
@@ -30,6 +34,8 @@ use crate::fleet::{Fleet, FleetSpec};
 const BLOCKS_PER_RUN: usize = 100;
 /// Is the pause between two frames of a worker that has nothing to say.
 const HEARTBEAT: Duration = Duration::from_millis(200);
+/// Is the shortest time between two frames that name requests, as of a real worker.
+const NAMING_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Is what a real worker says of a model.
 #[derive(Debug, Clone)]
@@ -74,6 +80,9 @@ pub struct FakeWorker {
     round: AtomicU64,
     n_streams: AtomicUsize,
     cut: Notify,
+    /// Lists the requests that have come and have not been named; held for one entry, or to take them all.
+    unnamed: Mutex<Vec<RequestId>>,
+    came: Notify,
 }
 
 impl FakeWorker {
@@ -87,6 +96,8 @@ impl FakeWorker {
             round: AtomicU64::new(0),
             n_streams: AtomicUsize::new(0),
             cut: Notify::new(),
+            unnamed: Mutex::default(),
+            came: Notify::new(),
         })
     }
 
@@ -127,6 +138,14 @@ impl FakeWorker {
         Stamp { worker_uid: self.uid, seq, ..self.likeness.form.stamp }
     }
 
+    fn update(&self, changes: Vec<Change>, digest: Digest) -> Frame {
+        Frame { stamp: self.stamp(), body: FrameBody::Update { changes, load: None, digest: Some(digest) } }
+    }
+
+    fn unnamed(&self) -> MutexGuard<'_, Vec<RequestId>> {
+        self.unnamed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn runs(&self) -> Vec<Run> {
         let round = self.round.load(Ordering::SeqCst);
         // Keys spread over all 64 bits, as hashes do.
@@ -153,9 +172,11 @@ async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
     let first: Vec<Frame> = snapshot.into_frames();
     let beats = stream::unfold(fake, move |fake| async move {
         tokio::select! {
-            () = tokio::time::sleep(HEARTBEAT) => {
-                let body = FrameBody::Update { changes: Vec::new(), load: None, digest: Some(digest) };
-                Some((Frame { stamp: fake.stamp(), body }, fake))
+            () = tokio::time::sleep(HEARTBEAT) => Some((fake.update(Vec::new(), digest), fake)),
+            () = fake.came.notified() => {
+                tokio::time::sleep(NAMING_INTERVAL).await;
+                let named = mem::take(&mut *fake.unnamed());
+                Some((fake.update(named.into_iter().map(Change::Accepted).collect(), digest), fake))
             }
             () = fake.cut.notified() => None,
         }
@@ -175,7 +196,13 @@ async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
         .into_response()
 }
 
-async fn answer(_body: Bytes) -> Response {
+async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: Bytes) -> Response {
     const ANSWER: &str = r#"{"id":"1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
+    let id = headers.get(REQUEST_ID).and_then(|id| RequestId::new(id.to_str().ok()?));
+    // Other gateways do not listen.
+    if let Some(id) = id.filter(|_| fake.n_streams() > 0) {
+        fake.unnamed().push(id);
+        fake.came.notify_one();
+    }
     ([(CONTENT_TYPE, "application/json")], ANSWER).into_response()
 }

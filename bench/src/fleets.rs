@@ -2,7 +2,7 @@
 //!
 //! Not here: the load itself (`chat_load`), our policies beside each other (`policies`). The idea: every fleet has as many
 //! servers, slots and threads, on the same machine, one fleet after the other; llama-server runs in the setting that is
-//! best for it on a CPU. A round is all fleets once, with texts of its own; the rounds are shown one by one.
+//! best for it there, as our worker's self-test finds it. A round is all fleets once, with texts of its own; the rounds are shown one by one.
 
 use std::path::PathBuf;
 
@@ -54,10 +54,11 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for round in 0..args.rounds.max(1) {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-        let outcome = ours(args, &shape).await.context("our fleet")?;
+        let (outcome, best) = ours(args, &shape).await.context("our fleet")?;
+        eprintln!("round {round}: llama-server gets {}", best.join(" "));
         rows.push(Row { round, fleet: "Warmpath".to_owned(), outcome });
         for &gateway in &args.against {
-            let outcome = theirs(args, &shape, (gateway, &llama_server)).await;
+            let outcome = theirs(args, &shape, (gateway, &llama_server, &best)).await;
             let outcome = outcome.with_context(|| format!("llama-servers behind {gateway}"))?;
             rows.push(Row { round, fleet: format!("llama-server behind {gateway}"), outcome });
         }
@@ -76,19 +77,20 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<Outcome> {
+/// Returns what came of our fleet, and the settings that are best for llama-server beside it.
+async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Outcome, [String; 3])> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
-    drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await
+    let outcome = drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await?;
+    Ok((outcome, peers::llama_server_best(&fleet.workers[0].log())?))
 }
 
 async fn theirs(
     args: &FleetsArgs,
     shape: &Shape,
-    (gateway, llama_server): (Gateway, &PathBuf),
+    (gateway, llama_server, best): (Gateway, &PathBuf, &[String]),
 ) -> anyhow::Result<Outcome> {
     let spec = args.fleet.spec(Vec::new())?;
-    let best = peers::LLAMA_SERVER_BEST.map(str::to_owned);
-    let flags: Vec<String> = args.fleet.flags().into_iter().chain(best).collect();
+    let flags = [&args.fleet.flags(), best].concat();
     let mut servers = Vec::new();
     for _ in 0..spec.n_workers {
         servers.push(peers::start_llama_server(llama_server, &spec.model, &flags).await?);

@@ -21,10 +21,6 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Is how long one may take to end when asked to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Is the flags with which llama-server is fastest on a CPU.
-///
-/// Source: docs/decisions/0000-measured-before.md.
-pub const LLAMA_SERVER_BEST: [&str; 3] = ["--flash-attn", "off", "--no-kv-unified"];
 /// Is the most idle connections that nginx keeps to its workers: more than any benchmark has at a time.
 const NGINX_KEEPALIVE: u32 = 256;
 
@@ -62,6 +58,23 @@ pub fn fetch() -> anyhow::Result<()> {
 pub fn llama_server() -> anyhow::Result<PathBuf> {
     script("llama-server.sh")?;
     Ok(peer("llama-server/llama-server"))
+}
+
+/// Returns the flags with which llama-server is fastest on this machine: split buffers, and flash attention where the worker's self-test
+/// has found, on the same machine with the same library, that it pays. `worker_log` is the log of a worker that is ready.
+///
+/// Errors: the log does not say.
+pub fn llama_server_best(worker_log: &str) -> anyhow::Result<[String; 3]> {
+    let settled = settled(worker_log).context("the worker's log does not say on what it has settled")?;
+    let flash_attn = if settled.contains("flash_attn=true") { "on" } else { "off" };
+    Ok(["--flash-attn", flash_attn, "--no-kv-unified"].map(str::to_owned))
+}
+
+/// Returns how a worker has settled attention and buffer, as its log says it.
+pub fn settled(worker_log: &str) -> Option<String> {
+    let ready = worker_log.lines().find(|line| line.contains(" ready model="))?;
+    let wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
+    Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
 }
 
 /// Returns wrk with what it needs to run.
@@ -185,6 +198,16 @@ pub async fn start_llama_server(program: &Path, model: &Path, flags: &[String]) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn llama_server_gets_flash_attention_where_the_worker_has_settled_on_it() {
+        let log = "INFO engine: chosen flash_attn=true kv_unified=true\n  INFO start: ready model=\"b\" flash_attn=false kv_unified=true took_s=1\n";
+        assert_eq!(settled(log).as_deref(), Some("flash_attn=false kv_unified=true"));
+        let best = |log: &str| llama_server_best(log).map(|best| best.join(" ")).ok();
+        assert_eq!(best(log).as_deref(), Some("--flash-attn off --no-kv-unified"));
+        assert_eq!(best(&log.replace("false", "true")).as_deref(), Some("--flash-attn on --no-kv-unified"));
+        assert_eq!(best("listening on http://127.0.0.1:1"), None);
+    }
 
     #[test]
     fn nginx_is_told_of_every_worker() {

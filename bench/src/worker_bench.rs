@@ -81,14 +81,17 @@ const SLOT_CONTEXT_TOKENS: u32 = 8192;
 /// scenarios are run and shown all the same.
 pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     let self_test_cache = tempfile::tempdir()?;
-    let programs = Programs {
+    let mut programs = Programs {
         worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
         peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
+        peer_best: Vec::new(),
         model: args.model.clone(),
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
     };
-    let tokens_per_word = tokens_per_word(&programs).await.context("counting the tokens of a word")?;
+    let (tokens_per_word, log) = tokens_per_word(&programs).await.context("counting the tokens of a word")?;
+    programs.peer_best = peers::llama_server_best(&log)?.to_vec();
+    eprintln!("{} gets {}", Contender::PeerBest.name(), programs.peer_best.join(" "));
     let bench = Bench { programs, tokens_per_word, seed: args.seed, repeat: args.repeat.max(1) };
     let scenarios = if args.scenarios.is_empty() { Scenario::ALL.to_vec() } else { args.scenarios.clone() };
     let mut outcome = Outcome::default();
@@ -105,8 +108,8 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the tokens of a word of our texts in the model's vocabulary.
-async fn tokens_per_word(programs: &Programs) -> anyhow::Result<f64> {
+/// Returns the tokens of a word of our texts in the model's vocabulary, and the log of the worker that was asked.
+async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     let setup = Setup { n_slots: traffic::N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let server = programs.start(Contender::Worker, &setup).await?;
     eprintln!("{} has settled on {}", Contender::Worker.name(), server.settled().unwrap_or_default());
@@ -116,8 +119,9 @@ async fn tokens_per_word(programs: &Programs) -> anyhow::Result<f64> {
         let answer = server.client.ask_exactly(&[Message::new("user", words(0, n_words))], 1).await?;
         prompt_tokens.push(answer.prompt_tokens as f64);
     }
+    let log = server.log();
     server.stop().await?;
-    Ok((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64)
+    Ok(((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64, log))
 }
 
 /// Is what every scenario needs.

@@ -8,6 +8,8 @@ pub const REQUEST_ID: &str = "x-request-id";
 pub const WORKER: &str = "x-warmpath-worker";
 /// Names the slot: in a request the wanted one, in a response the one that ran.
 pub const SLOT: &str = "x-warmpath-slot";
+/// Is the number of prompt tokens, those of several prompts together.
+pub const PROMPT_TOKENS: &str = "x-warmpath-prompt-tokens";
 /// Is the number of prompt tokens that were reused.
 pub const CACHED_TOKENS: &str = "x-warmpath-cached-tokens";
 /// Is the number of prompt tokens that the router counted on, in whole blocks.

@@ -5,6 +5,7 @@
 //! failed attempt is repeated at another worker; from then on the answer is relayed as it comes. Comments in front of it, which
 //! keep a silent connection, do not count (`early`).
 
+pub mod choice;
 mod diagnosis;
 mod early;
 mod headers;
@@ -22,28 +23,32 @@ use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::choose::{PromptView, Reason};
-use warmpath_router_core::decision_log::{Chosen, Outcome as Came};
-use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
+use warmpath_router_core::conversations::Spoken;
+use warmpath_router_core::decision_log::Outcome as Came;
+use warmpath_router_core::dispatch::Ask;
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
-use warmpath_router_core::index::Match;
+use warmpath_router_core::rest::Rest;
 use warmpath_router_core::retry::{Failure, Verdict};
-use warmpath_router_core::stock::Sending;
-use warmpath_shell::trace::{Kind, Span};
+use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
 use crate::fleet::Booking;
 use crate::http::state::{App, Place};
 use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
-use crate::recent::Note;
 
+use choice::{Choice, Choosing, ask, choose, find_matches};
 use diagnosis::Diagnosis;
 use early::Comments;
 use relay::Relay;
 use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
+
+/// Is how many times a request may wait until more is known of its prompt, and of those like it.
+///
+/// Source: own choice: the first time shows how far it goes on like others; only some that come meanwhile can ask for a second.
+const READS_MAX: u32 = 4;
 
 /// Is a request that has arrived whole.
 pub struct Arrival {
@@ -69,26 +74,6 @@ pub struct Arrival {
     pub place: Place,
 }
 
-/// Is where an attempt goes, and what is expected there.
-struct Choice {
-    decision: Decision,
-    booking: Booking,
-    /// Is what people can see of it.
-    note: Note,
-    /// Is the attempt's part of a trace, which ends with its answer.
-    span: Span,
-    /// Is the prompt's length; absent where the prompt is not known.
-    prompt_tokens: Option<u32>,
-    /// Is what was predicted; absent where the prompt is not known.
-    predicted_cached_tokens: Option<u32>,
-    /// Is when the worker was chosen.
-    chosen_at: Instant,
-    /// Is the longest match of any worker.
-    n_matched_blocks: u32,
-    has_one_prompt: bool,
-    block_size_tokens: u32,
-}
-
 /// Returns the answer to a request: a worker's, or the error that stands for it.
 ///
 /// Errors: any [`RequestError`] that shows before the first byte of an answer.
@@ -103,7 +88,7 @@ pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestErro
     let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
     arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
     observe_phases(app, &prepared, arrival.shape);
-    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
+    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared).await?;
     let (app, shape) = (app.clone(), arrival.shape);
     let attempts = |comments| async move { attempt_until_answered(&app, arrival, prepared, &comments).await };
     let mut response = early::answer(shape, attempts).await?;
@@ -129,7 +114,7 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
 async fn attempt_until_answered(
     app: &App,
     arrival: Arrival,
-    prepared: Prepared,
+    mut prepared: Prepared,
     comments: &Comments,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
@@ -137,7 +122,11 @@ async fn attempt_until_answered(
     let mut trail = Trail::default();
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
-            Ok(choice) => choice,
+            Ok(Choosing::Chosen(choice)) => choice,
+            Ok(Choosing::Unread(rests)) => {
+                read(app, &arrival, (rests, &mut prepared), &mut trail).await?;
+                continue;
+            }
             Err(error @ RequestError::NoWorker { .. }) => return trail.give_up().unwrap_or(Err(error)),
             Err(error) => return Err(error),
         };
@@ -151,7 +140,7 @@ async fn attempt_until_answered(
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
                 remember(app, prepared, choice.n_matched_blocks);
-                return Ok(respond(app, arrival, choice, answer));
+                return Ok(respond(app, arrival, *choice, answer));
             }
             Err(error) => error,
         };
@@ -200,9 +189,15 @@ struct Trail {
     /// Names its place among those who wait, if it has waited.
     place: Option<WaiterId>,
     waited: Duration,
+    n_reads: u32,
 }
 
 impl Trail {
+    /// Returns whether more of its prompt, and of those like it, may be read before it is sent.
+    fn may_read(&self) -> bool {
+        self.n_reads < READS_MAX
+    }
+
     fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
         self.n_attempts += 1;
         if failure != Failure::Full {
@@ -225,7 +220,7 @@ async fn take_turn(
     arrival: &Arrival,
     prepared: &Prepared,
     trail: &mut Trail,
-) -> Result<Choice, RequestError> {
+) -> Result<Choosing, RequestError> {
     let wish = Wish {
         model: &prepared.model.fingerprint,
         entrant: Entrant {
@@ -237,9 +232,12 @@ async fn take_turn(
     };
     let start = Instant::now();
     let turn = app.turns.take(&wish, || {
-        let choice = choose(app, arrival, prepared, trail)?;
-        let service_ms = choice.decision.service_ms;
-        Ok(Started { value: choice, service_ms })
+        let choosing = choose(app, arrival, prepared, trail)?;
+        let service_ms = match &choosing {
+            Choosing::Chosen(choice) => choice.decision.service_ms,
+            Choosing::Unread(_) => 0.0,
+        };
+        Ok(Started { value: choosing, service_ms })
     });
     let turn = turn.await;
     trail.waited += start.elapsed();
@@ -263,6 +261,25 @@ async fn take_turn(
     }
 }
 
+/// Reads the prompts of which more must be known before a worker is chosen.
+///
+/// Errors: `Internal`, where tokenizing panics.
+async fn read(
+    app: &App,
+    arrival: &Arrival,
+    (rests, prepared): (Vec<Arc<dyn Rest>>, &mut Prepared),
+    trail: &mut Trail,
+) -> Result<(), RequestError> {
+    let start = Instant::now();
+    let is_read = app.preparing.read(rests).await?;
+    prepared.prompt.catch_up();
+    trail.n_reads = if is_read { trail.n_reads + 1 } else { READS_MAX };
+    trail.begin = Begin::AtOnce;
+    app.metrics.decision.with_label_values(&["rest"]).observe(start.elapsed().as_secs_f64());
+    arrival.span.part("router.read", (start, Instant::now()), Vec::new());
+    Ok(())
+}
+
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
 async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     let (start, view) = (Instant::now(), app.fleet.view());
@@ -281,31 +298,11 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
 }
 
-/// Returns what workers hold of a prompt; nothing of one that is not known.
-pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
-    match &prepared.prompt {
-        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
-        Prompt::Estimated { .. } => Vec::new(),
-    }
-}
-
-/// Returns what a request asks of the fleet at its first attempt.
-pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [Match]) -> Ask<'a> {
-    Ask {
-        request_id,
-        model_name: prepared.model_name.as_deref(),
-        model: &prepared.model,
-        wanted: prepared.wanted,
-        prompt: prompt_view(prepared, matches),
-        affinity: prepared.affinity,
-        tried: &[],
-        now: Instant::now(),
-    }
-}
-
 /// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
 fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: Prompt::Known { keys, .. }, marks, .. } = prepared else { return };
+    let Prepared { prompt: Prompt::Known { keys, rest, .. }, marks, .. } = prepared else { return };
+    let is_whole = rest.is_none();
+    app.metrics.beginnings.inc_by(u64::from(!is_whole));
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
@@ -313,99 +310,8 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
     // It takes microseconds, less than the way to a thread for long work.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        diagnosis::observe(&app, marks, keys);
+        diagnosis::observe(&app, Spoken { marks, keys, is_whole });
     });
-}
-
-/// Returns what the choice looks at of a prompt.
-fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
-    match &prepared.prompt {
-        Prompt::Known { n_tokens, keys } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
-        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
-    }
-}
-
-fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> Result<Choice, NoWorker> {
-    let start = Instant::now();
-    let matches = find_matches(app, prepared);
-    if matches!(prepared.prompt, Prompt::Known { .. }) {
-        app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
-    }
-    let start = Instant::now();
-    let view = app.fleet.view();
-    let ask = Ask { tried: &trail.tried, now: start, ..ask(&arrival.id, prepared, &matches) };
-    let (mut decision, mut booking) = app.fleet.dispatch(&view, &ask)?;
-    booking.watch(&arrival.id, || sending(prepared, &decision));
-    if trail.n_attempts > 0 {
-        decision.reason = Reason::Retry;
-    }
-    app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
-    app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
-    let known = match ask.prompt {
-        PromptView::Known { n_tokens, .. } => Some(n_tokens),
-        PromptView::Estimated { .. } => None,
-    };
-    tracing::debug!(
-        request_id = %arrival.id,
-        trace_id = arrival.span.trace_id(),
-        worker = %app.fleet.member(decision.worker).url,
-        reason = %decision.reason,
-        prompt_tokens = known,
-        predicted_cached_tokens = decision.cached_tokens,
-        cost_ms = decision.cost.total_ms(),
-        "chose worker"
-    );
-    let mut span = arrival.span.child("router.attempt", Kind::Client);
-    span.name("warmpath.worker", app.fleet.member(decision.worker).name());
-    span.name("warmpath.route", decision.reason.to_string());
-    if let Some(n_tokens) = known {
-        span.count("warmpath.prompt_tokens", n_tokens);
-        span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
-    }
-    Ok(Choice {
-        note: app.recent.write(chosen(app, arrival, prepared, &decision)),
-        decision,
-        booking,
-        span,
-        prompt_tokens: known,
-        predicted_cached_tokens: known.map(|_| decision.cached_tokens),
-        chosen_at: start,
-        n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
-        has_one_prompt: prepared.has_one_prompt,
-        block_size_tokens: prepared.model.block_size_tokens,
-    })
-}
-
-/// Returns what people can see of a decision.
-fn chosen(app: &App, arrival: &Arrival, prepared: &Prepared, decision: &Decision) -> Chosen {
-    let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
-        Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
-        Prompt::Estimated { n_tokens, .. } => (n_tokens, None),
-    };
-    Chosen {
-        at_ms: app.recent.now_ms(),
-        request_id: arrival.id.clone(),
-        model: Arc::clone(&prepared.model),
-        worker: app.fleet.member(decision.worker).name(),
-        reason: decision.reason,
-        prompt_tokens,
-        predicted_cached_tokens,
-    }
-}
-
-/// Returns what a stock server is sent.
-fn sending(prepared: &Prepared, decision: &Decision) -> Sending {
-    let (keys, n_tokens) = match &prepared.prompt {
-        Prompt::Known { keys, n_tokens } => (keys.clone(), *n_tokens),
-        Prompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
-    };
-    Sending {
-        keys,
-        n_tokens,
-        block_size_tokens: prepared.model.block_size_tokens,
-        cached_tokens: decision.cached_tokens,
-        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, Prompt::Known { .. }),
-    }
 }
 
 /// Looks at what a stock server answers; returns how many prompt tokens it says were reused, if it says so at once.
@@ -433,7 +339,8 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     let (ttft, cached_tokens) =
         (arrival.at.elapsed(), headers::number(&headers, warmpath_common::headers::CACHED_TOKENS));
     choice.note.came(Came::Answered { status: status.as_u16(), ttft_ms: ttft.as_secs_f64() * 1e3, cached_tokens });
-    let share = cached_tokens.zip(choice.prompt_tokens);
+    let prompt_tokens = headers::number(&headers, warmpath_common::headers::PROMPT_TOKENS).or(choice.prompt_tokens);
+    let share = cached_tokens.zip(prompt_tokens);
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
     let is_timed = status.is_success() && arrival.shape.is_generation();
     if is_timed {
@@ -461,11 +368,13 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
 /// Compares what was reused with what was predicted, in whole blocks, where both are known.
 fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
-    let (Prompt::Known { n_tokens, keys }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
+    let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
         return;
     };
+    // The worker knows it, where it has been guessed here.
+    let n_tokens = headers::number(headers, warmpath_common::headers::PROMPT_TOKENS).unwrap_or(*n_tokens);
     let predicted = choice.decision.cached_tokens;
-    app.metrics.prompt_tokens.inc_by(u64::from(*n_tokens));
+    app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
     // Of what is held to the prompt's end one token is computed all the same, and with it its block.
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
     app.metrics.held_tokens.inc_by(u64::from(held_blocks * choice.block_size_tokens));

@@ -67,6 +67,71 @@ async fn what_a_worker_holds_and_does_not_reuse_is_not_counted_on_until_it_is_an
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (n_blocks * 16).to_string());
 }
 
+/// Returns a document that is too long to be tokenized at once, and a question about it.
+fn question_on_document(question: &str) -> String {
+    format!("{}{question}", long_text("bread").repeat(4))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_long_prompt_that_is_new_only_the_beginning_is_tokenized_and_of_one_that_is_held_all() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let text = question_on_document("Why?");
+    let n_beginnings = "warmpath_router_prompt_beginnings_total";
+    let n_read = "warmpath_router_decision_seconds_count{phase=\"rest\"}";
+    let response = router.chat(&text).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(header(&response, "x-warmpath-route"), "cold");
+    assert_eq!((router.metric(n_beginnings).await, router.metric(n_read).await), (1.0, 0.0));
+
+    // That the conversation goes on is seen although its first prompt was not tokenized to its end.
+    let debugged = |body: serde_json::Value| {
+        let request = router.client.post(router.url("/v1/chat/completions")).header("x-warmpath-debug", "prefix");
+        request.body(body.to_string()).send()
+    };
+    let turns = |text: &str| {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        json!({"messages": [message("user", text), message("assistant", "Because."), message("user", "Why?")]})
+    };
+    let broken = |response: &reqwest::Response| header(response, "x-warmpath-prefix-break").to_owned();
+    assert_eq!(broken(&debugged(turns(&text)).await.expect("an answer")), "none");
+
+    let text = question_on_document("Where?");
+    let keys = chat_keys(&text, "");
+    workers[1].hold(&text, None, 2);
+    knows_blocks(&router, 1, keys.len()).await;
+    let response = router.chat(&text).await;
+    assert_eq!(header(&response, "x-warmpath-route"), "prefix");
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (keys.len() * 16).to_string());
+    assert_eq!((router.metric(n_beginnings).await, router.metric(n_read).await), (1.0, 1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_far_long_prompts_agree_that_come_at_once_is_found_out() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let texts = ["What is it? ", "Who wrote it, and when? "].map(|words| question_on_document(&words.repeat(10)));
+    let [first, second] = texts.each_ref().map(|text| chat_keys(text, ""));
+    let n_shared = first.iter().zip(&second).take_while(|(first, second)| first == second).count();
+    assert!(n_shared > 64 && n_shared < second.len());
+    let n_seen = || workers.iter().map(|worker| worker.seen().len()).sum::<usize>();
+    let ask = |text: &str| {
+        let body = chat_body(text, false);
+        let request = router.client.post(router.url("/v1/chat/completions")).body(body);
+        tokio::spawn(request.send())
+    };
+    let asked = [ask(&texts[0])];
+    eventually("the first has come", || async { n_seen() == 1 }).await;
+    let asked = asked.into_iter().chain([ask(&texts[1])]);
+    eventually("the second has come", || async { n_seen() == 2 }).await;
+    let seen = workers.iter().map(FakeWorker::seen).find(|seen| !seen.is_empty()).expect("one was asked");
+    let predicted: Vec<&str> =
+        seen.iter().filter_map(|seen| seen.headers.get("x-warmpath-predicted-cached-tokens")?.to_str().ok()).collect();
+    assert_eq!(predicted, ["0", &(n_shared * 16).to_string()], "both are where the first is being computed");
+    asked.for_each(|asked| asked.abort());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_salt_keeps_prefixes_apart() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];

@@ -89,7 +89,10 @@ def has_data(prometheus, expression):
         with urllib.request.urlopen(f"{prometheus}/api/v1/query?{query}", timeout=30) as response:
             result = json.loads(response.read())["data"]["result"]
     except urllib.error.HTTPError as error:
-        sys.exit(f"{expression}: {error.read().decode()}")
+        # So it says while it is starting.
+        if error.code != 503:
+            sys.exit(f"{expression}: {error.read().decode()}")
+        return False
     except OSError:
         return False
     return any(not math.isnan(float(series["value"][1])) for series in result)

@@ -43,8 +43,12 @@ struct Miss {
 impl Session {
     fn new(id: u64) -> Self {
         let tenant = id % N_TENANTS;
-        let system = json!({"role": "system", "content": words(1000 + tenant, 150)});
-        Self { id, messages: vec![system] }
+        Self::about(id, words(1000 + tenant, 150))
+    }
+
+    /// Returns a session that begins with a text.
+    fn about(id: u64, text: String) -> Self {
+        Self { id, messages: vec![json!({"role": "system", "content": text})] }
     }
 
     /// Asks once more; returns the miss, if it was one.
@@ -118,5 +122,25 @@ async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()
     });
     let misses: Vec<Miss> = try_join_all(lanes).await?.into_iter().flatten().collect();
     println!("{}", check(&rig, N_SESSIONS * N_TURNS, &misses).await?);
+    Ok(())
+}
+
+/// Documents that are new each time, longer than what is tokenized at once, with several questions that come together.
+#[tokio::test]
+async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyhow::Result<()> {
+    const N_DOCUMENTS: u64 = 10;
+    let rig = Rig::start(N_WORKERS, &[]).await?;
+    let mut misses = Vec::new();
+    for document in 0..N_DOCUMENTS {
+        let text = words(5000 + document, 750);
+        let mut sessions: Vec<_> =
+            (0..N_AT_ONCE).map(|idx| Session::about(document * N_AT_ONCE + idx, text.clone())).collect();
+        for turn in 0..2 {
+            let found = try_join_all(sessions.iter_mut().map(|session| session.ask(&rig, turn))).await?;
+            misses.extend(found.into_iter().flatten());
+        }
+    }
+    println!("{}", check(&rig, N_DOCUMENTS * N_AT_ONCE * 2, &misses).await?);
+    assert!(rig.router_metric("warmpath_router_prompt_beginnings_total").await? >= N_DOCUMENTS as f64);
     Ok(())
 }

@@ -117,9 +117,7 @@ impl Router {
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
-        let now = *start + now;
-        let ask = Ask { request_id: id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now };
-        dispatch.listen(fleet, &ask, rng)
+        dispatch.listen(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
     /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is there.
@@ -135,8 +133,7 @@ impl Router {
         match &mut self.books {
             Books::Own { dispatch, affinity_blocks } => {
                 let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
-                let (model, now) = (&self.model, self.start + now);
-                let ask = Ask { request_id: id, model_name: None, model, wanted: None, prompt, affinity, tried, now };
+                let ask = Ask { affinity, tried, ..ask((id, self.start + now), &self.model, prompt) };
                 let (decision, ticket) = dispatch.choose(&self.fleet, &ask, &mut self.rng).ok()?;
                 let cached_tokens = decision.cached_tokens;
                 Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
@@ -229,4 +226,9 @@ fn model(shape: FleetShape) -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
     }
+}
+
+/// Returns what a request asks of the fleet at its first attempt.
+fn ask<'a>((request_id, now): (&'a RequestId, Instant), model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
+    Ask { request_id, model_name: None, model, wanted: None, prompt, rest: None, affinity: 0, tried: &[], now }
 }

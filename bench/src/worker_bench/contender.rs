@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::client::{ChatClient, Message};
 use crate::fleet::Server;
-use crate::peers::LLAMA_SERVER_BEST;
+use crate::peers;
 
 /// Is how long a model may take to load, and how long a server may take to end.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -74,8 +74,8 @@ const PEER_SLOTS_DEFAULT: u16 = 4;
 /// Returns the command line of `contender`, port and model aside.
 ///
 /// llama-server's default of four slots comes with one KV buffer for all of them; any number that is given, with split ones.
-/// Its best settings on a CPU are no flash attention and split buffers; its RAM cache is on by itself.
-pub fn settings(contender: Contender, setup: &Setup) -> Vec<String> {
+/// `peer_best` is its best settings; its RAM cache is on by itself.
+pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let context_tokens_total = u32::from(setup.n_slots) * setup.slot_context_tokens;
     args.extend(["--ctx-size".to_owned(), context_tokens_total.to_string()]);
@@ -86,7 +86,7 @@ pub fn settings(contender: Contender, setup: &Setup) -> Vec<String> {
         args.push("--disable-prefix-cache".to_owned());
     }
     if contender == Contender::PeerBest {
-        args.extend(LLAMA_SERVER_BEST.map(str::to_owned));
+        args.extend_from_slice(peer_best);
     }
     if let Some(mib) = setup.cache_ram_mib {
         args.extend(["--cache-ram".to_owned(), mib.to_string()]);
@@ -104,6 +104,8 @@ pub struct Programs {
     pub worker: PathBuf,
     /// Is `llama-server`, where it takes part.
     pub peer: Option<PathBuf>,
+    /// Is the settings that are best for it.
+    pub peer_best: Vec<String>,
     /// Is the GGUF file that all serve.
     pub model: PathBuf,
     /// Is the threads of each server.
@@ -127,7 +129,7 @@ impl Programs {
         };
         args.extend(["--model".to_owned(), self.model.display().to_string()]);
         args.extend(["--threads".to_owned(), self.threads.to_string()]);
-        args.extend(settings(contender, setup));
+        args.extend(settings(contender, setup, &self.peer_best));
         Running::start(contender, program, &args).await
     }
 }
@@ -158,9 +160,14 @@ impl Running {
         Ok(())
     }
 
-    /// Returns how the worker settled attention and buffer, as its log says it; absent for llama-server.
+    /// Returns what it has logged.
+    pub fn log(&self) -> String {
+        self.server.log()
+    }
+
+    /// Returns how the worker settled attention and buffer; absent for llama-server.
     pub fn settled(&self) -> Option<String> {
-        settled(&self.server.log())
+        peers::settled(&self.log())
     }
 
     /// Returns the resident memory of its process; absent where the system does not tell (other than Linux).
@@ -182,18 +189,12 @@ impl Running {
     }
 }
 
-fn settled(log: &str) -> Option<String> {
-    let ready = log.lines().find(|line| line.contains(" ready model="))?;
-    let wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
-    Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn line(contender: Contender, setup: &Setup) -> String {
-        settings(contender, setup).join(" ")
+        settings(contender, setup, &["--best".to_owned()]).join(" ")
     }
 
     #[test]
@@ -201,7 +202,7 @@ mod tests {
         let setup = Setup { n_slots: 4, slot_context_tokens: 8192, ..Setup::default() };
         assert_eq!(line(Contender::Worker, &setup), "--ctx-size 32768 --parallel 4");
         assert_eq!(line(Contender::WorkerUncached, &setup), "--ctx-size 32768 --parallel 4 --disable-prefix-cache");
-        let best = "--ctx-size 32768 --parallel 4 --flash-attn off --no-kv-unified";
+        let best = "--ctx-size 32768 --parallel 4 --best";
         assert_eq!(line(Contender::PeerBest, &setup), best);
     }
 
@@ -213,16 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn the_workers_log_says_how_it_settled() {
-        let log = "INFO engine: chosen flash_attn=true kv_unified=true\n  INFO start: ready model=\"b\" flash_attn=false kv_unified=true took_s=1\n";
-        assert_eq!(settled(log).as_deref(), Some("flash_attn=false kv_unified=true"));
-        assert_eq!(settled("listening on http://127.0.0.1:1"), None);
-    }
-
-    #[test]
     fn limits_go_to_all_but_a_folder_only_to_the_worker() {
         let setup = Setup { cache_ram_mib: Some(32), cache_disk: Some("/d".into()), ..Setup::default() };
         assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d"));
-        assert!(line(Contender::PeerBest, &setup).ends_with("--no-kv-unified --cache-ram 32"));
+        assert!(line(Contender::PeerBest, &setup).ends_with("--best --cache-ram 32"));
     }
 }

@@ -24,7 +24,7 @@ pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, hear_logs};
 pub use error::{OpenError, PromptError};
 pub use fragments::CacheCounters;
-pub use maker::{BegunChat, NoFim, Prompt, PromptMaker, PromptOptions};
+pub use maker::{Beginning, BegunPrompt, NoFim, Prompt, PromptMaker, PromptOptions};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

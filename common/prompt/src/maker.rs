@@ -25,7 +25,7 @@ use crate::shield::StandIns;
 use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
-pub use begun::BegunChat;
+pub use begun::{Beginning, BegunPrompt};
 pub use infill::NoFim;
 use rerank::PairPrompt;
 
@@ -137,7 +137,8 @@ impl PromptMaker {
     ///
     /// Cost: rendering, plus tokenizing those fragments that are not cached. Errors: see [`PromptError`].
     pub fn chat(&self, request: &ChatPrompt) -> Result<Prompt, PromptError> {
-        Ok(self.finish_chat(self.begin_chat(request)?))
+        let begun = self.begin_chat(request)?;
+        Ok(Prompt { tokens: self.tokens(&begun), text: begun.cut.into_text() })
     }
 
     /// Returns the tokens with which every conversation begins that begins with these messages and goes on.
@@ -190,8 +191,7 @@ impl PromptMaker {
 
     /// Returns the tokens of a completion request's text: what the vocabulary adds, and control tokens parsed.
     pub fn text(&self, text: &str) -> Vec<Token> {
-        let pieces = self.partitioner.partition(text.as_bytes());
-        self.finish(&self.begin(Cut { text: text.to_owned(), pieces, stand_ins: None }))
+        self.tokens(&self.begin_text(text.to_owned()))
     }
 
     /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them.

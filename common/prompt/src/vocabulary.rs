@@ -3,6 +3,7 @@
 //! Not here: control tokens in prompts (`partition`, `shield`). The idea: whatever would make llama.cpp abort is refused
 //! when the file is opened, because a router opens files that workers send.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use llama_cpp_2::model::LlamaModel;
@@ -14,7 +15,7 @@ use warmpath_common::ids::Token;
 use crate::backend::backend;
 use crate::error::OpenError;
 use crate::partition::Special;
-use crate::words::{Words, allows_cuts};
+use crate::words::{self, Words, allows_cuts};
 
 /// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,6 +135,11 @@ impl Vocabulary {
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
         let tokenize = |text: &str| self.tokenize(text, AddSpecial::No, ParseSpecial::No);
         self.words.as_ref().map_or_else(|| tokenize(text), |words| words.tokens(text, tokenize))
+    }
+
+    /// Returns a beginning of a text, of as many bytes as are wanted, whose tokens are those with which the text's begin.
+    pub fn beginning<'t>(&self, text: &'t str, n_bytes: RangeInclusive<usize>) -> Option<&'t str> {
+        self.words.as_ref().and_then(|_| words::beginning(text, n_bytes))
     }
 
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {

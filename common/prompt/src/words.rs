@@ -6,6 +6,7 @@
 //! words: a look-up takes a fiftieth of what llama.cpp's encoding takes.
 
 use std::mem;
+use std::ops::RangeInclusive;
 use std::sync::{PoisonError, RwLock};
 
 use hashbrown::HashMap;
@@ -103,6 +104,12 @@ fn ends_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b".,;:!?)\"'".contains(&byte)
 }
 
+/// Returns the shortest beginning of a text, of as many bytes as are wanted, behind which texts are cut, if there is one.
+pub(crate) fn beginning(text: &str, n_bytes: RangeInclusive<usize>) -> Option<&str> {
+    let (first, last) = ((*n_bytes.start()).max(1), (*n_bytes.end()).min(text.len().saturating_sub(1)));
+    (first..=last).find(|at| is_cut(text.as_bytes(), *at)).map(|end| &text[..end])
+}
+
 /// Cuts a text before each space that stands behind a word's end and before an ASCII letter.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
@@ -111,14 +118,16 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         if start == bytes.len() {
             return None;
         }
-        let is_cut = |at: &usize| {
-            bytes[*at] == b' ' && ends_word(bytes[at - 1]) && bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
-        };
-        let end = (start + 1..bytes.len()).find(is_cut).unwrap_or(bytes.len());
+        let end = (start + 1..bytes.len()).find(|at| is_cut(bytes, *at)).unwrap_or(bytes.len());
         let word = &text[start..end];
         start = end;
         Some(word)
     })
+}
+
+/// Returns whether a text is cut before the byte at `at`, which is not its first.
+fn is_cut(bytes: &[u8], at: usize) -> bool {
+    bytes[at] == b' ' && ends_word(bytes[at - 1]) && bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
 }
 
 #[cfg(test)]
@@ -134,6 +143,16 @@ mod tests {
         assert_eq!(cut("(it's, \"so\") = x -> y; z"), ["(it's, \"so\") = x -> y;", " z"]);
         assert_eq!(cut(" x"), [" x"]);
         assert!(cut("").is_empty());
+    }
+
+    #[test]
+    fn a_beginning_ends_where_texts_are_cut() {
+        let text = "ab cd  ef gh";
+        assert_eq!(beginning(text, 0..=9), Some("ab"));
+        assert_eq!(beginning(text, 3..=9), Some("ab cd  ef"));
+        assert_eq!(beginning(text, 3..=8), None);
+        assert_eq!(beginning(text, 10..=99), None, "the text itself is no beginning of it");
+        assert_eq!(beginning("", 0..=9), None);
     }
 
     #[test]

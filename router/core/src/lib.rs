@@ -22,6 +22,7 @@ pub mod membership;
 mod others;
 pub mod past;
 pub mod pending;
+pub mod rest;
 pub mod retry;
 pub mod reuse;
 pub mod stock;

@@ -17,11 +17,12 @@ use crate::config::Cors;
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Lists the headers of an answer that a page may read, besides those that every page may.
-const EXPOSED: [&str; 8] = [
+const EXPOSED: [&str; 9] = [
     headers::REQUEST_ID,
     anthropic::REQUEST_ID,
     headers::WORKER,
     headers::SLOT,
+    headers::PROMPT_TOKENS,
     headers::CACHED_TOKENS,
     headers::PREDICTED_CACHED_TOKENS,
     headers::ROUTE,

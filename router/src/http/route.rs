@@ -19,7 +19,7 @@ use super::completions::read_whole;
 use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
-use crate::lifecycle::{ask, find_matches};
+use crate::lifecycle::choice::{ask, find_matches};
 use crate::prompt::{Draft, Prompt, Shape};
 
 /// Is what tells a chat from a completion.
@@ -52,7 +52,8 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         is_tenant_s: false,
     };
     let view = app.fleet.view();
-    let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
+    let mut prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
+    prepared.read(&app.preparing).await?;
     let matches = find_matches(&app, &prepared);
     let request_id = fresh_request_id();
     let ask = ask(&request_id, &prepared, &matches);
@@ -64,7 +65,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         .ok()
         .map(|(worker, reason)| json!({"worker": app.fleet.member(*worker).name(), "reason": reason.to_string()}));
     let prompt = match &prepared.prompt {
-        Prompt::Known { n_tokens, keys } => json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null}),
+        Prompt::Known { n_tokens, keys, .. } => json!({"tokens": n_tokens, "blocks": keys.len(), "estimated": null}),
         Prompt::Estimated { n_tokens, cause } => json!({"tokens": n_tokens, "blocks": null, "estimated": cause}),
     };
     Ok(Json(json!({

@@ -5,10 +5,10 @@
 
 use axum::http::HeaderMap;
 use axum::response::Response;
-use warmpath_common::block_hash::BlockKey;
-use warmpath_router_core::conversations::{Continuity, Mark, Spoken};
+use warmpath_router_core::conversations::{Continuity, Spoken};
 
 use super::headers;
+use crate::error::RequestError;
 use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
@@ -17,14 +17,20 @@ pub(super) struct Diagnosis(Option<String>);
 
 impl Diagnosis {
     /// Makes the diagnosis of a prompt if the request's headers ask for it.
-    pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
+    ///
+    /// Errors: `Internal`, where tokenizing panics.
+    pub(super) async fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Result<Self, RequestError> {
         let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
         if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
-            return Self(None);
+            return Ok(Self(None));
         }
-        let Prompt::Known { keys, .. } = &prepared.prompt else { return Self(Some("unknown".to_owned())) };
+        prepared.read(&app.preparing).await?;
+        let Prompt::Known { keys, rest, .. } = &prepared.prompt else {
+            return Ok(Self(Some("unknown".to_owned())));
+        };
+        let (keys, is_whole) = (keys.clone(), rest.is_none());
         let marks = std::mem::take(&mut prepared.marks);
-        let text = match observe(app, marks, keys.clone()) {
+        let text = match observe(app, Spoken { marks, keys, is_whole }) {
             Continuity::New => "new".to_owned(),
             Continuity::Intact => "none".to_owned(),
             Continuity::Broken(found) => {
@@ -33,7 +39,7 @@ impl Diagnosis {
                 format!("token={token}{message}; role={}", found.label())
             }
         };
-        Self(Some(text))
+        Ok(Self(Some(text)))
     }
 
     /// Adds the diagnosis to the response.
@@ -45,11 +51,11 @@ impl Diagnosis {
 }
 
 /// Compares a prompt with what was said before, counts the result, and remembers the prompt.
-pub(super) fn observe(app: &App, marks: Vec<Mark>, keys: Vec<BlockKey>) -> Continuity {
-    if marks.is_empty() {
+pub(super) fn observe(app: &App, spoken: Spoken) -> Continuity {
+    if spoken.marks.is_empty() {
         return Continuity::New;
     }
-    let continuity = app.conversations().observe(Spoken { marks, keys });
+    let continuity = app.conversations().observe(spoken);
     let (label, found) = match continuity {
         Continuity::New => ("new", None),
         Continuity::Intact => ("intact", None),

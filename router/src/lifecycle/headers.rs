@@ -29,6 +29,7 @@ const HOP_BY_HOP: &[&str] = &[
 const OURS: &[&str] = &[
     headers::WORKER,
     headers::SLOT,
+    headers::PROMPT_TOKENS,
     headers::CACHED_TOKENS,
     headers::PREDICTED_CACHED_TOKENS,
     headers::ROUTE,

@@ -3,12 +3,13 @@
 //! Not here: the steps themselves (`warmpath-prompt`), where they are taken (the module above). The idea: how much is left to
 //! be tokenized is known as soon as a chat is rendered, since what was seen before is only looked up.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{BegunChat, PromptError};
+use warmpath_prompt::{Beginning, BegunPrompt, PromptError};
 use warmpath_router_core::stock::text;
 
 use super::body::Parsed;
@@ -20,14 +21,37 @@ use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyKey, Vocabular
 pub(super) enum Reading {
     /// Its body has been parsed.
     Parsed(Parsed),
-    /// Its chat has been rendered.
-    Begun(Arc<Vocabulary>, Box<BegunChat>),
-    /// It is no chat, and this is what has to be tokenized of it.
+    /// It has been rendered.
+    Begun(Arc<Vocabulary>, Box<BegunPrompt>),
+    /// It is no chat and no text, and this is what has to be tokenized of it.
     Raw(Arc<Vocabulary>, Box<RawPrompt>),
     /// Its tokens are known.
     Tokens(Vec<Token>),
     /// Its tokens cannot be had here; says why, for metrics.
     Unknown(&'static str),
+}
+
+/// Says how much of a prompt is tokenized.
+pub(super) enum Extent {
+    /// All of it.
+    Whole,
+    /// What was seen before, and so much text that was not. Units: bytes.
+    Beginning(RangeInclusive<usize>),
+}
+
+/// Is the tokens of a prompt, as far as they are known.
+pub(super) struct Tokens {
+    pub(super) known: Vec<Token>,
+    /// Is the number of those that follow, a guess.
+    pub(super) n_left: usize,
+    /// Is the prompt, if it has to be tokenized to its end yet.
+    pub(super) left: Option<(Arc<Vocabulary>, Box<BegunPrompt>)>,
+}
+
+impl Tokens {
+    fn whole(tokens: Vec<Token>) -> Self {
+        Self { known: tokens, n_left: 0, left: None }
+    }
 }
 
 impl Reading {
@@ -77,6 +101,13 @@ impl Reading {
             Parsed::None => Ok(Self::Unknown("no_prompt")),
             Parsed::Raw(prompts) => Ok(match longest(prompts) {
                 Some(RawPrompt::Tokens(tokens)) => Self::Tokens(tokens),
+                Some(RawPrompt::Text(text)) => vocabulary().map_or_else(
+                    |none| none,
+                    |known| {
+                        let begun = Box::new(known.maker.begin_text(text));
+                        Self::Begun(known, begun)
+                    },
+                ),
                 Some(prompt) => vocabulary().map_or_else(|none| none, |known| Self::Raw(known, Box::new(prompt))),
                 None => Self::Unknown("no_prompt"),
             }),
@@ -99,14 +130,20 @@ impl Reading {
     }
 
     /// Returns the tokens of what is rendered, or why they cannot be had: what nobody had time to render is left to the worker.
-    pub(super) fn into_tokens(self, model: &ModelInfo) -> Result<Vec<Token>, &'static str> {
+    pub(super) fn into_tokens(self, model: &ModelInfo, extent: Extent) -> Result<Tokens, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
-            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.finish_chat(*begun).tokens),
+            Self::Begun(vocabulary, begun) => match extent {
+                Extent::Beginning(unseen_bytes) => {
+                    let Beginning { tokens, n_left } = vocabulary.maker.beginning(&begun, unseen_bytes);
+                    Ok(Tokens { known: tokens, n_left, left: Some((vocabulary, begun)) })
+                }
+                Extent::Whole => Ok(Tokens::whole(vocabulary.maker.tokens(&begun))),
+            },
             Self::Raw(vocabulary, prompt) => {
-                vocabulary.maker.raw(&prompt, model.context_tokens).map_err(|_| "no_prompt")
+                vocabulary.maker.raw(&prompt, model.context_tokens).map(Tokens::whole).map_err(|_| "no_prompt")
             }
-            Self::Tokens(tokens) => Ok(tokens),
+            Self::Tokens(tokens) => Ok(Tokens::whole(tokens)),
             Self::Unknown(cause) => Err(cause),
         }
     }

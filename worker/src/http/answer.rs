@@ -42,13 +42,13 @@ pub async fn create(
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     let messages = start(app, context, body, endpoint.read_prompts).await?;
-    let started = messages.answer().started();
+    let (started, prompt_tokens) = (messages.answer().started(), messages.answer().prompt_tokens());
     let head = Head::new(endpoint.shape, serving);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => whole(&head, messages).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
-    describe(&mut response, started);
+    describe(&mut response, started, prompt_tokens);
     Ok(response)
 }
 
@@ -76,10 +76,11 @@ pub async fn start(
     Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
 }
 
-/// Adds to a response what its first choice started from.
-pub fn describe(response: &mut Response, started: Started) {
+/// Adds to a response how long its prompts are, and what its first choice started from.
+pub fn describe(response: &mut Response, started: Started, prompt_tokens: u32) {
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(started.slot.0));
+    headers.insert(HeaderName::from_static(headers::PROMPT_TOKENS), HeaderValue::from(prompt_tokens));
     headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(started.cached_tokens()));
 }
 

@@ -108,11 +108,11 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     let messages = answer::start(app, context, Body(body.into()), chat::read_prompts).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
     let answer = messages.answer();
-    let (started, delivery) = (answer.started(), answer.form().delivery);
+    let (started, prompt_tokens, delivery) = (answer.started(), answer.prompt_tokens(), answer.form().delivery);
     let beginning = Beginning {
         model: serving.model.names.first().cloned().unwrap_or_default(),
         created: now_s(),
-        prompt_tokens: answer.prompt_tokens(),
+        prompt_tokens,
         cached_tokens: started.cached_tokens(),
     };
     let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
@@ -120,7 +120,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
         Delivery::Whole => writing.whole().await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
-    answer::describe(&mut response, started);
+    answer::describe(&mut response, started, prompt_tokens);
     Ok(response)
 }
 

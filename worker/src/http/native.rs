@@ -68,14 +68,14 @@ async fn create(
     let serving = app.admitting()?;
     let wish: Wish = body.parse()?;
     let answer = answer::start(&app, context, body, read_prompts).await?.into_answer();
-    let started = answer.started();
+    let (started, prompt_tokens) = (answer.started(), answer.prompt_tokens());
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
     let writing = Writing { serving, answer, wish, choices };
     let mut response = match writing.answer.form().delivery {
         Delivery::Whole => writing.whole().await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
-    answer::describe(&mut response, started);
+    answer::describe(&mut response, started, prompt_tokens);
     Ok(response)
 }
 

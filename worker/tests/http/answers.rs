@@ -72,8 +72,12 @@ async fn headers_say_who_answered_and_what_was_reused() {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!((header("x-request-id"), header("x-warmpath-worker")), ("r-1".to_owned(), "w-7".to_owned()));
         assert_eq!(header("x-warmpath-predicted-cached-tokens"), "32");
-        let reused = header("x-warmpath-cached-tokens");
-        (header("x-warmpath-slot"), reused.parse::<u32>().expect("a number"), response.text().await.expect("a body"))
+        let (slot, reused) = (header("x-warmpath-slot"), header("x-warmpath-cached-tokens"));
+        let prompt_tokens = header("x-warmpath-prompt-tokens");
+        let text = response.text().await.expect("a body");
+        let whole: Option<Value> = serde_json::from_str(&text).ok();
+        assert!(whole.is_none_or(|whole| whole["usage"]["prompt_tokens"].to_string() == prompt_tokens));
+        (slot, reused.parse::<u32>().expect("a number"), text)
     };
     let (slot, cached, _) = ask("1", false).await;
     assert_eq!((slot.as_str(), cached), ("1", 0));

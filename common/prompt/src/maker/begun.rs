@@ -1,22 +1,27 @@
-//! A chat on its way to its tokens: rendered, cut at its special tokens, and what was seen before looked up.
+//! A prompt on its way to its tokens: rendered, cut at its special tokens, and what was seen before looked up.
 //!
 //! Not here: rendering (`fitted`), cutting (`partition`). The idea: to come this far takes some nanoseconds a byte, to tokenize takes
-//! twenty times that. Who must not be held up can see in between how much is left.
+//! twenty times that. Who must not be held up can see in between how much is left, and ask for the beginning alone.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
-use super::{Cut, Prompt, PromptMaker};
+use super::{Cut, PromptMaker};
 use crate::error::PromptError;
 use crate::partition::Piece;
 
-/// Is a chat of which only text is left to be tokenized that was not seen before.
+/// Is how many bytes of text are taken for a token, where nothing of the prompt has been tokenized.
+///
+/// Source: English prose, by common tokenizers.
+const BYTES_PER_TOKEN: f64 = 4.0;
+
+/// Is a prompt of which only text is left to be tokenized that was not seen before.
 #[derive(Debug)]
-pub struct BegunChat {
-    cut: Cut,
+pub struct BegunPrompt {
+    pub(super) cut: Cut,
     parts: Vec<Part>,
     unseen_bytes: usize,
 }
@@ -25,11 +30,20 @@ pub struct BegunChat {
 #[derive(Debug)]
 enum Part {
     Special(Token),
-    Seen(Arc<[Token]>),
+    Seen { tokens: Arc<[Token]>, n_bytes: usize },
     Unseen(Range<usize>),
 }
 
-impl BegunChat {
+/// Is the beginning of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beginning {
+    /// Is the tokens that are known.
+    pub tokens: Vec<Token>,
+    /// Is the number of those that follow, as far as it can be guessed.
+    pub n_left: usize,
+}
+
+impl BegunPrompt {
     /// Returns how much text is left to be tokenized. Units: bytes.
     pub fn unseen_bytes(&self) -> usize {
         self.unseen_bytes
@@ -40,24 +54,24 @@ impl PromptMaker {
     /// Renders a chat and looks up what is known of its tokens.
     ///
     /// Cost: rendering; nothing is tokenized. Errors: see [`PromptError`].
-    pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunChat, PromptError> {
+    pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
         Ok(self.begin(self.cut(self.rendered(request)?)))
     }
 
-    /// Returns the prompt of a chat that this maker has begun.
+    /// Looks up what is known of the tokens of a completion request's text, control tokens parsed.
     ///
-    /// Cost: that of tokenizing what is left.
-    pub fn finish_chat(&self, begun: BegunChat) -> Prompt {
-        let tokens = self.finish(&begun);
-        Prompt { text: begun.cut.into_text(), tokens }
+    /// Cost: finding control tokens; nothing is tokenized.
+    pub fn begin_text(&self, text: String) -> BegunPrompt {
+        let pieces = self.partitioner.partition(text.as_bytes());
+        self.begin(Cut { text, pieces, stand_ins: None })
     }
 
-    pub(super) fn begin(&self, cut: Cut) -> BegunChat {
+    fn begin(&self, cut: Cut) -> BegunPrompt {
         let mut unseen_bytes = 0;
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
             Piece::Text(range) => match self.fragments.seen(&cut.fragment(range)) {
-                Some(tokens) => Part::Seen(tokens),
+                Some(tokens) => Part::Seen { tokens, n_bytes: range.len() },
                 None => {
                     unseen_bytes += range.len();
                     Part::Unseen(range.clone())
@@ -65,26 +79,105 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunChat { cut, parts, unseen_bytes }
+        BegunPrompt { cut, parts, unseen_bytes }
     }
 
-    /// Returns the tokens, with those that the vocabulary adds.
-    pub(super) fn finish(&self, begun: &BegunChat) -> Vec<Token> {
+    /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds.
+    ///
+    /// Cost: that of tokenizing what is left.
+    pub fn tokens(&self, begun: &BegunPrompt) -> Vec<Token> {
         let mut tokens = self.vocabulary.prefix.clone();
         // What prose takes; where it is more, the list grows.
         tokens.reserve(begun.cut.text.len() / 4);
         for part in &begun.parts {
             match part {
                 Part::Special(token) => tokens.push(*token),
-                Part::Seen(seen) => tokens.extend_from_slice(seen),
-                Part::Unseen(range) => {
-                    let fragment = begun.cut.fragment(range);
-                    let fresh = self.vocabulary.tokenize_plain(&fragment);
-                    tokens.extend_from_slice(&self.fragments.add(&fragment, fresh));
-                }
+                Part::Seen { tokens: seen, .. } => tokens.extend_from_slice(seen),
+                Part::Unseen(range) => tokens.extend_from_slice(&self.tokenized(&begun.cut.fragment(range))),
             }
         }
         tokens.extend_from_slice(&self.vocabulary.suffix);
         tokens
+    }
+
+    fn tokenized(&self, fragment: &str) -> Arc<[Token]> {
+        self.fragments.add(fragment, self.vocabulary.tokenize_plain(fragment))
+    }
+
+    /// Returns the first of the tokens that [`Self::tokens`] gives: of text that was not seen before those of as many bytes as are
+    /// wanted, or of fewer, where no text may be cut there.
+    ///
+    /// Cost: that of tokenizing so much.
+    pub fn beginning(&self, begun: &BegunPrompt, unseen_bytes: RangeInclusive<usize>) -> Beginning {
+        let mut tokens = self.vocabulary.prefix.clone();
+        let (mut n_text_bytes, mut n_text_tokens, mut n_taken) = (0, 0, 0);
+        let mut parts = begun.parts.iter();
+        let mut left = Left::default();
+        for part in parts.by_ref() {
+            let n_before = tokens.len();
+            match part {
+                Part::Special(token) => {
+                    tokens.push(*token);
+                    continue;
+                }
+                Part::Seen { tokens: seen, n_bytes } => {
+                    tokens.extend_from_slice(seen);
+                    n_text_bytes += n_bytes;
+                }
+                Part::Unseen(range) => {
+                    let fragment = begun.cut.fragment(range);
+                    let wanted = unseen_bytes.start().saturating_sub(n_taken)..=unseen_bytes.end() - n_taken;
+                    let portion = self.portion(&fragment, wanted);
+                    if portion.len() == fragment.len() {
+                        tokens.extend_from_slice(&self.tokenized(portion));
+                    } else if !portion.is_empty() {
+                        tokens.extend(self.vocabulary.tokenize_plain(portion));
+                    }
+                    left.bytes += fragment.len() - portion.len();
+                    n_taken += portion.len();
+                    n_text_bytes += portion.len();
+                }
+            }
+            n_text_tokens += tokens.len() - n_before;
+            if left.bytes > 0 {
+                break;
+            }
+        }
+        parts.for_each(|part| left.add(part));
+        let bytes_per_token =
+            if n_text_tokens > 0 { n_text_bytes as f64 / n_text_tokens as f64 } else { BYTES_PER_TOKEN };
+        let n_left = left.tokens + self.vocabulary.suffix.len() + (left.bytes as f64 / bytes_per_token).ceil() as usize;
+        Beginning { tokens, n_left }
+    }
+
+    /// Returns as much of a fragment as is wanted, at its beginning: more where it may not be cut, nothing where that is too much.
+    fn portion<'t>(&self, fragment: &'t str, n_bytes: RangeInclusive<usize>) -> &'t str {
+        let (wanted, allowed) = (*n_bytes.start(), *n_bytes.end());
+        if wanted == 0 {
+            return "";
+        }
+        if fragment.len() <= wanted {
+            return fragment;
+        }
+        let uncut = if fragment.len() <= allowed { fragment } else { "" };
+        self.vocabulary.beginning(fragment, n_bytes).unwrap_or(uncut)
+    }
+}
+
+/// Is what follows the beginning of a prompt.
+#[derive(Default)]
+struct Left {
+    tokens: usize,
+    /// Counts text whose tokens are not known.
+    bytes: usize,
+}
+
+impl Left {
+    fn add(&mut self, part: &Part) {
+        match part {
+            Part::Special(_) => self.tokens += 1,
+            Part::Seen { tokens, .. } => self.tokens += tokens.len(),
+            Part::Unseen(range) => self.bytes += range.len(),
+        }
     }
 }

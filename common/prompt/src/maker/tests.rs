@@ -1,6 +1,7 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
 mod growing;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -347,6 +348,22 @@ proptest! {
     }
 
     #[test]
+    fn a_beginning_is_that_of_the_tokens((name, maker) in any_maker(), texts in prop::collection::vec(calm_text(), 3), seen in 0..4usize, least in 0..60usize) {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        // Some of it was seen before, the rest was not, nor by another case.
+        if let Ok(earlier) = maker.begin_chat(&chat(&texts[..seen.min(3)])) {
+            maker.tokens(&earlier);
+        }
+        let Ok(begun) = maker.begin_chat(&chat(&texts)) else { return Ok(()) };
+        let beginning = maker.beginning(&begun, least..=2 * least);
+        let tokens = maker.tokens(&begun);
+        prop_assert!(tokens.starts_with(&beginning.tokens), "{}: {:?}", name, texts);
+        if begun.unseen_bytes() <= least {
+            prop_assert_eq!(beginning.tokens.len() + maker.vocabulary.suffix.len(), tokens.len(), "{}: {:?}", name, texts);
+        }
+    }
+
+    #[test]
     fn no_control_token_comes_from_a_client((name, maker, texts) in any_maker().prop_flat_map(|(name, maker)| {
         (Just(*name), Just(maker), prop::collection::vec(hostile_text(maker), 3))
     })) {
@@ -372,47 +389,6 @@ proptest! {
             control_tokens(maker, &hostile.tokens), control_tokens(maker, &calm.tokens),
             "{}: {:?}", name, hostile.text
         );
-    }
-}
-
-/// Lists every vocabulary whose texts are cut at words.
-static CUT_AT_WORDS: LazyLock<Vec<(PathBuf, Vocabulary)>> = LazyLock::new(|| {
-    let files = std::fs::read_dir(fixtures().join("vocab")).unwrap().map(|file| file.unwrap().path());
-    let opened = files.filter_map(|path| Some((path.clone(), Vocabulary::open(&path).ok()?)));
-    opened.filter(|(_, vocabulary)| vocabulary.cuts_at_words()).collect()
-});
-
-#[test]
-fn most_vocabularies_are_cut_at_words_and_those_with_phrases_as_tokens_are_not() {
-    let names: Vec<&str> = CUT_AT_WORDS.iter().filter_map(|(path, _)| path.file_stem()?.to_str()).collect();
-    for name in ["qwen2", "llama-bpe", "gemma-4", "command-r", "falcon", "starcoder", "mpt"] {
-        assert!(names.contains(&name), "{name} is cut: {names:?}");
-    }
-    for name in ["llama-spm", "phi-3", "bert-bge", "deepseek-llm"] {
-        assert!(!names.contains(&name), "{name} is no byte-pair encoding, or has tokens across words");
-    }
-}
-
-/// Returns texts in which everything that splitters look at stands beside words: spaces, digits, contractions, other scripts.
-fn prose() -> impl Strategy<Value = String> {
-    let piece = prop_oneof![
-        8 => "[ ]?[A-Za-z]{1,12}",
-        2 => prop::sample::select(vec![
-            "'s", "'LL", " don't", "\n", "\r\n", "  ", "   ", "\t", ".", ", ", "...", " -- ", "(", ")", "_", "/", "http://a.b/c d", "7", " 2026",
-            "12345", "é", " über", "naïve", "中文", " 日本", "한국 a", "مرحبا", " \u{301}", "🙂", "ſ", "İ", "\u{a0}", "e\u{301} a", "$", "#!", "camelCase Word",
-        ]).prop_map(str::to_owned),
-    ];
-    prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-    #[test]
-    fn words_give_the_tokens_of_the_text_in_every_vocabulary(text in prose()) {
-        for (path, vocabulary) in CUT_AT_WORDS.iter() {
-            let whole = vocabulary.tokenize(&text, AddSpecial::No, ParseSpecial::No);
-            prop_assert_eq!(vocabulary.tokenize_plain(&text), whole, "{}: {:?}", path.display(), text);
-        }
     }
 }
 

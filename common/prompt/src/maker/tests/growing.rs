@@ -4,6 +4,7 @@
 
 use std::sync::Mutex;
 
+use super::words::prose;
 use super::*;
 
 /// Is a vocabulary whose words are remembered, and one of another kind; the templates are put into it in turn.
