@@ -25,7 +25,6 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::conversations::Spoken;
 use warmpath_router_core::decision_log::Outcome as Came;
-use warmpath_router_core::dispatch::Ask;
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::rest::Rest;
@@ -38,7 +37,7 @@ use crate::http::state::{App, Place};
 use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
 
-use choice::{Choice, Choosing, ask, choose, find_matches};
+use choice::{Choice, Choosing, ask, choose, find_matches, unread};
 use diagnosis::Diagnosis;
 use early::Comments;
 use relay::Relay;
@@ -118,8 +117,8 @@ async fn attempt_until_answered(
     comments: &Comments,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
-    listen(app, &arrival, &prepared).await;
     let mut trail = Trail::default();
+    listen(app, &arrival, &mut prepared, &mut trail).await?;
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
             Ok(Choosing::Chosen(choice)) => choice,
@@ -281,21 +280,30 @@ async fn read(
 }
 
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
-async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
-    let (start, view) = (Instant::now(), app.fleet.view());
-    let ask = Ask { now: start, ..ask(&arrival.id, prepared, &[]) };
-    if !app.fleet.books().may_listen(&view, &ask) {
-        return;
+///
+/// Errors: `Internal`, where tokenizing panics.
+async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &mut Trail) -> Result<(), RequestError> {
+    let view = app.fleet.view();
+    if !app.fleet.books().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+        return Ok(());
     }
-    let matches = find_matches(app, prepared);
-    let ask = Ask { prompt: ask.prompt.with_matches(Some(&matches)), ..ask };
-    let listened = app.fleet.books().listen(&view, &ask, &mut rand::rng());
-    if listened.is_zero() {
-        return;
+    // How much of it is held must be known first: who finds all of it somewhere need not listen.
+    let listened = loop {
+        let matches = find_matches(app, prepared);
+        let ask = ask(&arrival.id, prepared, &matches);
+        let unread = unread(app, &ask, trail);
+        if unread.is_empty() {
+            break app.fleet.books().listen(&view, &ask, &mut rand::rng());
+        }
+        read(app, arrival, (unread, prepared), trail).await?;
+    };
+    if !listened.is_zero() {
+        let start = Instant::now();
+        tokio::time::sleep(listened).await;
+        app.metrics.listened.observe(start.elapsed().as_secs_f64());
+        arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
     }
-    tokio::time::sleep(listened).await;
-    app.metrics.listened.observe(start.elapsed().as_secs_f64());
-    arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
+    Ok(())
 }
 
 /// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.

@@ -107,6 +107,24 @@ async fn of_a_long_prompt_that_is_new_only_the_beginning_is_tokenized_and_of_one
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_long_prompt_of_which_only_the_beginning_was_tokenized_is_not_held_back_where_all_of_it_is_held() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    // Nobody has been heard of, so that others may be there, and the prompt takes three seconds.
+    let texts = ["Why?", "Where?"].map(|question| format!("{}{question}", long_text("bread").repeat(8)));
+    let n_listened = "warmpath_router_listen_seconds_count";
+    let keys = chat_keys(&texts[0], "");
+    workers[1].hold(&texts[0], None, 2);
+    knows_blocks(&router, 1, keys.len()).await;
+    let response = router.chat(&texts[0]).await;
+    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (keys.len() * 16).to_string());
+    assert_eq!(router.metric(n_listened).await, 0.0);
+    let body = json!({"messages": [{"role": "user", "content": texts[1]}], "cache_salt": "another"});
+    assert_eq!(router.post("/v1/chat/completions", body.to_string()).await.status(), 200);
+    assert_eq!(router.metric(n_listened).await, 1.0, "nobody holds this one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn how_far_long_prompts_agree_that_come_at_once_is_found_out() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));

@@ -79,6 +79,11 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
     }
 }
 
+/// Returns the prompts that have to be read before a worker is chosen, as long as that may be waited for.
+pub(super) fn unread(app: &App, ask: &Ask<'_>, trail: &Trail) -> Vec<Arc<dyn Rest>> {
+    if trail.may_read() { app.fleet.books().unread(ask) } else { Vec::new() }
+}
+
 /// Chooses a worker and books the request there, unless more has to be known of its prompt first.
 ///
 /// Errors: [`NoWorker`], with the reasons.
@@ -91,7 +96,7 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
     let start = Instant::now();
     let view = app.fleet.view();
     let ask = Ask { tried: &trail.tried, now: start, ..ask(&arrival.id, prepared, &matches) };
-    let unread = if trail.may_read() { app.fleet.books().unread(&ask) } else { Vec::new() };
+    let unread = unread(app, &ask, trail);
     if !unread.is_empty() {
         return Ok(Choosing::Unread(unread));
     }
