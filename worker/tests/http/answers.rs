@@ -73,10 +73,10 @@ async fn headers_say_who_answered_and_what_was_reused() {
         assert_eq!((header("x-request-id"), header("x-warmpath-worker")), ("r-1".to_owned(), "w-7".to_owned()));
         assert_eq!(header("x-warmpath-predicted-cached-tokens"), "32");
         let (slot, reused) = (header("x-warmpath-slot"), header("x-warmpath-cached-tokens"));
-        let prompt_tokens = header("x-warmpath-prompt-tokens");
+        let prompt_tokens: u64 = header("x-warmpath-prompt-tokens").parse().expect("a number");
         let text = response.text().await.expect("a body");
         let whole: Option<Value> = serde_json::from_str(&text).ok();
-        assert!(whole.is_none_or(|whole| whole["usage"]["prompt_tokens"].to_string() == prompt_tokens));
+        assert!(whole.is_none_or(|whole| whole["usage"]["prompt_tokens"] == prompt_tokens));
         (slot, reused.parse::<u32>().expect("a number"), text)
     };
     let (slot, cached, _) = ask("1", false).await;

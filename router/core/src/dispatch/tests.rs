@@ -114,7 +114,7 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 #[test]
 fn who_hears_others_listens_before_a_prompt_that_takes_long() {
     let mut world = World::new(2);
-    let cold = PromptView::Estimated { n_tokens: 4000 };
+    let cold = PromptView::Estimated { n_tokens: 1000 };
     assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "nothing is known of others");
     let (_, _ticket) = world.send("own", &[]).expect("sent");
     world.accepted("own");
@@ -123,7 +123,7 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
     // A thousand tokens take a second.
     assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40));
     assert_eq!(
-        world.listen_max(PromptView::Estimated { n_tokens: 1900 }, &[]),
+        world.listen_max(PromptView::Estimated { n_tokens: 475 }, &[]),
         Duration::ZERO,
         "too short for any news"
     );
@@ -132,14 +132,30 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
         let (tier, state) = (Tier::Resident, RunState::Ready);
         [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
     };
-    let held = |matches| PromptView::Known { n_tokens: 4000, keys: &keys, matches };
-    assert_eq!(world.listen_max(held(&found(1, 30)), &[]), Duration::from_micros(30_400), "960 tokens are there");
+    let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches };
+    assert_eq!(world.listen_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
     assert_eq!(world.listen_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
     world.change(0, |worker| worker.link = Link::Connecting);
     assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
     world.now += Duration::from_secs(600);
     assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "the others have gone");
     assert_eq!(World::new(1).listen_max(cold, &[]), Duration::ZERO, "there is no choice");
+}
+
+#[test]
+fn what_begins_alike_is_held_back_alike() {
+    let world = World::new(2);
+    let (request_id, model) = (id("asked"), model());
+    let listen = |keys: &[BlockKey], seed| {
+        let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[] };
+        world.dispatch.listen(&world.fleet, &ask(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
+    };
+    let keys: Vec<_> = (1..41).map(BlockKey).collect();
+    assert_eq!(listen(&keys, 1), listen(&keys[..20], 2));
+    let all: std::collections::BTreeSet<_> = (0..20).map(|from| listen(&keys[from..], 1)).collect();
+    assert_eq!(all.len(), 20, "what does not is held back otherwise");
+    assert!(all.iter().all(|listened| *listened <= Duration::from_millis(40)));
+    assert!(all.last().expect("twenty") > &Duration::from_millis(30) && all.first() < Some(&Duration::from_millis(10)));
 }
 
 #[test]
