@@ -49,6 +49,11 @@ use upstream::{Answer, AttemptError, Refusal, Upstream};
 /// Source: own choice: the first time shows how far it goes on like others; only some that come meanwhile can ask for a second.
 const READS_MAX: u32 = 4;
 
+/// Is the pause between two looks of who listens whether there is anybody to listen to.
+///
+/// Source: own choice: what a worker says is heard some milliseconds later.
+const LISTEN_PAUSE: Duration = Duration::from_millis(5);
+
 /// Is a request that has arrived whole.
 pub struct Arrival {
     /// Names the request.
@@ -299,7 +304,13 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &m
     };
     if !listened.is_zero() {
         let start = Instant::now();
-        tokio::time::sleep(listened).await;
+        while let Some(left) = listened.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            tokio::time::sleep(left.min(LISTEN_PAUSE)).await;
+            // Who hears only of requests of its own is alone.
+            if !app.fleet.books().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+                break;
+            }
+        }
         app.metrics.listened.observe(start.elapsed().as_secs_f64());
         arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
     }

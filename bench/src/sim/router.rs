@@ -120,6 +120,13 @@ impl Router {
         dispatch.listen(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
+    /// Returns whether a request that is held back may go on waiting.
+    pub fn may_listen(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
+        let Books::Own { dispatch, .. } = &self.books else { return false };
+        let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
+        dispatch.may_listen(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
+    }
+
     /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is there.
     pub fn choose(
         &mut self,

@@ -25,6 +25,9 @@ use super::worker::{self, Worker};
 /// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
 const PUSH_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Is the pause between two looks of who listens whether there is anybody to listen to, as the router has it.
+const LISTEN_PAUSE: Duration = Duration::from_millis(5);
+
 /// Is the fleet and what is done with it.
 #[derive(Debug, Clone)]
 pub struct Scene {
@@ -131,7 +134,8 @@ struct Errand {
     receipt: Option<Receipt>,
     worker: usize,
     predicted_tokens: u32,
-    has_listened: bool,
+    /// Is until when it is held back; absent before that is known.
+    listens_until: Option<Duration>,
     tried: Vec<WorkerIdx>,
 }
 
@@ -235,13 +239,18 @@ impl World<'_> {
 
     fn arrive(&mut self, request: usize) {
         let errand = &mut self.errands[request];
-        let (id, is_new) = (name(request), errand.tried.is_empty());
-        if is_new && !errand.has_listened {
-            errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
-            errand.has_listened = true;
-            let listened = self.routers[errand.router].listen(&self.trace.requests[request], &id, self.now);
-            if !listened.is_zero() {
-                return self.schedule(self.now + listened, Event::Arrive { request });
+        let (id, now) = (name(request), self.now);
+        if errand.tried.is_empty() {
+            let until = match errand.listens_until {
+                Some(until) => until,
+                None => {
+                    errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
+                    now + self.routers[errand.router].listen(&self.trace.requests[request], &id, now)
+                }
+            };
+            errand.listens_until = Some(until);
+            if until > now && self.routers[errand.router].may_listen(&self.trace.requests[request], &id, now) {
+                return self.schedule(until.min(now + LISTEN_PAUSE), Event::Arrive { request });
             }
         }
         let asked = (&id, &errand.tried[..]);
