@@ -34,10 +34,11 @@ async fn events(response: reqwest::Response) -> Vec<String> {
 #[tokio::test]
 async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
     let mut rig = Rig::start(3, &[]).await?;
-    // One long stream at each worker.
+    // Long streams at several workers: who holds the block with which every chat starts may get the first of them, up to its slots.
     let url = format!("{}/v1/chat/completions", rig.router_url());
-    let mut streams = Vec::new();
-    for seed in 1..=3 {
+    let mut streams: Vec<(usize, reqwest::Response)> = Vec::new();
+    while streams.len() < 3 || streams.iter().all(|(worker_idx, _)| *worker_idx == streams[0].0) {
+        let seed = streams.len() as u64 + 1;
         let body = json!({
             "messages": messages(seed), "stream": true, "temperature": 0, "ignore_eos": true, "max_tokens": 1500,
         });
