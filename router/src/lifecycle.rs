@@ -25,6 +25,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::conversations::Spoken;
 use warmpath_router_core::decision_log::Outcome as Came;
+use warmpath_router_core::dispatch::LISTEN_PAUSE;
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::rest::Rest;
@@ -48,11 +49,6 @@ use upstream::{Answer, AttemptError, Refusal, Upstream};
 ///
 /// Source: own choice: the first time shows how far it goes on like others; only some that come meanwhile can ask for a second.
 const READS_MAX: u32 = 4;
-
-/// Is the pause between two looks of who listens whether there is anybody to listen to.
-///
-/// Source: own choice: what a worker says is heard some milliseconds later.
-const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Is a request that has arrived whole.
 pub struct Arrival {

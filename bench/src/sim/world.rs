@@ -14,6 +14,7 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::dispatch::LISTEN_PAUSE;
 
 use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};
@@ -24,9 +25,6 @@ use super::worker::{self, Worker};
 ///
 /// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
 const PUSH_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Is the pause between two looks of who listens whether there is anybody to listen to, as the router has it.
-const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Is the fleet and what is done with it.
 #[derive(Debug, Clone)]

@@ -218,15 +218,22 @@ fn says_more(before: &Spoken, now: &Spoken) -> bool {
 
 /// Returns whether a prompt agrees with an earlier one as far as both were tokenized, and one of them was not to its end.
 fn is_cut_short(before: &Spoken, now: &Spoken) -> bool {
-    let n_common = before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count();
+    let n_common = n_common_blocks(before, now);
     [before, now].iter().any(|spoken| !spoken.is_whole && spoken.keys.len() == n_common)
 }
 
+fn n_common_blocks(before: &Spoken, now: &Spoken) -> usize {
+    before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count()
+}
+
 fn first_difference(before: &Spoken, now: &Spoken) -> PrefixBreak {
-    let block = before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count();
     let message = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
     let index = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    PrefixBreak { block: index(block), message: message.map(index), role: message.map(|idx| now.marks[idx].role) }
+    PrefixBreak {
+        block: index(n_common_blocks(before, now)),
+        message: message.map(index),
+        role: message.map(|idx| now.marks[idx].role),
+    }
 }
 
 #[cfg(test)]

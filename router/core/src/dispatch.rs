@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use explain::{Explanation, Weighed};
+pub use listen::LISTEN_PAUSE;
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};

@@ -18,7 +18,7 @@ use crate::fleet::FleetView;
 
 /// Is the longest that is listened, as a part of the time that the prompt takes to compute where that is cheapest.
 ///
-/// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99 18 to 81 % above one
+/// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99 19 to 81 % above one
 /// router's.
 const LISTENED: f64 = 0.04;
 
@@ -32,6 +32,11 @@ const NEWS_AGE: Duration = Duration::from_millis(20);
 ///
 /// Source: own choice: by then whatever could be heard has been.
 const LISTENED_MAX: Duration = Duration::from_millis(100);
+
+/// Is the pause between two looks of who listens whether there is anybody to listen to.
+///
+/// Source: own choice: what a worker says is heard some milliseconds later.
+pub const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 impl Dispatch {
     /// Returns whether a request may have to be held back, whatever the workers hold of its prompt, which need not be known yet.
