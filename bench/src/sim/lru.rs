@@ -1,6 +1,6 @@
-//! One cache of the whole fleet's size, as the best that any routing could be: the least recently used block leaves.
+//! One cache of the size of all workers' stores, what hits are compared with: the least recently used block leaves.
 //!
-//! Not here: the workers' own caches (`worker`).
+//! Not here: the workers' own caches (`worker`), where what runs is held beside the store.
 //! The idea: a prompt uses its blocks from the last to the first, so that of one prompt the deepest leaves first: a block
 //! without those before it is of no use. Exact, in order of arrival, without any time.
 

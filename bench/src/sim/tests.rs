@@ -79,6 +79,17 @@ fn a_cache_that_is_too_small_loses_what_was_used_longest_ago() {
     assert_eq!(served(lines, &scene("predicted-ttft", 1))[2].map(|served| served.cached_tokens), Some(900));
 }
 
+#[test]
+fn who_comes_while_another_runs_starts_from_its_slot_and_afterwards_from_what_the_store_has_room_for() {
+    let worker = worker::Shape { n_blocks_max: 4, decode_step_ms: 100.0, ..WORKER };
+    let lines = || vec![line(0.0, 1000, 0..10), line(1500.0, 1100, 0..11), line(60_000.0, 1100, 0..11)];
+    let small = served(lines(), &Scene { workers: vec![worker], ..scene("predicted-ttft", 1) });
+    let cached = |served: &[Option<Served>]| served.iter().flatten().map(|s| s.cached_tokens).collect::<Vec<_>>();
+    assert_eq!(cached(&small), [0, 1000, 400]);
+    let predicted: Vec<u32> = small.iter().flatten().map(|served| served.predicted_tokens).collect();
+    assert_eq!(predicted, cached(&small), "what is said is what is there");
+}
+
 fn args(shape: TraceShape) -> SimArgs {
     SimArgs {
         trace: None,
@@ -143,8 +154,9 @@ fn without_a_worker_nothing_is_answered() {
 fn load_is_prompt_tokens_over_what_the_workers_could_compute() {
     let args = SimArgs { load: 0.5, speeds: vec![1.0], cache_share: 1e-9, ..args(TraceShape::Rag) };
     let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
-    // Next to nothing is cached, so what is in use is the load, but for the time of the last answers.
-    assert!((outcomes[0].utilisation - 0.5).abs() < 0.06, "{outcomes:?}");
+    // What is in use is the part of the load that has to be computed, but for the time of the last answers.
+    let computed = 0.5 * (1.0 - outcomes[0].block_hit_ratio);
+    assert!((outcomes[0].utilisation - computed).abs() < 0.04, "{outcomes:?}");
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! A simulated worker: requests in, steps of virtual time, first tokens and announcements out.
 //!
 //! Not here: virtual time itself (`world`), who gets which request (`router`).
-//! The idea: what decides is production code: the batch plan says who computes how much in a step, the chunk index what is
-//! found, kept and evicted, the averages what the worker says of its speed. Modelled instead: a step takes the time of its
-//! prompt tokens at the worker's rate, plus that of one decoding step where anything decodes; a request whose next block is
-//! being computed by another waits for it, as the slot plan has it; slots have no state of their own. As in the engine's
-//! thread, what comes during a step is looked at when that ends; until then it is said to wait, and what it promises to fill.
+//! The idea: what decides is production code: the slot plan says where a request starts and whom it waits for, the batch plan who
+//! computes how much in a step, the chunk index what is found, kept and evicted, the averages what the worker says of its speed.
+//! Modelled instead: a step takes the time of its prompt tokens at the worker's rate, plus that of one decoding step where anything
+//! decodes; answers leave nothing behind. As in the engine's thread, what comes during a step is looked at when that ends; until
+//! then it is said to wait, and what it promises to fill.
 
 mod cache;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use warmpath_common::block_hash::BlockKey;
@@ -20,6 +20,7 @@ use warmpath_worker_core::arrivals::Arrivals;
 use warmpath_worker_core::batch_plan::{Pending, Room, Work, plan};
 use warmpath_worker_core::promises::{PromiseId, Promises};
 use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
 
 use super::trace::Trace;
 use cache::Cache;
@@ -55,11 +56,12 @@ pub struct Worker {
     arrivals: Arrivals,
     queue: VecDeque<Queued>,
     running: Vec<Running>,
-    free_slots: Vec<SlotId>,
     step: Option<Step>,
     /// Is the time to bring stored blocks to the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
     promises: Promises,
+    /// Has the blocks that are said to be there or filling.
+    said: HashSet<BlockKey>,
     /// Lists what is to be said of blocks.
     changes: Vec<Change>,
     accepted: Vec<Change>,
@@ -71,8 +73,8 @@ struct Queued {
     request: usize,
     /// Is when it came.
     came: Duration,
-    /// Counts the blocks that were stored when it was looked at last.
-    n_stored: usize,
+    /// Counts the blocks that were expected to be cached when it came.
+    n_cached: usize,
 }
 
 #[derive(Debug)]
@@ -122,16 +124,16 @@ impl Worker {
         Self {
             shape,
             block_tokens,
-            cache: Cache::new(shape.n_blocks_max, block_tokens),
+            cache: Cache::new(shape, block_tokens),
             averages: Averages::default(),
             inbox: Vec::new(),
             arrivals: Arrivals::default(),
             queue: VecDeque::new(),
             running: Vec::new(),
-            free_slots: (0..shape.n_slots).rev().map(SlotId).collect(),
             step: None,
             restore_ms: 0.0,
             promises: Promises::default(),
+            said: HashSet::new(),
             changes: Vec::new(),
             accepted: Vec::new(),
         }
@@ -167,14 +169,14 @@ impl Worker {
         self.measure(&step);
         for (slot, n_tokens) in &step.shares {
             let idx = self.running.iter().position(|running| running.slot == *slot).expect("a share has its sequence");
-            events.extend(self.advance(trace, idx, (n_tokens * step.n_repeats, now)));
+            events.extend(self.advance(trace, idx, n_tokens * step.n_repeats));
         }
         let is_over = |running: &Running| running.n_answered >= trace.requests[running.request].answer_tokens;
         let (over, running) = std::mem::take(&mut self.running).into_iter().partition(is_over);
         self.running = running;
         let over: Vec<Running> = over;
         for ended in over {
-            self.free_slots.push(ended.slot);
+            self.cache.end(&trace.requests[ended.request], ended.slot, millis(now));
             self.averages.answer(ended.n_answered);
             events.push(Event::Last { request: ended.request });
         }
@@ -208,9 +210,8 @@ impl Worker {
     /// Returns how busy the worker is.
     pub fn load(&self, trace: &Trace) -> Load {
         let queued = self.queue.iter().map(|queued| {
-            let request = &trace.requests[queued.request];
-            let n_cached = queued.n_stored.min(request.reusable_blocks(self.block_tokens)) as u64;
-            u64::from(request.prompt_tokens) - n_cached * u64::from(self.block_tokens)
+            let n_cached_tokens = queued.n_cached as u64 * u64::from(self.block_tokens);
+            u64::from(trace.requests[queued.request].prompt_tokens) - n_cached_tokens
         });
         let left = |running: &Running| trace.requests[running.request].prompt_tokens - running.n_computed;
         self.arrivals.beside(&Load {
@@ -225,61 +226,71 @@ impl Worker {
         })
     }
 
-    /// Takes in what has come since the last step, and gives slots to those who wait, in the order of their arrival; who starts from what another is about to compute waits.
+    /// Takes in what has come since the last step, and starts whoever can start now, in the order of their arrival.
     fn admit(&mut self, trace: &Trace, now: Duration) {
         for (request, came) in std::mem::take(&mut self.inbox) {
             self.arrivals.leave(promise_id(request));
-            let n_stored = self.cache.n_stored(&trace.requests[request]);
-            self.queue.push_back(Queued { request, came, n_stored });
+            let n_cached = self.cache.n_usable(&trace.requests[request]);
+            self.queue.push_back(Queued { request, came, n_cached });
         }
         let mut idx = 0;
-        while idx < self.queue.len() && !self.free_slots.is_empty() {
-            let request = &trace.requests[self.queue[idx].request];
-            let n_stored = self.cache.n_stored(request);
-            let n_cached = n_stored.min(request.reusable_blocks(self.block_tokens));
-            self.queue[idx].n_stored = n_stored;
-            if n_stored == n_cached && self.cache.is_coming(request, n_stored) {
-                idx += 1;
-                continue;
+        while idx < self.queue.len() {
+            match self.cache.plan(&trace.requests[self.queue[idx].request]) {
+                Decision::NoSlot => return,
+                Decision::WaitFor { .. } => idx += 1,
+                Decision::Fetch(_) => unreachable!("there is no disk to read from"),
+                Decision::Start(plan) => {
+                    let queued = self.queue.remove(idx).expect("the index is below the length");
+                    self.start(trace, (queued, &plan), now);
+                }
             }
-            let queued = self.queue.remove(idx).expect("the index is below the length");
-            self.start(trace, (queued, n_cached), now);
         }
     }
 
-    /// Promises what of a request's prompt is neither there nor being computed.
+    /// Tells of a request what it promises to fill.
     fn promise(&mut self, trace: &Trace, request: usize) {
         self.pass_changes();
         let asked = &trace.requests[request];
-        let n_stored = self.cache.n_stored(asked);
-        let is_said = |idx, _: &BlockKey| idx < n_stored || self.cache.is_coming(asked, idx);
-        let n_said = asked.keys.iter().enumerate().take_while(|(idx, key)| is_said(*idx, key)).count();
-        let n_cached = n_said.min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
-        self.arrivals.come(promise_id(request), asked.prompt_tokens - n_cached);
-        self.changes.extend(self.promises.make(promise_id(request), asked.keys.clone(), is_said));
+        let n_said = asked.keys.iter().take_while(|key| self.said.contains(*key)).count();
+        let n_cached_tokens = n_said.min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
+        self.arrivals.come(promise_id(request), asked.prompt_tokens - n_cached_tokens);
+        let changes = self.promises.make(promise_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
+        self.say(changes);
     }
 
     /// Takes over what the cache has to say.
     fn pass_changes(&mut self) {
         for change in self.cache.take_changes() {
-            self.changes.extend(self.promises.pass(change));
+            let changes = self.promises.pass(change);
+            self.say(changes);
         }
     }
 
-    fn start(&mut self, trace: &Trace, (queued, n_cached): (Queued, usize), now: Duration) {
+    fn say(&mut self, changes: impl IntoIterator<Item = Change>) {
+        for change in changes {
+            match &change {
+                Change::Stored(run) => self.said.extend(&run.keys),
+                Change::Removed(keys) => keys.iter().for_each(|key| _ = self.said.remove(key)),
+                Change::Accepted(_) => {}
+            }
+            self.changes.push(change);
+        }
+    }
+
+    fn start(&mut self, trace: &Trace, (queued, plan): (Queued, &SlotPlan), now: Duration) {
         let Queued { request, came, .. } = queued;
-        let slot = self.free_slots.pop().expect("the caller has seen a free slot");
-        self.cache.start(&trace.requests[request], n_cached, millis(now));
+        self.cache.start(&trace.requests[request], plan, millis(now));
         self.pass_changes();
-        self.changes.extend(self.promises.settle(promise_id(request)));
-        let n_cached_tokens = n_cached as u32 * self.block_tokens;
+        let settled = self.promises.settle(promise_id(request));
+        self.say(settled);
+        let n_cached_tokens = plan.start.n_tokens() * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_RAM_MS_PER_TOKEN;
         let n_computed = n_cached_tokens;
         self.averages.prompt(trace.requests[request].prompt_tokens - n_cached_tokens);
         self.running.push(Running {
             request,
-            slot,
-            n_blocks_done: n_cached,
+            slot: plan.slot,
+            n_blocks_done: plan.start.n_tokens() as usize,
             came,
             n_cached_tokens,
             n_computed,
@@ -330,7 +341,7 @@ impl Worker {
     }
 
     /// Gives a sequence the tokens that a step has computed of it; says when its prompt is whole.
-    fn advance(&mut self, trace: &Trace, idx: usize, (n_tokens, now): (u32, Duration)) -> Option<Event> {
+    fn advance(&mut self, trace: &Trace, idx: usize, n_tokens: u32) -> Option<Event> {
         let running = &mut self.running[idx];
         let request = &trace.requests[running.request];
         if running.n_answered > 0 {
@@ -341,7 +352,7 @@ impl Worker {
         let is_whole = running.n_computed == request.prompt_tokens;
         let n_blocks = if is_whole { request.ids.len() } else { (running.n_computed / self.block_tokens) as usize };
         let done = std::mem::replace(&mut running.n_blocks_done, n_blocks)..n_blocks;
-        self.cache.store(request, done, millis(now));
+        self.cache.extend(request, running.slot, done);
         running.n_answered = u32::from(is_whole);
         let (request, cached_tokens) = (running.request, running.n_cached_tokens);
         is_whole.then_some(Event::First { request, cached_tokens })

@@ -1,17 +1,25 @@
-//! A simulated worker's cache: the production chunk index, with one token for each block of the trace.
+//! A simulated worker's KV state: the production slot table, slot plan and chunk index, with one token for each block of the trace.
 //!
-//! Not here: when blocks are computed (`worker`). The idea: everything that decides is production code (what is found, what
-//! is protected, what is evicted, what is said of it); a payload is a number of bytes, one for each block. As in the engine, a
-//! sequence holds nothing in the store while it runs: what it has computed lies in its slot.
+//! Not here: when blocks are computed (`worker`). The idea: everything that decides is production code: where a prompt starts,
+//! who waits for whom, what is kept, evicted and said of it. A payload is a number of bytes, one for each block. What a sequence
+//! has computed lies in its slot, from which others start as well; once it ends, the state moves out to the store at once, as in a
+//! worker with `--prefix-cache-max-tokens 0`. So what is kept of sequences that are over is limited in blocks.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::ops::Range;
 
-use warmpath_common::block_hash::{BlockHash, BlockKey};
-use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
+use warmpath_common::block_hash::{BlockHash, block_hash};
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_common::summary::{Change, Tier};
+use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
+use warmpath_worker_core::costs::Costs;
+use warmpath_worker_core::slot_plan::{self, Decision, Outlook, Reuse, SlotPlan, Start, Wish};
+use warmpath_worker_core::slot_table::{self, Acquire, AfterUse, SlotTable};
 
 use super::super::trace::Request;
+use super::Shape;
 
 /// Is the length of a stored chunk. Units: tokens.
 ///
@@ -28,61 +36,84 @@ const PIN_TOP: usize = 0;
 /// Is the root of every chain: the traces know one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
 
-/// Is one worker's cache and what is to be said of it.
+/// Is what one worker holds and what is to be said of it.
 #[derive(Debug)]
 pub(super) struct Cache {
+    table: SlotTable,
     index: ChunkIndex,
-    /// Counts the running sequences that will compute a block which is not stored.
-    filling: HashMap<u32, u32>,
-    changes: Vec<Change>,
+    costs: Costs,
+    /// Is empty, for there is no disk to read from.
+    at_hand: HashSet<ChunkId>,
 }
 
 impl Cache {
-    pub(super) fn new(n_blocks_max: u64, block_tokens: u32) -> Self {
+    pub(super) fn new(shape: Shape, block_tokens: u32) -> Self {
         let limits = Limits {
-            ram_bytes: n_blocks_max,
+            ram_bytes: shape.n_blocks_max,
             disk_bytes: 0,
             min_hold_ms: MIN_HOLD_MS,
             pin_top: PIN_TOP,
             chunk_blocks_max: (CHUNK_TOKENS / block_tokens).max(1) as usize,
             block_size_tokens: 1,
         };
-        Self { index: ChunkIndex::new(limits), filling: HashMap::new(), changes: Vec::new() }
+        let table = slot_table::Shape {
+            n_slots: shape.n_slots,
+            context_tokens: u32::MAX,
+            block_size_tokens: 1,
+            memory: MemoryKind::Full,
+            hasher: block_hash,
+        };
+        let restore_ms = RESTORE_RAM_MS_PER_TOKEN * f64::from(block_tokens);
+        let costs = Costs {
+            prefill_ms_per_token: 1e3 / shape.prefill_tokens_per_s * f64::from(block_tokens),
+            copy_ms_per_token: Some(restore_ms),
+            export_ms_per_token: Some(restore_ms),
+            import_ms_per_byte: restore_ms,
+            read_ms_per_byte: 0.0,
+            suffix_rounding: None,
+        };
+        Self { table: SlotTable::new(table), index: ChunkIndex::new(limits), costs, at_hand: HashSet::new() }
     }
 
-    /// Returns how many of the prompt's first blocks are stored.
-    pub(super) fn n_stored(&self, request: &Request) -> usize {
-        self.index.find(&prefix(request)).n_blocks
+    /// Returns how many of the prompt's first blocks need not be computed once its turn comes.
+    pub(super) fn n_usable(&self, request: &Request) -> usize {
+        slot_plan::best_usable(&self.outlook(), &wish(request)) as usize
     }
 
-    /// Returns whether a running sequence is about to compute block `block_idx` of the prompt.
-    pub(super) fn is_coming(&self, request: &Request, block_idx: usize) -> bool {
-        request.ids.get(block_idx).is_some_and(|id| self.filling.contains_key(id))
+    /// Returns what becomes of a request that waits.
+    pub(super) fn plan(&self, request: &Request) -> Decision {
+        slot_plan::plan(&self.outlook(), &wish(request))
     }
 
-    /// Uses what is stored of the prompt's first `n_cached` blocks and announces the rest as being filled.
-    pub(super) fn start(&mut self, request: &Request, n_cached: usize, now_ms: u64) {
-        let found = self.index.find(&prefix(request));
-        let used: Vec<(ChunkId, usize)> = found.first(n_cached).collect();
-        self.index.touch(&used, now_ms);
-        for id in &request.ids[n_cached..] {
-            *self.filling.entry(*id).or_default() += 1;
+    /// Gives a request the slot that its plan names.
+    pub(super) fn start(&mut self, request: &Request, plan: &SlotPlan, now_ms: u64) {
+        let n_blocks = plan.start.n_tokens();
+        let n_stored = self.touch(request, n_blocks, now_ms);
+        if let Start::Copy { from, .. } = plan.start
+            && n_stored < n_blocks as usize
+        {
+            self.table.lend(from, n_blocks);
         }
-        if found.n_blocks < request.keys.len() {
-            self.changes.push(stored(request.keys[found.n_blocks..].to_vec(), RunState::Filling));
-        }
+        self.table.acquire(Acquire {
+            slot: plan.slot,
+            prompt: &request.ids,
+            n_start_tokens: n_blocks,
+            rewinds_to_tokens: 0,
+            root: ROOT,
+            prompt_chain: &request.chain,
+            after_use: AfterUse::Keep,
+        });
     }
 
-    /// Stores the prompt's blocks `done`, which have just been computed, and what else of it has left meanwhile.
-    pub(super) fn store(&mut self, request: &Request, done: Range<usize>, now_ms: u64) {
-        if done.is_empty() {
-            return;
-        }
-        for id in &request.ids[done.clone()] {
-            self.release(*id);
-        }
-        let n_computed = done.end;
-        let whole = Prefix { chain: &request.chain[..n_computed], ..prefix(request) };
+    /// Takes note that a sequence has computed the prompt's blocks `done`.
+    pub(super) fn extend(&mut self, request: &Request, slot: SlotId, done: Range<usize>) {
+        self.table.extend(slot, &request.ids[done]);
+    }
+
+    /// Takes over what a sequence leaves behind that is over.
+    pub(super) fn end(&mut self, request: &Request, slot: SlotId, now_ms: u64) {
+        let _ = self.table.release(slot);
+        let whole = prefix(request);
         for blocks in self.index.missing(&whole) {
             let n_bytes = blocks.len() as u64;
             let new = NewChunk { prefix: whole, blocks, n_bytes, priority: 0, now_ms };
@@ -90,16 +121,21 @@ impl Cache {
                 break;
             }
         }
-        let n_stored = self.index.find(&whole).n_blocks;
-        if n_stored < n_computed {
-            self.forget(&request.ids[done.clone()], &request.keys[done], n_computed - n_stored);
+        // What was started from while it was in a slot is as good as used in the store.
+        let n_reused = self.table.take_reused(slot);
+        self.touch(request, n_reused, now_ms);
+        for order in self.index.take_orders() {
+            debug_assert!(matches!(order, Order::DropRam(_)), "there is no disk");
         }
-        self.tell();
+        for news in self.index.take_news() {
+            self.table.apply(news);
+        }
+        self.table.forget(slot);
     }
 
     /// Takes what is to be said to routers.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
-        std::mem::take(&mut self.changes)
+        self.table.take_changes()
     }
 
     /// Returns how many blocks more could be stored before one must go.
@@ -107,44 +143,23 @@ impl Cache {
         self.index.limits().ram_bytes.saturating_sub(self.index.totals(Tier::Ram).n_bytes)
     }
 
-    fn release(&mut self, id: u32) {
-        if let Some(n) = self.filling.get_mut(&id) {
-            *n -= 1;
-            if *n == 0 {
-                self.filling.remove(&id);
-            }
-        }
+    /// Takes note that the prompt's first `n_blocks` are used; returns how many of its blocks are stored.
+    fn touch(&mut self, request: &Request, n_blocks: u32, now_ms: u64) -> usize {
+        let found = self.index.find(&prefix(request));
+        let used: Vec<(ChunkId, usize)> = found.first(n_blocks as usize).collect();
+        self.index.touch(&used, now_ms);
+        found.n_blocks
     }
 
-    /// Takes back what was announced as being filled and is not stored: of the blocks given, the last `n_last`.
-    fn forget(&mut self, ids: &[u32], keys: &[BlockKey], n_last: usize) {
-        let first = ids.len().saturating_sub(n_last);
-        let gone = ids.iter().zip(keys).skip(first).filter(|(id, _)| !self.filling.contains_key(*id));
-        let keys: Vec<BlockKey> = gone.map(|(_, key)| *key).collect();
-        if !keys.is_empty() {
-            self.changes.push(Change::Removed(keys));
-        }
-    }
-
-    /// Turns the index's news into changes, and carries out its orders: a payload is nothing but its size.
-    fn tell(&mut self) {
-        for order in self.index.take_orders() {
-            debug_assert!(matches!(order, Order::DropRam(_)), "there is no disk");
-        }
-        for news in self.index.take_news() {
-            let keys: Vec<BlockKey> = news.blocks.iter().map(BlockHash::key).collect();
-            match news.tier {
-                Some(_) => self.changes.push(stored(keys, RunState::Ready)),
-                None => self.changes.push(Change::Removed(keys)),
-            }
-        }
+    fn outlook(&self) -> Outlook<'_> {
+        Outlook { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
     }
 }
 
 fn prefix(request: &Request) -> Prefix<'_> {
-    Prefix { root: ROOT, chain: &request.chain, tokens: &request.ids }
+    wish(request).prefix()
 }
 
-fn stored(keys: Vec<BlockKey>, state: RunState) -> Change {
-    Change::Stored(Run { keys, tier: Tier::Ram, state, resume: Resume::EveryBlock, slot: None })
+fn wish(request: &Request) -> Wish<'_> {
+    Wish { prompt: &request.ids, chain: &request.chain, root: &ROOT, reuse: Reuse::Allowed, wanted: None }
 }
