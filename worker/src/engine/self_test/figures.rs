@@ -13,7 +13,7 @@ const ALONE: f64 = 0.5;
 /// Is the share of prompts that are not cached at all.
 const MISSES: f64 = 0.1;
 /// Is the length of such a prompt.
-const PROMPT_TOKENS: f64 = 2048.0;
+pub(super) const PROMPT_TOKENS: f64 = 2048.0;
 
 /// Is the tokens behind a cached prompt.
 pub(super) const SUFFIX_TOKENS: u32 = 48;
@@ -36,9 +36,9 @@ pub struct Figures {
     pub decode_some_ms: BTreeMap<u16, f64>,
     /// Is the prefill of 48 tokens behind cached ones.
     pub suffix_ms: Option<f64>,
-    /// Is the prefill of [`Self::cold_tokens`] in an empty slot.
+    /// Is the prefill of [`Self::cold_tokens`] in the middle of a new prompt.
     pub cold_ms: Option<f64>,
-    /// Is the length of the cold prefill. Units: tokens.
+    /// Is the length of that stretch. Units: tokens.
     pub cold_tokens: u32,
     /// Is the tokens that each slot had cached. Units: tokens.
     pub cached_tokens: u32,

@@ -29,7 +29,7 @@ const ENTRIES_MAX: usize = 64;
 /// Is the largest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Is raised when the measuring changes.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Names a model, a setup and a machine in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
