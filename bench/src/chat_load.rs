@@ -90,6 +90,27 @@ impl Outcome {
     }
 }
 
+/// Is the answers of one load, or of several, and the time that they took.
+#[derive(Debug, Default)]
+pub struct Answers {
+    answers: Vec<Answer>,
+    took: Duration,
+}
+
+impl Answers {
+    /// Adds those of another load.
+    pub fn add(&mut self, other: Self) {
+        self.answers.extend(other.answers);
+        self.took += other.took;
+    }
+
+    /// Returns what came of them all.
+    pub fn outcome(&self) -> Outcome {
+        let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
+        Outcome { report: Report::of(&self.answers), requests_per_s }
+    }
+}
+
 /// Runs the load and prints its report.
 ///
 /// Errors: the first request that fails.
@@ -112,13 +133,13 @@ pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
 ///
 /// Errors: the first request that fails; conversations under way are given up.
 pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome> {
-    drive_spread(std::slice::from_ref(client), shape).await
+    Ok(drive_spread(std::slice::from_ref(client), shape).await?.outcome())
 }
 
 /// Holds every conversation, each turn through the next of `clients`.
 ///
 /// Errors: the first request that fails; conversations under way are given up.
-pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Outcome> {
+pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
     let started = Instant::now();
     let n_conversations = shape.tenants * shape.users;
     let bar = ProgressBar::new((n_conversations * shape.turns) as u64);
@@ -130,9 +151,7 @@ pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Resu
         .try_collect::<Vec<_>>()
         .await?;
     bar.finish_and_clear();
-    let answers = answers.concat();
-    let requests_per_s = answers.len() as f64 / started.elapsed().as_secs_f64();
-    Ok(Outcome { report: Report::of(&answers), requests_per_s })
+    Ok(Answers { answers: answers.concat(), took: started.elapsed() })
 }
 
 async fn converse(

@@ -2,7 +2,8 @@
 //!
 //! Not here: the load itself (`chat_load`), the same question in virtual time (`sim`).
 //! The idea: the same conversations through many routers, each turn through another one, and through one router; then
-//! bursts of siblings, requests with one new prefix that come within 50 ms, before any worker can have computed it.
+//! bursts of siblings, requests with one new prefix that come within 50 ms, before any worker can have computed it. The slowest of
+//! few requests is one of the first that a fleet gets, and a matter of luck, so rounds can be put together, each with a new fleet.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use comfy_table::{Table, presets};
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use crate::chat_load::{Outcome, Shape, drive_spread};
+use crate::chat_load::{Answers, Outcome, Shape, drive_spread};
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
@@ -36,7 +37,10 @@ pub struct ReplicasArgs {
     /// Routers in front of it; each number is a run with a fleet of its own.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 1])]
     routers: Vec<usize>,
-    /// Bursts of siblings.
+    /// Runs of each number of routers, in turn with the others and with texts of their own; what came of them is put together.
+    #[arg(long, default_value_t = 1)]
+    rounds: u64,
+    /// Bursts of siblings in each run.
     #[arg(long, default_value_t = 20)]
     bursts: usize,
     #[command(flatten)]
@@ -58,15 +62,28 @@ struct Row {
     burst_hit_ratio: f64,
 }
 
-/// Runs the load once for each number of routers and prints what came of each.
+/// Is what came of one number of routers, run by run.
+#[derive(Default)]
+struct Runs {
+    chats: Answers,
+    bursts: Vec<Vec<Answer>>,
+}
+
+/// Runs the load for each number of routers and prints what came of each.
 ///
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
-    let mut rows = Vec::new();
-    for &n_routers in &args.routers {
-        rows.push(measure(args, n_routers).await.with_context(|| format!("with {n_routers} routers"))?);
+    let mut runs: Vec<Runs> = args.routers.iter().map(|_| Runs::default()).collect();
+    for round in 0..args.rounds.max(1) {
+        for (runs, &n_routers) in runs.iter_mut().zip(&args.routers) {
+            let (chats, bursts) =
+                measure(args, n_routers, round).await.with_context(|| format!("with {n_routers} routers"))?;
+            runs.chats.add(chats);
+            runs.bursts.extend(bursts);
+        }
     }
+    let rows: Vec<Row> = args.routers.iter().zip(&runs).map(|(&n_routers, runs)| runs.row(n_routers)).collect();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
         return Ok(());
@@ -87,7 +104,22 @@ pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
+impl Runs {
+    fn row(&self, n_routers: usize) -> Row {
+        let n_workers: Vec<usize> = self.bursts.iter().map(|burst| n_workers_of(burst)).collect();
+        let sum = |of: fn(&Answer) -> u64| self.bursts.iter().flatten().map(of).sum::<u64>() as f64;
+        Row {
+            n_routers,
+            chats: self.chats.outcome(),
+            workers_per_burst_max: n_workers.iter().copied().max().unwrap_or(0),
+            workers_per_burst_mean: n_workers.iter().sum::<usize>() as f64 / n_workers.len().max(1) as f64,
+            burst_hit_ratio: sum(|answer| answer.cached_tokens) / sum(|answer| answer.prompt_tokens).max(1.0),
+        }
+    }
+}
+
+/// Runs the load once and returns the answers, those of each burst apart.
+async fn measure(args: &ReplicasArgs, n_routers: usize, round: u64) -> anyhow::Result<(Answers, Vec<Vec<Answer>>)> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let mut replicas = Vec::new();
     while replicas.len() + 1 < n_routers {
@@ -96,22 +128,13 @@ async fn measure(args: &ReplicasArgs, n_routers: usize) -> anyhow::Result<Row> {
     let routers = std::iter::once(&fleet.router).chain(&replicas);
     let clients =
         routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<Vec<_>>>()?;
-    let chats = drive_spread(&clients, &args.shape).await?;
-    let mut answers = Vec::new();
-    let mut n_workers = Vec::new();
+    let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
+    let chats = drive_spread(&clients, &shape).await?;
+    let mut bursts = Vec::new();
     for seed in 0..args.bursts as u64 {
-        let burst = burst(&clients, 7_000_000 + seed, BURST_WORDS).await?;
-        n_workers.push(n_workers_of(&burst));
-        answers.extend(burst);
+        bursts.push(burst(&clients, 7_000_000 + seed, BURST_WORDS).await?);
     }
-    let sum = |of: fn(&Answer) -> u64| answers.iter().map(of).sum::<u64>() as f64;
-    Ok(Row {
-        n_routers,
-        chats,
-        workers_per_burst_max: n_workers.iter().copied().max().unwrap_or(0),
-        workers_per_burst_mean: n_workers.iter().sum::<usize>() as f64 / n_workers.len().max(1) as f64,
-        burst_hit_ratio: sum(|answer| answer.cached_tokens) / sum(|answer| answer.prompt_tokens).max(1.0),
-    })
+    Ok((chats, bursts))
 }
 
 /// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], in turn through `clients`.
