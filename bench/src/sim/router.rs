@@ -172,12 +172,9 @@ impl Router {
 
     /// Takes in what a worker holds now, and which requests it has counted.
     pub fn hear_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
-        for change in changes {
-            match change {
-                Change::Stored(run) => self.writer.insert(worker, run),
-                Change::Removed(keys) => self.writer.remove(worker, keys),
-                Change::Accepted(_) => {}
-            }
+        let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
+        if let (Books::Own { dispatch, .. }, 1..) = (&mut self.books, n_filling) {
+            dispatch.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
         self.view_mut(worker).n_blocks = n_blocks;

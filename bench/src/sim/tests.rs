@@ -228,6 +228,19 @@ fn siblings_come_together_and_through_one_router_go_together() {
 }
 
 #[test]
+fn eight_routers_spread_new_prefixes_as_one_does() {
+    let shape = args(TraceShape::SharedPrefix);
+    let shape = SimArgs { requests: 1000, workers: 16, slots: 32, speeds: vec![1.0], load: 0.5, ..shape };
+    let imbalance = |routers, seed| {
+        let args = SimArgs { routers, seed, ..shape.clone() };
+        simulate(&args, &[args.policy]).expect("the fleet is well formed")[0].imbalance
+    };
+    // Without what others have a worker fill, eight routers have 1.21.
+    let [one, eight] = [1, 8].map(|routers| (imbalance(routers, 1) + imbalance(routers, 2)) / 2.0);
+    assert!(eight < one + 0.05, "{eight} instead of {one}");
+}
+
+#[test]
 fn policies_are_parsed_by_their_names() {
     for policy in Policy::COMPARED.into_iter().chain(Policy::ABLATED) {
         assert_eq!(policy.to_string().parse(), Ok(policy));

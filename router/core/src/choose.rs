@@ -3,7 +3,7 @@
 //! Not here: who is a candidate and what was sent before (`dispatch`), what a request costs (`cost`).
 //! The idea: the smallest cost says how much of the prompt has to be held. Between the workers that hold nearly that much no hit
 //! is lost, so what those lose that are computed there counts as well, and costs that differ by little are equal.
-//! Of equals the worker wins that was given the least to compute of late, which spreads work and new state; then the one that
+//! Of equals the worker wins that was given the least to compute of late, by any router, which spreads work and new state; then the one that
 //! begins soonest, then the one with the most free cells, then one by lot, which hangs on what is new of the prompt: routers that
 //! see all workers equal send what begins alike to one, and what does not to several. The same inputs always give the same choice.
 

@@ -383,6 +383,11 @@ impl Dispatch {
         }
     }
 
+    /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
+    pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
+        self.pasts.give(worker, tokens);
+    }
+
     /// Records that a request has left its worker, however it ended.
     pub fn ended(&mut self, ticket: Ticket) {
         self.withdraw(ticket.number);

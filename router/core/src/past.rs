@@ -3,6 +3,8 @@
 //! Not here: what is so now (`fleet`, `dispatch`), what follows from it (`cost`, `choose`).
 //! The idea: the number of prompts at a worker jumps with every request; averaged over time it says how busy the worker
 //! usually is. Time without a request counts as well as time with many, so the average follows the clock that is passed in.
+//! What a worker was given is what this router has sent and, besides, what the worker has said to be filling, whoever sent it: what
+//! the router's own requests fill counts twice, so that routers which have heard the same do not all take the same worker next.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +16,9 @@ use crate::WorkerIdx;
 /// follows a change of traffic sooner.
 const HALF_LIFE: Duration = Duration::from_secs(20);
 
-/// Is what is left of the tokens given to a worker after each request, whoever gets it.
+/// Is what is left of the tokens given to a worker each time that a worker is given some.
 ///
-/// Source: own choice, as in `reuse`: the last thousand requests or so count.
+/// Source: own choice, as in `reuse`: the last thousand times or so count.
 const FADING: f64 = 0.999;
 
 /// Is what is remembered of one worker.
@@ -24,7 +26,7 @@ const FADING: f64 = 0.999;
 pub struct Past {
     /// Is the requests whose prompts were computed or waited there at a time, on average.
     pub crowd: f64,
-    /// Is the prompt tokens that this router has given it to compute, the later ones counting more.
+    /// Is the prompt tokens that it was given to compute, the later ones and those of this router counting more.
     pub given_tokens: f64,
 }
 

@@ -136,7 +136,9 @@ pub fn index(fleet: &Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<
     while inbox.blocking_recv_many(&mut batch, BATCH_MAX) > 0 {
         for report in batch.drain(..) {
             lift_doubts(fleet, &report);
-            indexer.apply(&fleet.member(report.worker()).blocks, report);
+            let worker = report.worker();
+            let n_filling = indexer.apply(&fleet.member(worker).blocks, report);
+            tell_of_filling(fleet, worker, n_filling);
         }
         fleet.n_shed.store(indexer.writer.n_shed(), Ordering::Relaxed);
     }
@@ -158,14 +160,27 @@ fn lift_doubts(fleet: &Fleet, report: &BlockReport) {
     }
 }
 
+/// Counts the blocks that a worker is about to fill as work that it was given.
+fn tell_of_filling(fleet: &Fleet, worker: WorkerIdx, n_blocks: usize) {
+    if n_blocks == 0 {
+        return;
+    }
+    let view = fleet.view();
+    let model = view.worker(worker).and_then(|view| view.model.as_ref());
+    let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
+    fleet.books().filling(worker, n_blocks as u64 * u64::from(block_size_tokens));
+}
+
 struct Indexer {
     writer: IndexWriter,
     blocks_max: usize,
 }
 
 impl Indexer {
-    fn apply(&mut self, view: &BlockView, report: BlockReport) {
+    /// Takes a report in; returns how many blocks it says to be filling of which nothing was said before.
+    fn apply(&mut self, view: &BlockView, report: BlockReport) -> usize {
         let worker = report.worker();
+        let mut n_filling = 0;
         let current = |is_current| view.is_current.store(is_current, Ordering::Relaxed);
         match report {
             BlockReport::Replace { runs, .. } => {
@@ -174,13 +189,7 @@ impl Indexer {
                 current(true);
             }
             BlockReport::Update { changes, digest, pending, .. } => {
-                for change in changes {
-                    match change {
-                        Change::Stored(run) => self.writer.insert(worker, &run),
-                        Change::Removed(keys) => self.writer.remove(worker, &keys),
-                        Change::Accepted(_) => {}
-                    }
-                }
+                n_filling = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
                 drop(pending);
                 self.check(view, (worker, digest));
             }
@@ -193,6 +202,7 @@ impl Indexer {
         }
         view.n_blocks.store(self.writer.n_blocks_of(worker), Ordering::Relaxed);
         *view.digest.lock().unwrap_or_else(PoisonError::into_inner) = self.writer.digest_of(worker);
+        n_filling
     }
 
     /// Compares what the index has of a worker with what it says; a view that is distrusted already stays so.
@@ -282,6 +292,19 @@ mod tests {
         rig.apply(report);
         assert_eq!(indexed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         assert_eq!(rig.indexer.writer.reader().matches(&run(0..2).keys)[0].blocks, 2);
+    }
+
+    #[test]
+    fn a_block_that_is_said_to_be_filling_for_the_first_time_is_counted_once() {
+        let mut rig = Rig::new();
+        let mut n_filling = |change| rig.indexer.apply(&rig.view, update(change, None));
+        let filling = |keys| Change::Stored(Run { state: RunState::Filling, ..run(keys) });
+        assert_eq!(n_filling(filling(0..3)), 3);
+        assert_eq!(n_filling(filling(1..5)), 2, "its request starts");
+        assert_eq!(n_filling(Change::Stored(run(0..5))), 0, "it is computed");
+        assert_eq!(n_filling(Change::Stored(run(5..6))), 0, "an answer");
+        assert_eq!(n_filling(Change::Removed(run(0..6).keys)), 0);
+        assert_eq!(n_filling(filling(0..2)), 2, "it is computed again");
     }
 
     #[test]

@@ -88,6 +88,20 @@ fn a_burst_spreads_before_any_worker_has_reported() {
 }
 
 #[test]
+fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
+    let mut world = World::new(3);
+    world.dispatch.filling(WorkerIdx(0), 500);
+    world.dispatch.filling(WorkerIdx(1), 200);
+    let mut chosen = Vec::new();
+    for n in 0..3 {
+        let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
+        world.dispatch.ended(ticket);
+        chosen.push(decision.worker.0);
+    }
+    assert_eq!(chosen, [2, 2, 1], "100 tokens each");
+}
+
+#[test]
 fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
     let mut world = World::new(1);
     let one = Unreported { n_requests: 1, prefill_tokens: 100 };

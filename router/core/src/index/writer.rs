@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::summary::{Digest, Resume, Run};
+use warmpath_common::summary::{Change, Digest, Resume, Run, RunState};
 
 use self::numbers::Numbers;
 use self::views::{Holdings, Touched};
@@ -135,6 +135,22 @@ impl IndexWriter {
     /// Returns how many claims the memory limit has cost so far.
     pub fn n_shed(&self) -> u64 {
         self.n_shed
+    }
+
+    /// Takes in a change of what `worker` holds; returns how many blocks it says to be filling of which it has said nothing before.
+    pub fn apply(&mut self, worker: WorkerIdx, change: &Change) -> usize {
+        match change {
+            Change::Stored(run) => {
+                let n_before = self.n_blocks_of(worker);
+                self.insert(worker, run);
+                if run.state == RunState::Filling { self.n_blocks_of(worker).saturating_sub(n_before) } else { 0 }
+            }
+            Change::Removed(keys) => {
+                self.remove(worker, keys);
+                0
+            }
+            Change::Accepted(_) => 0,
+        }
     }
 
     /// Records that `worker` holds the blocks of `run`, in the way that it says; what it said of them before is replaced.
