@@ -12,7 +12,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, charge, choose};
 use warmpath_router_core::cost::{Speeds, Standing, Unreported};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
-use warmpath_router_core::past::Pasts;
+use warmpath_router_core::past::{Givers, Pasts};
 use warmpath_router_core::pending::{Filling, Pending};
 use warmpath_router_core::reuse::Reuse;
 
@@ -211,7 +211,7 @@ impl Rival {
             unreported: self.accounts[worker.idx.0 as usize].unreported,
             n_slots: self.shape.n_slots,
             speeds: Speeds::measured_or(&worker.load.rates, assumed),
-            past: self.pasts.of(worker.idx),
+            past: self.pasts.of(worker.idx, Givers::Own),
         }
     }
 

@@ -30,7 +30,7 @@ use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
 use crate::index::Match;
 use crate::others::Others;
-use crate::past::{Past, Pasts};
+use crate::past::{Givers, Past, Pasts};
 use crate::pending::{Filling, Pending};
 use crate::rest::Rest;
 use crate::retry::Failure;
@@ -335,7 +335,8 @@ impl Dispatch {
     }
 
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
-        let past = self.pasts.of(worker.idx);
+        let givers = if self.others.may_be_there(ask.now) { Givers::All } else { Givers::Own };
+        let past = self.pasts.of(worker.idx, givers);
         let standing = standing(worker, self.account(worker.idx).unreported, (assumed, past));
         let mut candidate = Candidate::weigh(worker, ask.prompt, standing);
         let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));
@@ -385,7 +386,7 @@ impl Dispatch {
 
     /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
     pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.pasts.give(worker, tokens);
+        self.pasts.fill(worker, tokens);
     }
 
     /// Records that a request has left its worker, however it ended.
