@@ -91,7 +91,7 @@ fn a_burst_spreads_before_any_worker_has_reported() {
 fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
     let mut world = World::new(3);
     world.dispatch.filling(WorkerIdx(0), 500);
-    world.dispatch.filling(WorkerIdx(1), 200);
+    world.dispatch.filling(WorkerIdx(1), 150);
     let mut chosen = Vec::new();
     for n in 0..3 {
         let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
