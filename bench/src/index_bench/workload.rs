@@ -3,7 +3,7 @@
 //! Not here: timing (`measure`), any index. The idea: conversations that share system prompts grow turn by turn at their
 //! workers, some of them are held by several workers in part, and the answers are counted by brute force in sets of keys.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
@@ -164,23 +164,32 @@ impl Fleet {
         view
     }
 
-    /// Returns the removals that leave nothing, leaves before their parents.
-    pub fn removals(&self) -> Vec<Stretch> {
+    /// Returns the removals that leave nothing: of one worker leaves before their parents, of all workers mixed, as what they store.
+    pub fn removals(&mut self) -> Vec<Stretch> {
+        let mut left: Vec<VecDeque<Stretch>> = self.held.iter().map(|held| self.removals_of(held)).collect();
         let mut removals = Vec::new();
-        for (held, set) in self.held.iter().zip(&self.sets) {
-            let mut systems: HashSet<u64> = HashSet::new();
-            let mut last = Vec::new();
-            for &stretch in held {
-                removals.extend(pieces(stretch));
-                let system = Stretch { from: 0, to: stretch.from, ..stretch };
-                if systems.insert(self.chains[stretch.chain][0]) {
-                    last.extend(pieces(system));
-                }
+        while !left.is_empty() {
+            let at = self.below(left.len());
+            match left[at].pop_front() {
+                Some(stretch) => removals.push(stretch),
+                None => drop(left.swap_remove(at)),
             }
-            // A system prompt that was stored and never had a conversation behind it does not exist.
-            debug_assert!(systems.iter().all(|key| set.contains(key)));
-            removals.extend(last);
         }
+        removals
+    }
+
+    /// Returns the removals that leave nothing of what one worker holds.
+    fn removals_of(&self, held: &[Stretch]) -> VecDeque<Stretch> {
+        let mut systems: HashSet<u64> = HashSet::new();
+        let (mut removals, mut last) = (VecDeque::new(), Vec::new());
+        for &stretch in held {
+            removals.extend(pieces(stretch));
+            let system = Stretch { from: 0, to: stretch.from, ..stretch };
+            if systems.insert(self.chains[stretch.chain][0]) {
+                last.extend(pieces(system));
+            }
+        }
+        removals.extend(last);
         removals
     }
 
