@@ -77,10 +77,7 @@ pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
     let mut runs: Vec<Runs> = args.routers.iter().map(|_| Runs::default()).collect();
     for round in 0..args.rounds.max(1) {
         for (runs, &n_routers) in runs.iter_mut().zip(&args.routers) {
-            let (chats, bursts) =
-                measure(args, n_routers, round).await.with_context(|| format!("with {n_routers} routers"))?;
-            runs.chats.add(chats);
-            runs.bursts.extend(bursts);
+            measure(args, (n_routers, round), runs).await.with_context(|| format!("with {n_routers} routers"))?;
         }
     }
     let rows: Vec<Row> = args.routers.iter().zip(&runs).map(|(&n_routers, runs)| runs.row(n_routers)).collect();
@@ -118,8 +115,8 @@ impl Runs {
     }
 }
 
-/// Runs the load once and returns the answers, those of each burst apart.
-async fn measure(args: &ReplicasArgs, n_routers: usize, round: u64) -> anyhow::Result<(Answers, Vec<Vec<Answer>>)> {
+/// Runs the load once and adds what came of it to `runs`.
+async fn measure(args: &ReplicasArgs, (n_routers, round): (usize, u64), runs: &mut Runs) -> anyhow::Result<()> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let mut replicas = Vec::new();
     while replicas.len() + 1 < n_routers {
@@ -129,12 +126,11 @@ async fn measure(args: &ReplicasArgs, n_routers: usize, round: u64) -> anyhow::R
     let clients =
         routers.map(|router| ChatClient::new(&router.base_url(), None)).collect::<anyhow::Result<Vec<_>>>()?;
     let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-    let chats = drive_spread(&clients, &shape).await?;
-    let mut bursts = Vec::new();
+    runs.chats.add(drive_spread(&clients, &shape).await?);
     for seed in 0..args.bursts as u64 {
-        bursts.push(burst(&clients, 7_000_000 + seed, BURST_WORDS).await?);
+        runs.bursts.push(burst(&clients, 7_000_000 + seed, BURST_WORDS).await?);
     }
-    Ok((chats, bursts))
+    Ok(())
 }
 
 /// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], in turn through `clients`.

@@ -75,7 +75,7 @@ async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_work
     }
     rig.settled().await?;
     let mut spread = Vec::new();
-    for seed in 0..10 {
+    for seed in 0..20 {
         let answers = burst(&replicas.clients, seed, PREFIX_WORDS).await?;
         if n_workers_of(&answers) > 2 {
             let landed: Vec<_> = answers.iter().map(|answer| (&answer.worker, &answer.route)).collect();
@@ -84,7 +84,7 @@ async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_work
         rig.settled().await?;
     }
     // A machine that is shared may stand still for as long as a burst takes; nothing that is said then is heard in time.
-    assert!(spread.len() <= 3, "{spread:#?}");
+    assert!(spread.len() <= 4, "{spread:#?}");
     Ok(())
 }
 

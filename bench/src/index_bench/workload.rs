@@ -166,7 +166,8 @@ impl Fleet {
 
     /// Returns the removals that leave nothing: of one worker leaves before their parents, of all workers mixed, as what they store.
     pub fn removals(&mut self) -> Vec<Stretch> {
-        let mut left: Vec<VecDeque<Stretch>> = self.held.iter().map(|held| self.removals_of(held)).collect();
+        let mut left: Vec<VecDeque<Stretch>> =
+            self.held.iter().zip(&self.sets).map(|(held, set)| self.removals_of(held, set)).collect();
         let mut removals = Vec::new();
         while !left.is_empty() {
             let at = self.below(left.len());
@@ -178,8 +179,8 @@ impl Fleet {
         removals
     }
 
-    /// Returns the removals that leave nothing of what one worker holds.
-    fn removals_of(&self, held: &[Stretch]) -> VecDeque<Stretch> {
+    /// Returns the removals that leave nothing of what one worker holds: its own stretches, and all keys.
+    fn removals_of(&self, held: &[Stretch], set: &HashSet<u64>) -> VecDeque<Stretch> {
         let mut systems: HashSet<u64> = HashSet::new();
         let (mut removals, mut last) = (VecDeque::new(), Vec::new());
         for &stretch in held {
@@ -189,6 +190,8 @@ impl Fleet {
                 last.extend(pieces(system));
             }
         }
+        // A system prompt that was stored and never had a conversation behind it does not exist.
+        debug_assert!(systems.iter().all(|key| set.contains(key)));
         removals.extend(last);
         removals
     }

@@ -173,7 +173,9 @@ impl Router {
     /// Takes in what a worker holds now, and which requests it has counted.
     pub fn hear_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
         let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
-        if let (Books::Own { dispatch, .. }, 1..) = (&mut self.books, n_filling) {
+        if n_filling > 0
+            && let Books::Own { dispatch, .. } = &mut self.books
+        {
             dispatch.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
