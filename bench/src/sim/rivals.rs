@@ -12,7 +12,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, charge, choose};
 use warmpath_router_core::cost::{Speeds, Standing, Unreported};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
-use warmpath_router_core::past::{Givers, Pasts};
+use warmpath_router_core::given::{Given, Givers};
 use warmpath_router_core::pending::{Filling, Pending};
 use warmpath_router_core::reuse::Reuse;
 
@@ -125,7 +125,7 @@ pub struct Rival {
     homes: HashMap<u32, WorkerIdx>,
     pending: Pending,
     reuse: Reuse,
-    pasts: Pasts,
+    given: Given,
 }
 
 /// Is what a router has at a worker.
@@ -150,8 +150,8 @@ impl Rival {
     /// Returns a rule with empty books.
     pub fn new(kind: Kind, shape: FleetShape) -> Self {
         let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
-        let (pending, reuse, pasts) = (Pending::default(), Reuse::default(), Pasts::default());
-        Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, pasts }
+        let (pending, reuse, given) = (Pending::default(), Reuse::default(), Given::default());
+        Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, given }
     }
 
     /// Chooses a worker; returns it with the tokens that are expected to be reused.
@@ -159,15 +159,16 @@ impl Rival {
         let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
         let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
         let assumed = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
-        let n_prefilling: Vec<_> =
-            workers.iter().map(|worker| (worker.idx, self.standing(worker, assumed).n_prefilling())).collect();
-        self.pasts.see(seen.now, n_prefilling.into_iter());
         let extended = match seen.prompt {
             PromptView::Known { keys, matches, .. } => self.pending.extend(keys, matches),
             PromptView::Estimated { .. } => None,
         };
         let prompt = seen.prompt.with_matches(extended.as_deref());
-        let weighed = workers.iter().map(|worker| Candidate::weigh(worker, prompt, self.standing(worker, assumed)));
+        let weighed = workers.iter().map(|worker| {
+            let mut candidate = Candidate::weigh(worker, prompt, self.standing(worker, assumed));
+            candidate.given_tokens = self.given.of(worker.idx, Givers::Own);
+            candidate
+        });
         let mut candidates: Vec<Candidate<'_>> = weighed.collect();
         charge(&mut candidates, self.reuse.worth());
         let chosen = *self.pick(seen, &candidates, rng)?;
@@ -211,7 +212,6 @@ impl Rival {
             unreported: self.accounts[worker.idx.0 as usize].unreported,
             n_slots: self.shape.n_slots,
             speeds: Speeds::measured_or(&worker.load.rates, assumed),
-            past: self.pasts.of(worker.idx, Givers::Own),
         }
     }
 
@@ -220,7 +220,7 @@ impl Rival {
         let prompt_tokens = u64::from(seen.request.prompt_tokens);
         let prefill_tokens = prompt_tokens - u64::from(chosen.work.cached_tokens);
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
-        self.pasts.give(worker, prefill_tokens);
+        self.given.give(worker, prefill_tokens);
         let booked = Booked { filling, prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
         let account = &mut self.accounts[worker.0 as usize];
         account.sent.insert(seen.id.clone(), booked);

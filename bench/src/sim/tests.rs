@@ -136,7 +136,7 @@ fn every_request_is_answered_once_under_every_policy_and_the_same_each_time() {
 
 #[test]
 fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
-    let args = SimArgs { die: vec![(0, 40.0)], join: vec![(1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
+    let args = SimArgs { die: vec![(0, 30.0)], join: vec![(1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
     let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
     assert_eq!(outcomes[0].n_answered, 300);
     assert!(outcomes[0].n_retries > 0, "{outcomes:?}");

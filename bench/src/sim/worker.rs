@@ -98,6 +98,8 @@ struct Step {
     /// Is how often the shares are computed one after the other; more than once only where all of them decode.
     n_repeats: u32,
     one: Duration,
+    /// Is the part of `one` that brought stored blocks, of which a worker does not measure its speed.
+    restore: Duration,
     started: Duration,
 }
 
@@ -319,8 +321,9 @@ impl Worker {
         let n_prefill: u32 = shares.iter().map(|share| share.1).sum::<u32>() - n_decoding as u32;
         let decode_ms = if n_decoding > 0 { self.shape.decode_step_ms } else { 0.0 };
         let ms = f64::from(n_prefill) / self.shape.prefill_tokens_per_s * 1e3 + decode_ms;
-        let ms = ms + std::mem::take(&mut self.restore_ms);
-        let step = Step { shares, n_repeats, one: Duration::from_secs_f64(ms / 1e3), started: now };
+        let restore_ms = std::mem::take(&mut self.restore_ms);
+        let one = Duration::from_secs_f64((ms + restore_ms) / 1e3);
+        let step = Step { shares, n_repeats, one, restore: Duration::from_secs_f64(restore_ms / 1e3), started: now };
         Some(self.step.insert(step).ends())
     }
 
@@ -336,7 +339,7 @@ impl Worker {
         let (decode, prefill): (Shares<'_>, Shares<'_>) = step.shares.iter().partition(|(slot, _)| is_decoding(*slot));
         let n_prefill = prefill.iter().map(|share| share.1).sum();
         for _ in 0..step.n_repeats {
-            self.averages.step(n_prefill, decode.len() as u32, step.one);
+            self.averages.step(n_prefill, decode.len() as u32, step.one - step.restore);
         }
     }
 

@@ -81,7 +81,6 @@ mod tests {
     use super::*;
     use crate::choose::standing;
     use crate::cost::{SPEEDS_DEFAULT, Unreported};
-    use crate::past::Past;
     use crate::testing::worker;
     use warmpath_common::ids::SlotId;
     use warmpath_common::summary::{Load, Rates};
@@ -90,7 +89,7 @@ mod tests {
 
     fn check(load: Load, expected: Room) {
         let worker = crate::fleet::WorkerView { load, ..worker(0) };
-        let standing = standing(&worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
         assert_eq!(OPTIONS.room(&standing), expected, "{:?}", worker.load);
     }
 

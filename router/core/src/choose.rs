@@ -19,7 +19,6 @@ use crate::WorkerIdx;
 use crate::cost::{Charge, Cost, Speeds, Standing, Work};
 use crate::fleet::WorkerView;
 use crate::index::Match;
-use crate::past::Past;
 use warmpath_common::summary::Tier;
 
 /// Is how much dearer than the cheapest a worker may be and still count as equal whatever goes on, as a part of the cheapest's
@@ -29,10 +28,11 @@ use warmpath_common::summary::Tier;
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
 
-/// Is how many times what the other workers have may count as the fleet's crowd, after the first request.
+/// Is how many times the prompts of a worker, with the request that is weighed, may count there as the crowd.
 ///
-/// Source: own choice: in a fleet whose load is spread, all workers have less than twice what all but the busiest have.
-const OTHERS_MULTIPLE_MAX: f64 = 2.0;
+/// Source: docs/decisions/0044-pressure.md: by simulation; with 1 + 2 n a worker that is idle for a moment costs conversations their hits,
+/// with 3 (1 + n) and more an idle one gets too little while others have a line.
+const OWN_MULTIPLE_MAX: f64 = 2.0;
 
 /// Says by what a worker is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -184,11 +184,11 @@ pub struct Candidate<'a> {
     pub cost: Cost,
     /// Is the prompt tokens before it. Units: tokens.
     tokens_ahead: f64,
-    /// Is the time that they take. Units: milliseconds.
-    ahead_ms: f64,
+    prefill_tokens_per_ms: f64,
     n_requests: u64,
     n_prefilling: f64,
-    past: Past,
+    /// Is the prompt tokens that the worker was given of late; who weighs sets it. Units: tokens.
+    pub given_tokens: f64,
     /// Is when it can begin a request whatever its length. Units: milliseconds.
     start_ms: f64,
 }
@@ -216,19 +216,23 @@ impl<'a> Candidate<'a> {
             work,
             cost: Cost::of(work, standing),
             tokens_ahead: standing.prefill_tokens_ahead(),
-            ahead_ms: standing.ahead_ms(),
+            prefill_tokens_per_ms: standing.speeds.prefill_tokens_per_ms,
             n_requests: standing.n_requests(),
             n_prefilling: standing.n_prefilling(),
-            past: standing.past,
+            given_tokens: 0.0,
             start_ms: standing.start_ms(),
         }
     }
 
+    /// Returns the time that the prompt tokens before it take. Units: milliseconds.
+    fn ahead_ms(&self) -> f64 {
+        self.tokens_ahead / self.prefill_tokens_per_ms
+    }
+
     /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by lot.
     fn tie_break(&self, turn: Turn) -> (u64, u64, Reverse<u64>, u64) {
-        let given_tokens = self.past.given_tokens as u64;
         let lot = mix(turn.novelty ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
-        (given_tokens, self.start_ms as u64, Reverse(self.worker.load.free_cells), lot)
+        (self.given_tokens as u64, self.start_ms as u64, Reverse(self.worker.load.free_cells), lot)
     }
 }
 
@@ -238,23 +242,21 @@ impl<'a> Candidate<'a> {
 pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
     let crowd = crowd(candidates);
     let sum = |part: fn(&Candidate<'_>) -> f64| candidates.iter().map(part).sum::<f64>();
-    let usual_ms = sum(|candidate| candidate.ahead_ms) / sum(|candidate| candidate.n_prefilling).max(1.0);
+    let prefill_tokens_per_ms = sum(|candidate| candidate.prefill_tokens_per_ms) / candidates.len().max(1) as f64;
+    let usual_ms = sum(|candidate| candidate.ahead_ms()) / sum(|candidate| candidate.n_prefilling).max(1.0);
     for candidate in candidates {
-        let charge = Charge { crowd: crowd.max(candidate.past.crowd), worth };
+        let n_beside = if usual_ms > 0.0 { candidate.ahead_ms() / usual_ms } else { 0.0 };
+        let excess = (n_beside.min(candidate.n_prefilling) - crowd).max(0.0);
+        let crowd = crowd.min(OWN_MULTIPLE_MAX * (1.0 + candidate.n_prefilling));
+        let charge = Charge { crowd, excess, ahead_ms: candidate.ahead_ms(), worth, prefill_tokens_per_ms };
         candidate.cost.charge(charge, candidate.work, candidate.worker.load.free_cells);
-        let n_beside = if usual_ms > 0.0 { candidate.ahead_ms / usual_ms } else { 0.0 };
         candidate.cost.company_ms = n_beside * candidate.cost.prefill_ms;
     }
 }
 
-/// Returns how many prompts workers have on average; where one has most of them, little more than the others have: work that
-/// goes to an idle worker delays nobody.
+/// Returns how many prompts workers have on average.
 fn crowd(candidates: &[Candidate<'_>]) -> f64 {
-    let counts = || candidates.iter().map(|candidate| candidate.n_prefilling);
-    let (sum, most) = (counts().sum::<f64>(), counts().fold(0.0, f64::max));
-    let n = candidates.len().max(1) as f64;
-    let others = (sum - most) / (n - 1.0).max(1.0);
-    (sum / n).min(1.0 + OTHERS_MULTIPLE_MAX * others)
+    candidates.iter().map(|candidate| candidate.n_prefilling).sum::<f64>() / candidates.len().max(1) as f64
 }
 
 /// Is what decides where cost and load do not.
@@ -361,17 +363,12 @@ pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'
 }
 
 /// Returns the standing of `worker` for [`Candidate::weigh`]; of its speed `assumed` says what it has not measured.
-pub(crate) fn standing(
-    worker: &WorkerView,
-    unreported: crate::cost::Unreported,
-    (assumed, past): (Speeds, Past),
-) -> Standing<'_> {
+pub(crate) fn standing(worker: &WorkerView, unreported: crate::cost::Unreported, assumed: Speeds) -> Standing<'_> {
     Standing {
         load: &worker.load,
         unreported,
         n_slots: worker.model.as_ref().map_or(1, |model| model.n_slots),
         speeds: Speeds::measured_or(&worker.load.rates, assumed),
-        past,
     }
 }
 

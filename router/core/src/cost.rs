@@ -13,8 +13,10 @@
 //!
 //! The other two are what others feel:
 //!
-//! - **pressure**: a multiple of prefill, the [`Charge`]. Uncached work delays those who are computed beside and behind it,
-//!   and takes the cache of someone who would have come back. Without it prefixes are spread thin.
+//! - **pressure**: a multiple, the [`Charge`], of the time that the uncached part takes at the fleet's mean prefill rate.
+//!   Uncached work delays those who are computed beside and behind it, and takes the cache of someone who would have come back.
+//!   Without it prefixes are spread thin. The rate is the same for all, or the multiple would make a large difference of a small one
+//!   between two measured rates; that a worker is slow the request itself feels.
 //! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
 //!
 //! A sixth is compared only between workers that hold as much of the prompt (`choose`), where moving a request loses no hit:
@@ -24,19 +26,22 @@
 //!   hold less, it would move conversations away from whoever holds them, and a hit that is lost so is lost there and then
 //!   (docs/decisions/0036-batch-plan.md).
 //!
-//! The charge is what the fleet measures, no number to be set. It has two parts (docs/decisions/0014-placement-charge.md):
+//! The charge is what the fleet measures, no number to be set. It has three parts (docs/decisions/0044-pressure.md):
 //!
-//! - **crowd**: how many requests n have their prompts computed at a worker at a time. Where prompts share a worker's time,
-//!   a utilisation u makes that n = u / (1 - u), and all of them together lose dn / du = (1 + n)^2 of the time that is added;
-//!   1 + n of it the one that adds it feels itself, n (1 + n) are left for the others, those to come included. It is near 0
-//!   in an idle fleet and grows without bound in overload, where only reuse helps. n is the larger of two: what the fleet
-//!   has now on average, as far as the busiest worker is not alone with it, and what this worker has had of late.
+//! - **crowd**: how many requests n have their prompts computed at a worker at a time, on average now. Where prompts share a worker's
+//!   time, a utilisation u makes that n = u / (1 - u), and all of them together lose dn / du = (1 + n)^2 of the time that is added;
+//!   1 + n of it the one that adds it feels itself, n (1 + n) are left for the others, those to come included. Their time weighs more
+//!   than that of one who has just come, as in the batch plan, where a wait t costs t^2 / 2 + ut, u the time of a usual prompt: a
+//!   second more costs t + u, and they have waited n u, so 1 + n times as much. That makes n (1 + n)^2: near 0 in an idle fleet, and
+//!   without bound in overload, where only reuse helps. But what goes to an idle worker delays nobody, however long the lines of
+//!   others are: n counts at most as twice the worker's own prompts, this one with them.
+//! - **excess**: a worker that has e prompts more than n delays these as well, which makes e (1 + n) on top, and no more than what is
+//!   ahead there. It has only as many as both their number and their work say: one long prompt is no crowd, nor are many
+//!   remainders that are soon done.
 //! - **worth**: the tokens that the fleet has reused for each that it computed. That is what a stored token has been worth
 //!   before it left the cache, so what is lost with each token that the new ones displace. Nothing where there is room.
 
 use warmpath_common::summary::{Load, Rates, Tier};
-
-use crate::past::Past;
 
 /// Is the time to bring one token's KV state from RAM. Units: milliseconds.
 ///
@@ -116,8 +121,6 @@ pub struct Standing<'a> {
     pub n_slots: u16,
     /// Is how fast it is.
     pub speeds: Speeds,
-    /// Is what is remembered of it.
-    pub past: Past,
 }
 
 /// Is what a request would ask of a worker.
@@ -138,13 +141,19 @@ impl Work {
     }
 }
 
-/// Is what uncached work costs others, as multiples of the time that it takes.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// Is what uncached work costs others at a worker.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Charge {
-    /// Is the number of requests whose prompts are computed at a time.
+    /// Is the number of requests whose prompts are computed at a worker at a time: the fleet's mean, bounded by this worker's own.
     pub crowd: f64,
+    /// Is by how many of them this worker has more now.
+    pub excess: f64,
+    /// Is the time that all takes which is ahead there. Units: milliseconds.
+    pub ahead_ms: f64,
     /// Is the tokens of reuse that are lost with each token that is displaced.
     pub worth: f64,
+    /// Is the fleet's mean prefill rate. Units: prompt tokens per millisecond.
+    pub prefill_tokens_per_ms: f64,
 }
 
 /// Is what a request would cost at a worker, in its parts. Units: milliseconds.
@@ -189,8 +198,10 @@ impl Cost {
     pub fn charge(&mut self, charge: Charge, work: Work, free_cells: u64) {
         let uncached = work.uncached_tokens();
         let displaced = if uncached > 0.0 { (1.0 - free_cells as f64 / uncached).max(0.0) } else { 0.0 };
-        let delayed = charge.crowd * (1.0 + charge.crowd);
-        self.pressure_ms = (delayed + charge.worth * displaced) * self.prefill_ms;
+        let own_ms = uncached / charge.prefill_tokens_per_ms;
+        let weight = 1.0 + charge.crowd;
+        let usual = charge.crowd * weight * weight + charge.worth * displaced;
+        self.pressure_ms = usual * own_ms + (charge.excess * own_ms).min(charge.ahead_ms) * weight;
     }
 
     /// Returns what the request itself feels until its first token.
@@ -269,9 +280,10 @@ mod tests {
     }
 
     fn standing(load: &Load, unreported: Unreported) -> Standing<'_> {
-        Standing { load, unreported, n_slots: 4, speeds: SPEEDS, past: Past::default() }
+        Standing { load, unreported, n_slots: 4, speeds: SPEEDS }
     }
 
+    const CHARGE: Charge = Charge { crowd: 2.0, excess: 0.0, ahead_ms: 1e6, worth: 0.5, prefill_tokens_per_ms: 1.0 };
     const COLD: Work = Work { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
 
     #[test]
@@ -285,15 +297,28 @@ mod tests {
     fn uncached_work_is_charged_for_whom_it_delays_and_for_what_it_displaces() {
         let charged = |free_cells| {
             let mut cost = cost(COLD, &idle(), Unreported::default());
-            cost.charge(Charge { crowd: 2.0, worth: 0.5 }, COLD, free_cells);
+            cost.charge(CHARGE, COLD, free_cells);
             cost.pressure_ms
         };
-        assert_eq!(charged(0), 6500.0);
-        assert_eq!(charged(500), 6250.0, "half of it has room");
-        assert_eq!(charged(5000), 6000.0);
+        assert_eq!(charged(0), 18_500.0);
+        assert_eq!(charged(500), 18_250.0, "half of it has room");
+        assert_eq!(charged(5000), 18_000.0);
         let mut nothing = Cost::default();
-        nothing.charge(Charge { crowd: 2.0, worth: 0.5 }, Work { cached_tokens: 1000, ..COLD }, 0);
+        nothing.charge(CHARGE, Work { cached_tokens: 1000, ..COLD }, 0);
         assert_eq!(nothing.pressure_ms, 0.0);
+    }
+
+    #[test]
+    fn a_worker_with_more_prompts_than_others_is_charged_more_and_a_slow_one_is_not() {
+        let charged = |excess, ahead_ms, prefill_ms| {
+            let mut cost = Cost { prefill_ms, ..Cost::default() };
+            cost.charge(Charge { excess, ahead_ms, ..CHARGE }, COLD, 5000);
+            cost.pressure_ms
+        };
+        assert_eq!(charged(0.0, 1e6, 1000.0), 18_000.0);
+        assert_eq!(charged(2.0, 1e6, 1000.0), 24_000.0);
+        assert_eq!(charged(2.0, 700.0, 1000.0), 20_100.0, "no more can be delayed than is there");
+        assert_eq!(charged(0.0, 1e6, 3000.0), 18_000.0);
     }
 
     #[test]

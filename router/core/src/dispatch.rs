@@ -25,12 +25,12 @@ use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
 use crate::breaker::{Breaker, BreakerOptions, BreakerState};
 use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, charge, choose, reason, standing};
-use crate::cost::{Cost, SPEEDS_DEFAULT, Speeds, Standing, Unreported};
+use crate::cost::{Cost, Speeds, Standing, Unreported};
 use crate::doubts::Doubts;
 use crate::fleet::{FleetView, Unavailable, WorkerView};
+use crate::given::{Given, Givers};
 use crate::index::Match;
 use crate::others::Others;
-use crate::past::{Givers, Past, Pasts};
 use crate::pending::{Filling, Pending};
 use crate::rest::Rest;
 use crate::retry::Failure;
@@ -198,7 +198,7 @@ pub struct Dispatch {
     doubts: Doubts,
     pending: Pending,
     reuse: Reuse,
-    pasts: Pasts,
+    given: Given,
     others: Others,
 }
 
@@ -216,7 +216,7 @@ impl Dispatch {
             doubts: Doubts::default(),
             pending: Pending::default(),
             reuse: Reuse::default(),
-            pasts: Pasts::default(),
+            given: Given::default(),
             others: Others::default(),
         }
     }
@@ -234,7 +234,6 @@ impl Dispatch {
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         self.expire(ask.now);
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), Account::default);
-        self.look(fleet, ask.now);
         let Field { candidates, assumed } = self.candidates(fleet, ask)?;
         let chosen = choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
@@ -246,14 +245,14 @@ impl Dispatch {
             reason: if ask.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
             service_ms: chosen.cost.prefill_ms
-                + answer_share_ms(&standing(chosen.worker, Unreported::default(), (assumed, Past::default()))),
+                + answer_share_ms(&standing(chosen.worker, Unreported::default(), assumed)),
         };
         let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
-        self.pasts.give(decision.worker, prefill_tokens);
+        self.given.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of the requests that come while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
         let chain = if is_lent { ask.prompt.keys() } else { &[] };
@@ -268,16 +267,6 @@ impl Dispatch {
     /// Returns what decides where cost and load do not.
     fn turn(&self, ask: &Ask<'_>) -> Turn {
         Turn { last: self.last, affinity: ask.affinity, novelty: ask.prompt.novelty() }
-    }
-
-    /// Takes note of how busy the workers are.
-    fn look(&mut self, fleet: &FleetView, now: Instant) {
-        let Self { pasts, accounts, .. } = self;
-        let n_prefilling = |worker: &Arc<WorkerView>| {
-            let unreported = accounts[worker.idx.0 as usize].unreported;
-            (worker.idx, standing(worker, unreported, (SPEEDS_DEFAULT, Past::default())).n_prefilling())
-        };
-        pasts.see(now, fleet.workers.iter().map(n_prefilling));
     }
 
     /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
@@ -336,9 +325,9 @@ impl Dispatch {
 
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
         let givers = if self.others.may_be_there(ask.now) { Givers::All } else { Givers::Own };
-        let past = self.pasts.of(worker.idx, givers);
-        let standing = standing(worker, self.account(worker.idx).unreported, (assumed, past));
+        let standing = standing(worker, self.account(worker.idx).unreported, assumed);
         let mut candidate = Candidate::weigh(worker, ask.prompt, standing);
+        candidate.given_tokens = self.given.of(worker.idx, givers);
         let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));
         if room == Room::No {
             // Who has no room does not compute it beside others: all that is ahead comes first.
@@ -386,7 +375,7 @@ impl Dispatch {
 
     /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
     pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.pasts.fill(worker, tokens);
+        self.given.fill(worker, tokens);
     }
 
     /// Records that a request has left its worker, however it ended.
@@ -427,7 +416,7 @@ impl Dispatch {
             *account = Account::default();
         }
         self.doubts.left(worker);
-        self.pasts.left(worker);
+        self.given.left(worker);
     }
 
     /// Returns the number of requests that are at a worker by this router.

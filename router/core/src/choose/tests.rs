@@ -44,9 +44,7 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
     let mut candidates: Vec<_> = workers
         .iter()
-        .map(|worker| {
-            Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default())))
-        })
+        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
         .collect();
     charge(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -97,40 +95,42 @@ fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
 }
 
 #[test]
-fn of_equals_the_one_wins_that_was_given_least_and_a_worker_that_is_often_busy_is_charged_more() {
-    let workers: Vec<_> = (0..3).map(worker).collect();
-    let chosen = |pasts: [Past; 3], n_tokens: u32| {
-        let weigh = |(worker, past)| {
-            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, past));
-            Candidate::weigh(worker, PromptView::Estimated { n_tokens }, standing)
-        };
-        let mut candidates: Vec<_> = workers.iter().zip(pasts).map(weigh).collect();
-        charge(&mut candidates, 0.0);
-        let rng = &mut SmallRng::seed_from_u64(1);
-        choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+fn of_equals_the_one_wins_that_was_given_least() {
+    let loads = || [Load::default(), Load::default(), Load::default()];
+    assert_eq!(of_given(loads(), [20.0, 10.0, 30.0]), 1);
+}
+
+/// Returns who gets a prompt that nobody holds, where the workers are so busy and were given so much.
+fn of_given<const N: usize>(loads: [Load; N], given: [f64; N]) -> u32 {
+    let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
+    let weigh = |(worker, given_tokens)| {
+        let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT);
+        Candidate { given_tokens, ..Candidate::weigh(worker, PromptView::Estimated { n_tokens: N_TOKENS }, standing) }
     };
-    let given = |given_tokens| Past { given_tokens, ..Past::default() };
-    assert_eq!(chosen([given(20.0), given(10.0), given(30.0)], 100), 1);
-    let busy = |crowd| Past { crowd, given_tokens: 0.0 };
-    assert_eq!(chosen([busy(1.0), busy(2.0), Past { crowd: 0.5, given_tokens: 50.0 }], 100), 2);
+    let mut candidates: Vec<_> = workers.iter().zip(given).map(weigh).collect();
+    charge(&mut candidates, 0.0);
+    let rng = &mut SmallRng::seed_from_u64(1);
+    choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
 }
 
 #[test]
-fn one_crowded_worker_is_no_crowd() {
-    let counts = |counts: &[u32]| -> f64 {
-        let load = |n: &u32| Load { n_queued: *n, ..idle() };
-        let workers: Vec<_> = counts.iter().map(|n| WorkerView { load: load(n), ..worker(0) }).collect();
-        let weigh = |worker| {
-            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
-            Candidate::weigh(worker, PromptView::Estimated { n_tokens: 1 }, standing)
-        };
-        crowd(&workers.iter().map(weigh).collect::<Vec<_>>())
+fn a_small_difference_between_rates_does_not_outweigh_a_line() {
+    // In a crowd of ten, a charge of 1,210 prefills at each worker's own rate would let 5 % of it outweigh sixty of them.
+    let load = |rate: f32, n_queued: u32| {
+        let mut load = Load { n_queued, queued_prefill_tokens: u64::from(n_queued) * 1000, ..idle() };
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
     };
-    assert_eq!(counts(&[]), 0.0);
-    assert_eq!(counts(&[7]), 1.0, "no other is there");
-    assert_eq!(counts(&[60, 0, 0, 0]), 1.0);
-    assert_eq!(counts(&[60, 40, 50, 50]), 50.0);
-    assert_eq!(counts(&[2, 0, 1, 1]), 1.0);
+    let loads = [load(1050.0, 30), load(1000.0, 3), load(1000.0, 4), load(1000.0, 3)];
+    assert_eq!(of_given(loads, [9.0, 1.0, 2.0, 2.0]), 1);
+}
+
+#[test]
+fn an_idle_worker_is_taken_while_others_have_a_line_and_one_that_is_not_keeps_hits_elsewhere() {
+    // Whoever holds half of the prompt has a line, like most others; the idle one is free of it.
+    let line = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 1000, ..idle() };
+    check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, Reason::Load));
+    check(&[Held(16, line(12)), Held(16, line(12)), Held(0, line(12)), Held(0, line(6))], (0, Reason::Prefix));
 }
 
 #[test]
@@ -162,9 +162,7 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
     let prompt = PromptView::Estimated { n_tokens: 10 };
     let all: Vec<_> = workers
         .iter()
-        .map(|worker| {
-            Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default())))
-        })
+        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
         .collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
@@ -189,7 +187,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
-        let standing = standing(&worker, Unreported::default(), (SPEEDS_DEFAULT, Past::default()));
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
         assert_eq!(Candidate::weigh(&worker, prompt, standing).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
@@ -219,17 +217,7 @@ fn of_workers_that_hold_as_much_the_one_is_taken_where_least_is_held_up() {
 fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
     let chosen = |counts: [u32; 4], given: [f64; 4]| {
         let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
-        let workers: Vec<_> =
-            counts.iter().zip(0..).map(|(n, idx)| WorkerView { load: load(*n), ..worker(idx) }).collect();
-        let weigh = |(worker, given_tokens)| {
-            let past = Past { given_tokens, ..Past::default() };
-            let standing = standing(worker, Unreported::default(), (SPEEDS_DEFAULT, past));
-            Candidate::weigh(worker, PromptView::Estimated { n_tokens: N_TOKENS }, standing)
-        };
-        let mut candidates: Vec<_> = workers.iter().zip(given).map(weigh).collect();
-        charge(&mut candidates, 0.0);
-        let rng = &mut SmallRng::seed_from_u64(1);
-        choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+        of_given(counts.map(load), given)
     };
     assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
     assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait and a delay of 1.4 prefills are more than one");
@@ -259,13 +247,18 @@ proptest! {
         };
         let sum = |part: fn(&Held) -> f64| held().iter().map(part).sum::<f64>();
         let (n, n_there) = (held().len() as f64, sum(|held| f64::from(held.1.n_queued)));
-        let others = (n_there - 1.0).max(0.0) / (n - 1.0).max(1.0);
-        let crowd = (n_there / n).min(1.0 + 2.0 * others);
+        let crowd = n_there / n;
         let usual = (sum(|held| held.1.queued_prefill_tokens as f64) / n_there.max(1.0)).max(f64::MIN_POSITIVE);
         let own = |held: &Held| f64::from(N_TOKENS - held.0 * 32);
         let felt = |held: &Held| own(held) + (2.0 * own(held)).min(held.1.queued_prefill_tokens as f64);
-        let cost = |held: &Held| felt(held) + crowd * (1.0 + crowd) * own(held);
-        let whole = |held: &Held| cost(held) + held.1.queued_prefill_tokens as f64 / usual * own(held);
+        let beside = |held: &Held| held.1.queued_prefill_tokens as f64 / usual;
+        let excess = |held: &Held| (beside(held).min(f64::from(held.1.n_queued)) - crowd).max(0.0);
+        let delayed = |held: &Held| (excess(held) * own(held)).min(held.1.queued_prefill_tokens as f64);
+        let cost = |held: &Held| {
+            let crowd = crowd.min(2.0 * (1.0 + f64::from(held.1.n_queued)));
+            felt(held) + crowd * (1.0 + crowd).powi(2) * own(held) + delayed(held) * (1.0 + crowd)
+        };
+        let whole = |held: &Held| cost(held) + beside(held) * own(held);
         let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
         let chosen = &held()[idx as usize];
         let cheapest = held().into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there is one");

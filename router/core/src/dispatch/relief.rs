@@ -13,7 +13,6 @@ use crate::admission::{RETURN, Relief};
 use crate::choose::standing;
 use crate::cost::Speeds;
 use crate::fleet::{FleetView, WorkerView};
-use crate::past::Past;
 
 /// Is the least time that a request is taken to need. Units: milliseconds.
 ///
@@ -33,7 +32,7 @@ impl Dispatch {
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
             let account = self.account(worker.idx);
-            let standing = standing(worker, account.unreported, (assumed, Past::default()));
+            let standing = standing(worker, account.unreported, assumed);
             let away = account.breaker.remaining(now).max(account.pause(now).map_or(Duration::ZERO, |(left, _)| left));
             let own_ms = standing.start_ms().max(away.as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
