@@ -182,15 +182,10 @@ pub struct Candidate<'a> {
     pub work: Work,
     /// Is what that would cost.
     pub cost: Cost,
-    /// Is the prompt tokens before it. Units: tokens.
-    tokens_ahead: f64,
-    prefill_tokens_per_ms: f64,
-    n_requests: u64,
-    n_prefilling: f64,
+    /// Is how busy and how fast the worker is.
+    pub(crate) standing: Standing<'a>,
     /// Is the prompt tokens that the worker was given of late; who weighs sets it. Units: tokens.
     pub given_tokens: f64,
-    /// Is when it can begin a request whatever its length. Units: milliseconds.
-    start_ms: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -198,7 +193,7 @@ impl<'a> Candidate<'a> {
     ///
     /// At least one prompt token is always computed, for its logits: a prompt that is cached to its end counts as cached
     /// up to the block before.
-    pub fn weigh(worker: &'a WorkerView, prompt: PromptView<'_>, standing: Standing<'_>) -> Self {
+    pub fn weigh(worker: &'a WorkerView, prompt: PromptView<'_>, standing: Standing<'a>) -> Self {
         let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
         let n_tokens = prompt.n_tokens();
         let found = match prompt {
@@ -209,30 +204,13 @@ impl<'a> Candidate<'a> {
         let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
         let tier = found.map_or(Tier::Resident, |found| found.tier);
         let work = Work { prompt_tokens: n_tokens, cached_tokens: cached_blocks * block_size_tokens, tier };
-        Self {
-            worker,
-            found,
-            cached_blocks,
-            work,
-            cost: Cost::of(work, standing),
-            tokens_ahead: standing.prefill_tokens_ahead(),
-            prefill_tokens_per_ms: standing.speeds.prefill_tokens_per_ms,
-            n_requests: standing.n_requests(),
-            n_prefilling: standing.n_prefilling(),
-            given_tokens: 0.0,
-            start_ms: standing.start_ms(),
-        }
-    }
-
-    /// Returns the time that the prompt tokens before it take. Units: milliseconds.
-    fn ahead_ms(&self) -> f64 {
-        self.tokens_ahead / self.prefill_tokens_per_ms
+        Self { worker, found, cached_blocks, work, cost: Cost::of(work, standing), standing, given_tokens: 0.0 }
     }
 
     /// Orders by what was given, then by when it begins, then by how little new state displaces there, then by lot.
     fn tie_break(&self, turn: Turn) -> (u64, u64, Reverse<u64>, u64) {
         let lot = mix(turn.novelty ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
-        (self.given_tokens as u64, self.start_ms as u64, Reverse(self.worker.load.free_cells), lot)
+        (self.given_tokens as u64, self.standing.start_ms() as u64, Reverse(self.worker.load.free_cells), lot)
     }
 }
 
@@ -242,13 +220,15 @@ impl<'a> Candidate<'a> {
 pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
     let crowd = crowd(candidates);
     let sum = |part: fn(&Candidate<'_>) -> f64| candidates.iter().map(part).sum::<f64>();
-    let prefill_tokens_per_ms = sum(|candidate| candidate.prefill_tokens_per_ms) / candidates.len().max(1) as f64;
-    let usual_ms = sum(|candidate| candidate.ahead_ms()) / sum(|candidate| candidate.n_prefilling).max(1.0);
+    let prefill_tokens_per_ms = mean(candidates, |candidate| candidate.standing.speeds.prefill_tokens_per_ms);
+    let n_prefilling = sum(|candidate| candidate.standing.n_prefilling());
+    let usual_ms = sum(|candidate| candidate.standing.ahead_ms()) / n_prefilling.max(1.0);
     for candidate in candidates {
-        let n_beside = if usual_ms > 0.0 { candidate.ahead_ms() / usual_ms } else { 0.0 };
-        let excess = (n_beside.min(candidate.n_prefilling) - crowd).max(0.0);
-        let crowd = crowd.min(OWN_MULTIPLE_MAX * (1.0 + candidate.n_prefilling));
-        let charge = Charge { crowd, excess, ahead_ms: candidate.ahead_ms(), worth, prefill_tokens_per_ms };
+        let (ahead_ms, n_own) = (candidate.standing.ahead_ms(), candidate.standing.n_prefilling());
+        let n_beside = if usual_ms > 0.0 { ahead_ms / usual_ms } else { 0.0 };
+        let excess = (n_beside.min(n_own) - crowd).max(0.0);
+        let crowd = crowd.min(OWN_MULTIPLE_MAX * (1.0 + n_own));
+        let charge = Charge { crowd, excess, ahead_ms, worth, prefill_tokens_per_ms };
         candidate.cost.charge(charge, candidate.work, candidate.worker.load.free_cells);
         candidate.cost.company_ms = n_beside * candidate.cost.prefill_ms;
     }
@@ -256,7 +236,11 @@ pub fn charge(candidates: &mut [Candidate<'_>], worth: f64) {
 
 /// Returns how many prompts workers have on average.
 fn crowd(candidates: &[Candidate<'_>]) -> f64 {
-    candidates.iter().map(|candidate| candidate.n_prefilling).sum::<f64>() / candidates.len().max(1) as f64
+    mean(candidates, |candidate| candidate.standing.n_prefilling())
+}
+
+fn mean(candidates: &[Candidate<'_>], part: fn(&Candidate<'_>) -> f64) -> f64 {
+    candidates.iter().map(part).sum::<f64>() / candidates.len().max(1) as f64
 }
 
 /// Is what decides where cost and load do not.
@@ -328,9 +312,9 @@ fn least_loaded<'c, 'a: 'c>(
     turn: Turn,
 ) -> Option<&'c Candidate<'a>> {
     candidates.min_by(|a, b| {
-        a.tokens_ahead
-            .total_cmp(&b.tokens_ahead)
-            .then(a.n_requests.cmp(&b.n_requests))
+        let tokens_ahead = a.standing.prefill_tokens_ahead().total_cmp(&b.standing.prefill_tokens_ahead());
+        tokens_ahead
+            .then_with(|| a.standing.n_requests().cmp(&b.standing.n_requests()))
             .then_with(|| a.tie_break(turn).cmp(&b.tie_break(turn)))
     })
 }

@@ -170,12 +170,6 @@ impl Account {
     }
 }
 
-/// Is the workers that can take a request, and what is assumed of those that have measured nothing.
-struct Field<'a> {
-    candidates: Vec<Candidate<'a>>,
-    assumed: Speeds,
-}
-
 struct Sent {
     worker: WorkerIdx,
     request_id: RequestId,
@@ -234,7 +228,7 @@ impl Dispatch {
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
         self.expire(ask.now);
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), Account::default);
-        let Field { candidates, assumed } = self.candidates(fleet, ask)?;
+        let candidates = self.candidates(fleet, ask)?;
         let chosen = choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
         let decision = Decision {
@@ -244,8 +238,7 @@ impl Dispatch {
             cached_tokens: chosen.work.cached_tokens,
             reason: if ask.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
-            service_ms: chosen.cost.prefill_ms
-                + answer_share_ms(&standing(chosen.worker, Unreported::default(), assumed)),
+            service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.standing),
         };
         let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
         *service_ms =
@@ -295,7 +288,7 @@ impl Dispatch {
     }
 
     /// Returns the workers that can take the request.
-    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Field<'a>, NoWorker> {
+    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, ask);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
@@ -315,7 +308,7 @@ impl Dispatch {
         }
         charge(&mut candidates, self.reuse.worth());
         if has_room {
-            return Ok(Field { candidates, assumed });
+            return Ok(candidates);
         }
         if n_busy > 0 {
             reasons.insert(Unavailable::Busy, n_busy);

@@ -96,8 +96,7 @@ fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
 
 #[test]
 fn of_equals_the_one_wins_that_was_given_least() {
-    let loads = || [Load::default(), Load::default(), Load::default()];
-    assert_eq!(of_given(loads(), [20.0, 10.0, 30.0]), 1);
+    assert_eq!(of_given([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
 }
 
 /// Returns who gets a prompt that nobody holds, where the workers are so busy and were given so much.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rand::Rng;
 
-use super::{Ask, Dispatch, Field, NoWorker, serving};
+use super::{Ask, Dispatch, NoWorker, serving};
 use crate::WorkerIdx;
 use crate::admission::Room;
 use crate::choose::{Candidate, Reason, choose, reason};
@@ -49,7 +49,7 @@ impl Dispatch {
             Weighed { candidate, unavailable: self.unavailable(worker, ask), has_room: room == Room::Yes }
         };
         let mut workers: Vec<Weighed<'_>> = serving.into_iter().map(weigh).collect();
-        let choice = self.candidates(fleet, ask).and_then(|Field { candidates, .. }| {
+        let choice = self.candidates(fleet, ask).and_then(|candidates| {
             // What a request takes from others depends on all candidates.
             for candidate in &candidates {
                 let same = workers.iter_mut().find(|weighed| weighed.candidate.worker.idx == candidate.worker.idx);

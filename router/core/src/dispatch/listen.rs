@@ -69,7 +69,7 @@ impl Dispatch {
         }
         let believed = self.believed(ask.prompt);
         let ask = &Ask { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
-        let field = self.candidates(fleet, ask).map(|field| field.candidates).unwrap_or_default();
+        let field = self.candidates(fleet, ask).unwrap_or_default();
         of_least_cost(&field).map_or(Duration::ZERO, |cheapest| listened(cheapest.cost.prefill_ms))
     }
 }
