@@ -92,7 +92,8 @@ fmt: ## Format the code
 
 bench: build fixtures $(MODEL) ## Measure everything beside its peers (llama-server is built first, once: ten minutes)
 	@$(STAGE) index-peers scripts/index-peers.sh
-	@$(STAGE) index $(BIN)/warmpath-bench index --against target/peers/index/release/warmpath-bench-peers
+	@$(STAGE) index $(BIN)/warmpath-bench index --rounds 3 \
+		--against target/peers/index/release/index-peers,target/peers/index/release/index-peers-mimalloc
 	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
 	@$(STAGE) llama-server scripts/llama-server.sh
 	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(MODEL)

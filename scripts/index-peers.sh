@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds the program that measures other projects' prefix indexes for `warmpath-bench index --against`: its 140 crates are
-# no part of our own build. About two minutes on two idle cores, once.
+# Builds the programs that measure other projects' prefix indexes for `warmpath-bench index --against`, with the system's
+# allocator and with ours: their 140 crates are no part of our own build. About two minutes on two idle cores, once.
 #
-# Usage: scripts/index-peers.sh      target/peers/index/release/warmpath-bench-peers results.
+# Usage: scripts/index-peers.sh      target/peers/index/release/index-peers and index-peers-mimalloc result.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)

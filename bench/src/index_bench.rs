@@ -1,24 +1,26 @@
 //! `warmpath-bench index`: how fast and how large the router's prefix index is, beside others', with answers checked.
 //!
-//! Not here: routing on top of it. The idea: the same fleet is given to each index (`measure`, `workload`); others are
-//! measured by a program of their own (`bench/peers`), so that their dependencies stay out of this build, and their rows
-//! are put beside ours.
+//! Not here: routing on top of it. The idea: the same fleet is given to each index (`measure`, `workload`), by turns
+//! (`rounds`); others are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this
+//! build, and their rows are put beside ours.
 
 pub mod measure;
 pub mod ours;
 pub mod resync;
+pub mod rounds;
 pub mod workload;
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::measure::{Row, Size};
 use self::ours::Ours;
 use self::resync::ResyncReport;
+use self::rounds::Lead;
 
 /// Is what `warmpath-bench index` is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -38,9 +40,12 @@ pub struct IndexArgs {
     /// Seeds what workers hold and what is asked.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Names the program that measures other indexes, as scripts/index-peers.sh builds it.
-    #[arg(long, value_name = "PROGRAM")]
-    pub against: Option<PathBuf>,
+    /// Lists the programs that measure other indexes, as scripts/index-peers.sh builds them.
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    pub against: Vec<PathBuf>,
+    /// Is how often each index is measured with each fleet size, by turns; the medians are told.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
     /// Prints JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -49,27 +54,58 @@ pub struct IndexArgs {
 /// Is all that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct IndexReport {
-    /// Lists the indexes by fleet size, ours first.
+    /// Lists the indexes by fleet size, ours first; each figure is the median of the rounds.
     pub rows: Vec<Row>,
+    /// Lists our leads over the others by fleet size and figure.
+    pub leads: Vec<Lead>,
     /// Is the resync, where one was asked for.
     pub resync: Option<ResyncReport>,
 }
 
+/// Is what a program that measures indexes tells, and this one with `--json`.
+#[derive(Deserialize)]
+struct Told {
+    rows: Vec<Row>,
+}
+
 /// Runs `warmpath-bench index` and prints the report.
 ///
-/// Errors: where an answer differs from brute force; where the other program fails.
+/// Errors: where an answer differs from brute force; where another program fails.
 pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
-    let theirs = args.against.as_ref().map(|program| peers(program, args)).transpose()?.unwrap_or_default();
-    let mut rows = Vec::new();
+    let (mut rows, mut leads) = (Vec::new(), Vec::new());
     for &n_workers in &args.workers {
-        rows.push(measure(n_workers, args)?);
-        rows.extend(theirs.iter().filter(|row| row.n_workers == n_workers).cloned());
+        if args.rounds == 1 && args.against.is_empty() {
+            rows.push(measure(n_workers, args)?);
+            continue;
+        }
+        let by_index = measure_rounds(n_workers, args)?;
+        rows.extend(by_index.iter().filter_map(|rounds| rounds::medians(rounds)));
+        let (ours, others) = by_index.split_first().context("no round was measured")?;
+        leads.extend(rounds::leads(ours, others));
     }
     let resync = (args.resync_blocks > 0).then(|| resync::measure(args.resync_blocks, args.seed));
-    let report = IndexReport { rows, resync };
+    let report = IndexReport { rows, leads, resync };
     let text = if args.json { serde_json::to_string_pretty(&report)? } else { tables(&report) };
     println(&text);
     Ok(())
+}
+
+/// Measures all indexes with one fleet size; returns the rounds of each, ours first.
+///
+/// Each program begins anew in each round, ours too: none has the memory that the one before it was given.
+fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Vec<Row>>> {
+    let ours = std::env::current_exe().context("finding this program")?;
+    let mut by_index: Vec<Vec<Row>> = Vec::new();
+    for _ in 0..args.rounds {
+        let mut round =
+            measure_apart(Command::new(&ours).args(["index", "--json", "--resync-blocks", "0"]), n_workers, args)?;
+        for program in &args.against {
+            round.extend(measure_apart(&mut Command::new(program), n_workers, args)?);
+        }
+        by_index.resize_with(round.len(), Vec::new);
+        by_index.iter_mut().zip(round).for_each(|(rounds, row)| rounds.push(row));
+    }
+    Ok(by_index)
 }
 
 /// Measures our index with one fleet size.
@@ -81,17 +117,16 @@ pub fn measure(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Row> {
     measure::measure("warmpath", size, || Ours::new(seed))
 }
 
-/// Runs the program that measures other indexes.
-fn peers(program: &PathBuf, args: &IndexArgs) -> anyhow::Result<Vec<Row>> {
-    let workers: Vec<String> = args.workers.iter().map(u32::to_string).collect();
-    let mut command = Command::new(program);
-    command.args(["--workers", &workers.join(",")]);
+/// Runs a program that measures indexes.
+fn measure_apart(command: &mut Command, n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Row>> {
+    command.args(["--workers", &n_workers.to_string()]);
     command.args(["--blocks-per-worker", &args.blocks_per_worker.to_string()]);
     command.args(["--lookups", &args.lookups.to_string(), "--seed", &args.seed.to_string()]);
-    let output = command.stderr(std::process::Stdio::inherit()).output();
-    let output = output.with_context(|| format!("running {}", program.display()))?;
-    anyhow::ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
-    serde_json::from_slice(&output.stdout).with_context(|| format!("reading the rows of {}", program.display()))
+    let name = command.get_program().display().to_string();
+    let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("running {name}"))?;
+    anyhow::ensure!(output.status.success(), "{name} ended with {}", output.status);
+    let told: Told = serde_json::from_slice(&output.stdout).with_context(|| format!("reading the rows of {name}"))?;
+    Ok(told.rows)
 }
 
 #[expect(clippy::print_stdout, reason = "the report is the command's output")]
@@ -100,8 +135,9 @@ fn println(text: &str) {
 }
 
 fn tables(report: &IndexReport) -> String {
+    let leads = (!report.leads.is_empty()).then(|| format!("\n\n{}", lead_table(&report.leads)));
     let resync = report.resync.as_ref().map(|resync| format!("\n\n{}", resync_table(resync)));
-    format!("{}{}", row_table(&report.rows), resync.unwrap_or_default())
+    format!("{}{}{}", row_table(&report.rows), leads.unwrap_or_default(), resync.unwrap_or_default())
 }
 
 fn row_table(rows: &[Row]) -> Table {
@@ -133,6 +169,19 @@ fn row_table(rows: &[Row]) -> Table {
             format!("{:.1}", row.bytes_per_block),
             row.n_checked.to_string(),
         ]);
+    }
+    table
+}
+
+/// Returns a table with a line for each fleet size.
+fn lead_table(leads: &[Lead]) -> Table {
+    let lines: Vec<&[Lead]> = leads.chunk_by(|one, next| one.n_workers == next.n_workers).collect();
+    let figures = lines.first().into_iter().copied().flatten().map(|lead| lead.figure);
+    let header: Vec<&str> = std::iter::once("workers").chain(figures).collect();
+    let mut table = table(&header);
+    for line in lines {
+        let cells = line.iter().map(|lead| format!("{:.2} ({:.2}-{:.2})", lead.median, lead.lowest, lead.highest));
+        table.add_row(line.first().map(|lead| lead.n_workers.to_string()).into_iter().chain(cells));
     }
     table
 }
@@ -180,7 +229,8 @@ mod tests {
             lookups: 300,
             resync_blocks: 0,
             seed: 7,
-            against: None,
+            against: Vec::new(),
+            rounds: 1,
             json: false,
         }
     }
@@ -246,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_told() {
-        let told = peers(&PathBuf::from("/does/not/exist"), &args()).unwrap_err();
+        let told = measure_apart(&mut Command::new("/does/not/exist"), 3, &args()).unwrap_err();
         assert!(format!("{told:#}").contains("/does/not/exist"));
     }
 }

@@ -5,6 +5,10 @@ use warmpath_bench::{
     chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, worker_bench,
 };
 
+/// Is the router's allocator, so that its prefix index is measured as it is deployed.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Makes models for tests, drives load, measures.
 #[derive(Debug, Parser)]
 #[command(name = "warmpath-bench", version)]

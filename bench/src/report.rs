@@ -56,6 +56,15 @@ impl Report {
     }
 }
 
+/// Returns the median, the mean of the middle two of an even number; none of no values.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = sorted[(sorted.len() - 1) / 2];
+    Some(lower.midpoint(upper))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -73,6 +82,13 @@ pub(crate) mod tests {
             ttft_ms,
             tpot_ms: None,
         }
+    }
+
+    #[test]
+    fn medians_of_odd_even_and_no_values() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
     }
 
     #[test]

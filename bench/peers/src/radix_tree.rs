@@ -9,20 +9,20 @@ use dynamo_kv_router::protocols::{
     KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent,
 };
 
-use crate::ALLOCATOR;
 use crate::measure::Subject;
 use crate::workload::Stretch;
 
 /// Is the tree, and what the allocator had handed out before it.
 pub struct Radix {
     tree: RadixTree,
+    allocated: fn() -> usize,
     bytes_before: usize,
 }
 
 impl Radix {
     /// Returns an empty tree.
-    pub fn new() -> Self {
-        Self { bytes_before: ALLOCATOR.allocated(), tree: RadixTree::new() }
+    pub fn new(allocated: fn() -> usize) -> Self {
+        Self { bytes_before: allocated(), allocated, tree: RadixTree::new() }
     }
 }
 
@@ -76,6 +76,6 @@ impl Subject for Radix {
     }
 
     fn bytes(&self) -> usize {
-        ALLOCATOR.allocated() - self.bytes_before
+        (self.allocated)() - self.bytes_before
     }
 }

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
-use super::measured::median;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use super::throughput::{Streamed, decode_rate};
+use crate::report::median;
 
 /// Lists how many sequences run at once.
 pub const SEQUENCES: [u32; 3] = [1, 4, 8];

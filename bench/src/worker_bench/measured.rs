@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::contender::Contender;
 use super::traffic::Pass;
 use crate::client::Answer;
+use crate::report::median;
 
 /// Is the figures of one server in one scenario; all 0 without answers.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -80,15 +81,6 @@ fn computed_tokens(answer: &Answer) -> u64 {
     answer.prompt_tokens.saturating_sub(answer.cached_tokens)
 }
 
-/// Returns the median, the mean of the middle two of an even number; none of no values.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    let lower = sorted[(sorted.len() - 1) / 2];
-    Some(lower.midpoint(upper))
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -97,13 +89,6 @@ pub(super) mod tests {
     pub(in crate::worker_bench) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
         let answer = report::tests::answer(prompt_tokens, cached_tokens, ttft_ms);
         Answer { completion_tokens: 8, tpot_ms: Some(5.0), ..answer }
-    }
-
-    #[test]
-    fn medians_of_odd_even_and_no_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(&[]), None);
     }
 
     #[test]

@@ -10,10 +10,10 @@ use warmpath_gguf::Header;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
-use super::measured::median;
 use super::shapes::Texts;
 use super::tables::{Section, goals, percent, reached};
 use crate::client::{Answer, Message};
+use crate::report::median;
 
 /// Is the slots of the servers.
 const N_SLOTS: u16 = 4;

@@ -11,10 +11,10 @@ use futures::future::try_join_all;
 
 use super::contender::{Contender, Programs, Running, Setup};
 use super::goals::Verdict;
-use super::measured::median;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use crate::client::Answer;
+use crate::report::median;
 
 /// Is one combination to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,8 @@ const FEW: usize = 16;
 /// Is a segment that the chain passes.
 pub(super) struct Step {
     segment: Held,
+    /// Is the segment's only span as it was found; it may have changed since.
+    only: u64,
     /// Is the place of the segment's first block in the chain.
     pub(super) first: usize,
     /// Is how many of its blocks the chain passes.
@@ -29,8 +31,10 @@ pub(super) struct Step {
 
 impl Step {
     fn new(keys: &[BlockKey], first: usize, segment: Held) -> Self {
-        let n = segment.as_ref().map_or(0, |segment| Segment::from(segment).n_common(0, &keys[first..]));
-        Self { segment, first, n }
+        let found = segment.as_ref().map(Segment::from);
+        let n = found.map_or(0, |found| found.n_common(0, &keys[first..]));
+        let only = found.map_or(0, Segment::only);
+        Self { segment, only, first, n }
     }
 
     /// Returns whether the chain goes on behind the segment's end.
@@ -42,7 +46,8 @@ impl Step {
     ///
     /// One pass without a branch: the compiler makes vector comparisons of it.
     fn is_plain(&self) -> bool {
-        let spans = self.segment().span_words();
+        let segment = self.segment();
+        let spans = segment.span_words();
         let reaches = |span: Span| (span.from() < self.n) & (span.to() >= self.n) & span.is_resumable();
         let differ = |a: Span, b: Span| a.worker() != b.worker();
         let pairs = spans.iter().zip(&spans[1..]);
@@ -57,7 +62,8 @@ impl Step {
 
     /// Returns the segment.
     pub(super) fn segment(&self) -> Segment<'_> {
-        self.segment.as_ref().expect("a table finds segments that are there").into()
+        let shared = self.segment.as_ref().expect("a table finds segments that are there");
+        Segment::with_only(shared, self.only)
     }
 }
 
@@ -114,7 +120,8 @@ fn take_plain(step: &Step, matches: &mut Vec<Match>) {
     let met = &mut met[..matches.len()];
     met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
     met.sort_unstable();
-    let mut rest = step.segment().span_words();
+    let segment = step.segment();
+    let mut rest = segment.span_words();
     let blocks = step.blocks(step.n);
     let to_match = |&word: &u64| to_match(Span(word), blocks);
     for met in met {

@@ -1,12 +1,14 @@
 //! A segment: consecutive blocks of one chain, and who holds which of them.
 //!
-//! Not here: where segments are found (`heads`, `locator`), when they change (`writer`). The idea: a segment never
-//! changes; a change makes a new one, so a reader that has one needs no lock. Its words are its spans, ordered by worker
-//! and offset, and behind them the keys. A chain is prefix-closed: where two chains have the same key, they have the same
-//! keys before it, so one comparison at the end tells that a whole stretch agrees.
+//! Not here: where segments are found (`heads`, `locator`), when they change (`writer`). The idea: a segment's words never
+//! change; a change makes a new segment, so a reader that has one needs no lock. Only where one worker holds one span, as
+//! most are held, that span is one word apart from the others: it changes, and the segment gets shorter, where it lies.
+//! The words are the spans, ordered by worker and offset, and behind them the keys. A chain is prefix-closed: where two
+//! chains have the same key, they have the same keys before it, so one comparison at the end tells that a whole stretch
+//! agrees.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use triomphe::ThinArc;
 use warmpath_common::block_hash::BlockKey;
@@ -24,6 +26,9 @@ pub(super) type Shared = ThinArc<Head, u64>;
 
 /// Is what a segment has beside its words.
 pub(super) struct Head {
+    /// Is the only span, where there is but one; it may change where it lies, never to another worker and never to more.
+    only: AtomicU64,
+    /// Is the number of spans among the words; 0 where there is but one.
     n_spans: u32,
     /// Is the writer's number of the segment.
     number: u32,
@@ -36,11 +41,13 @@ pub(super) struct Head {
 pub(super) struct Segment<'a> {
     head: &'a Head,
     words: &'a [u64],
+    /// Is the only span as it was when the segment was looked at.
+    only: u64,
 }
 
 impl<'a> From<&'a Shared> for Segment<'a> {
     fn from(shared: &'a Shared) -> Self {
-        Self { head: &shared.header.header, words: &shared.slice }
+        Self::with_only(shared, shared.header.header.only.load(Ordering::Relaxed))
     }
 }
 
@@ -66,16 +73,23 @@ impl Edit {
 }
 
 impl Head {
-    fn new(number: u32, n_spans: usize, age: u32) -> Self {
-        Self { n_spans: n_spans as u32, number, age: AtomicU32::new(age) }
+    /// Returns the head of a segment with the spans `words`, from which it takes the only one.
+    fn new(number: u32, words: &mut Vec<u64>, age: u32) -> Self {
+        let only = if words.len() == 1 { words.pop() } else { None };
+        let only = AtomicU64::new(only.unwrap_or_default());
+        Self { only, n_spans: words.len() as u32, number, age: AtomicU32::new(age) }
     }
 }
 
 impl<'a> Segment<'a> {
-    /// Returns the segment of `keys` that is held as `spans` say, which are ordered.
-    pub(super) fn of(keys: &[BlockKey], spans: &[Span], number: u32, epoch: u32) -> Shared {
-        let words: Vec<u64> = spans.iter().map(|span| span.0).chain(keys.iter().map(|key| key.0)).collect();
-        ThinArc::from_header_and_slice(Head::new(number, spans.len(), epoch), &words)
+    /// Returns the segment of `keys` that is held as `spans` say, which are ordered, with its number and age; `words` is
+    /// where it is put together.
+    pub(super) fn of(keys: &[BlockKey], spans: &[Span], (number, age): (u32, u32), words: &mut Vec<u64>) -> Shared {
+        words.clear();
+        words.extend(spans.iter().map(|span| span.0));
+        let head = Head::new(number, words, age);
+        words.extend(keys.iter().map(|key| key.0));
+        ThinArc::from_header_and_slice(head, words)
     }
 
     /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them; `words` is where it is put
@@ -86,10 +100,10 @@ impl<'a> Segment<'a> {
         words.extend_from_slice(&spans[..edit.replaced.start]);
         words.extend(edit.with.iter().map(|span| span.0));
         words.extend_from_slice(&spans[edit.replaced.end..]);
-        let n_spans = words.len();
+        let head = Head::new(self.number(), words, self.age());
         words.extend_from_slice(&self.keys()[..n_keys]);
         words.extend(more.iter().map(|key| key.0));
-        ThinArc::from_header_and_slice(Head::new(self.number(), n_spans, self.age()), words)
+        ThinArc::from_header_and_slice(head, words)
     }
 
     /// Returns this segment and `next` as one, of this one's number; `words` is where it is put together.
@@ -100,10 +114,31 @@ impl<'a> Segment<'a> {
         coalesce(&mut spans);
         words.clear();
         words.extend(spans.iter().map(|span| span.0));
+        let head = Head::new(self.number(), words, self.age().max(next.age()));
         words.extend_from_slice(self.keys());
         words.extend_from_slice(next.keys());
-        let age = self.age().max(next.age());
-        ThinArc::from_header_and_slice(Head::new(self.number(), spans.len(), age), words)
+        ThinArc::from_header_and_slice(head, words)
+    }
+
+    /// Returns a segment with its only span as it was at some time; the word is nothing to a segment of several spans.
+    pub(super) fn with_only(shared: &'a Shared, only: u64) -> Self {
+        Self { head: &shared.header.header, words: &shared.slice, only }
+    }
+
+    /// Returns the word of the only span, where there is but one.
+    pub(super) fn only(self) -> u64 {
+        self.only
+    }
+
+    /// Makes an edit where the segment lies, if it leaves one span of the same worker and more than half of the words;
+    /// returns whether it is made.
+    pub(super) fn change(self, edit: &Edit) -> bool {
+        let &[only] = &edit.with[..] else { return false };
+        let is_made = self.head.n_spans == 0 && edit.replaced == (0..1) && 2 * only.to() > self.words.len();
+        if is_made {
+            self.head.only.store(only.0, Ordering::Relaxed);
+        }
+        is_made
     }
 
     /// Returns the writer's number of the segment.
@@ -113,12 +148,15 @@ impl<'a> Segment<'a> {
 
     /// Returns the keys of the blocks.
     pub(super) fn keys(self) -> &'a [u64] {
-        &self.words[self.n_spans()..]
+        match self.head.n_spans as usize {
+            0 => &self.words[..Span(self.only).to()],
+            n_spans => &self.words[n_spans..],
+        }
     }
 
     /// Returns the number of blocks.
     pub(super) fn len(self) -> usize {
-        self.words.len() - self.n_spans()
+        self.keys().len()
     }
 
     /// Returns the key of the first block.
@@ -128,26 +166,29 @@ impl<'a> Segment<'a> {
 
     /// Returns the key of the last block.
     pub(super) fn last(self) -> BlockKey {
-        BlockKey(self.words[self.words.len() - 1])
+        BlockKey(self.keys()[self.len() - 1])
     }
 
     /// Returns the number of spans.
     pub(super) fn n_spans(self) -> usize {
-        self.head.n_spans as usize
+        (self.head.n_spans as usize).max(1)
     }
 
     /// Returns the words of the spans.
-    pub(super) fn span_words(self) -> &'a [u64] {
-        &self.words[..self.n_spans()]
+    pub(super) fn span_words(&self) -> &[u64] {
+        match self.head.n_spans as usize {
+            0 => std::slice::from_ref(&self.only),
+            n_spans => &self.words[..n_spans],
+        }
     }
 
     /// Returns the spans, ordered by worker and offset.
-    pub(super) fn spans(self) -> impl ExactSizeIterator<Item = Span> + 'a {
+    pub(super) fn spans(&self) -> impl ExactSizeIterator<Item = Span> {
         self.span_words().iter().copied().map(Span)
     }
 
     /// Returns where the spans of `worker` are.
-    fn places_of(self, worker: WorkerIdx) -> Range<usize> {
+    fn places_of(&self, worker: WorkerIdx) -> Range<usize> {
         let spans = self.span_words();
         let start = spans.partition_point(|&word| Span(word).worker() < worker);
         let n = spans[start..].iter().take_while(|&&word| Span(word).worker() == worker).count();
@@ -155,8 +196,8 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns the spans of `worker`.
-    pub(super) fn spans_of(self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> + 'a {
-        self.words[self.places_of(worker)].iter().copied().map(Span)
+    pub(super) fn spans_of(&self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> {
+        self.span_words()[self.places_of(worker)].iter().copied().map(Span)
     }
 
     /// Returns the edit that makes `new` all that `worker` holds of the blocks `range`; `None` where that changes nothing.
@@ -164,7 +205,7 @@ impl<'a> Segment<'a> {
     /// Shape: `new` is of that worker, ordered, and within `range`.
     pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
         let replaced = self.places_of(worker);
-        let old = || self.words[replaced.clone()].iter().copied().map(Span);
+        let old = || self.span_words()[replaced.clone()].iter().copied().map(Span);
         let left = |span: &Span| span.from() < range.start;
         let right = |span: &Span| span.to() > range.end;
         let mut with: Vec<Span> = Vec::with_capacity(replaced.len() + 3);
@@ -241,7 +282,7 @@ impl<'a> Segment<'a> {
 
     /// Returns the memory that the segment takes. Units: bytes.
     pub(super) fn bytes(self) -> usize {
-        Self::bytes_of(self.n_spans(), self.len())
+        SEGMENT_BYTES + size_of_val(self.words)
     }
 
     /// Returns the memory that a segment takes. Units: bytes.

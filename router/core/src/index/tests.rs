@@ -247,6 +247,22 @@ fn blocks_may_go_one_by_one_in_either_order() {
 }
 
 #[test]
+fn who_looked_at_a_segment_still_sees_it_while_it_gets_shorter_where_it_lies() {
+    let mut writer = IndexWriter::new(ROOMY);
+    writer.insert(WorkerIdx(0), &run(keys(1, 0..20), Resume::EveryBlock, 0));
+    let (index, asked) = (writer.reader(), keys(1, 0..20));
+    let path = search::walk(&index.heads.load(), &asked);
+    let bytes_of_20 = index.bytes();
+    for (n, is_copied) in [(12, false), (9, true)] {
+        writer.remove(WorkerIdx(0), &keys(1, n..20));
+        writer.check_invariants();
+        assert_eq!(lengths(&writer, &asked), [(0, n as u32)]);
+        assert_eq!(index.bytes() < bytes_of_20, is_copied);
+        assert!(path[0].is_whole() && path[0].segment().len() == 20);
+    }
+}
+
+#[test]
 fn readers_see_what_two_views_share_while_one_replaces_the_other() {
     let mut writer = IndexWriter::new(ROOMY);
     let shared = keys(1, 0..100);

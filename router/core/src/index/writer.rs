@@ -242,10 +242,13 @@ impl IndexWriter {
         let end_of = (range.end == segment.len()).then_some(at.id);
         let edit = segment.edit(worker, range.clone(), &piece.spans(at.offset, n));
         if let Some(edit) = edit {
-            let changed = segment.edited(&edit, (segment.len(), &[]), &mut self.words);
+            let changed =
+                (!segment.change(&edit)).then(|| segment.edited(&edit, (segment.len(), &[]), &mut self.words));
             self.count(worker, at.id, &edit);
             self.holdings[worker.0 as usize].gain(&piece.keys[..n]);
-            self.put(at.id, changed);
+            if let Some(changed) = changed {
+                self.put(at.id, changed);
+            }
         }
         self.note_touched(at.id, range);
         (n, end_of)
@@ -281,7 +284,8 @@ impl IndexWriter {
             self.put(id, longer);
         } else {
             let epoch = self.advance_epoch();
-            self.open(worker, id, Segment::of(keys, &spans, id, epoch));
+            let segment = Segment::of(keys, &spans, (id, epoch), &mut self.words);
+            self.open(worker, id, segment);
             self.holdings[worker.0 as usize].gain(keys);
         }
         self.note_touched(id, offset..offset + n);
@@ -388,11 +392,11 @@ impl IndexWriter {
         let known = n_left.checked_sub(start).and_then(|passed| probes.get(passed..)).unwrap_or_default();
         self.unindex(given_up, id, &known[..known.len().min(given_up.len())]);
         self.count(worker, id, &edit);
-        if n_left > 0 {
+        if n_left == 0 {
+            self.close(id);
+        } else if !segment.change(&edit) {
             let shorter = segment.edited(&edit, (n_left, &[]), &mut self.words);
             self.put(id, shorter);
-        } else {
-            self.close(id);
         }
     }
 
