@@ -26,7 +26,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
-use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker, Ticket};
+use warmpath_router_core::dispatch::{Dispatch, Ticket};
 use warmpath_router_core::fleet::{FleetView, Link};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
@@ -152,13 +152,9 @@ impl Fleet {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses a worker and books the request there until the booking is dropped.
-    ///
-    /// Errors: [`NoWorker`], with the reasons.
-    pub fn dispatch(self: &Arc<Self>, view: &FleetView, ask: &Ask<'_>) -> Result<(Decision, Booking), NoWorker> {
-        let (decision, ticket) = self.books().choose(view, ask, &mut rand::rng())?;
-        let booking = Booking { fleet: Arc::clone(self), worker: decision.worker, ticket: Some(ticket), visit: None };
-        Ok((decision, booking))
+    /// Keeps the request of `ticket` booked on `worker` until what is returned is dropped.
+    pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> Booking {
+        Booking { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
     }
 
     /// Returns how soon the workers of `model`, or all of them, can start one more request.

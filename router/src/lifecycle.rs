@@ -292,10 +292,14 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &m
     let listened = loop {
         let matches = find_matches(app, prepared);
         let ask = ask(&arrival.id, prepared, &matches);
-        let unread = unread(app, &ask, trail);
-        if unread.is_empty() {
-            break app.fleet.books().listen(&view, &ask, &mut rand::rng());
-        }
+        let unread = {
+            let books = app.fleet.books();
+            let unread = unread(&books, &ask, trail);
+            if unread.is_empty() {
+                break books.listen(&view, &ask, &mut rand::rng());
+            }
+            unread
+        };
         read(app, arrival, (unread, prepared), trail).await?;
     };
     if !listened.is_zero() {

@@ -151,6 +151,33 @@ async fn how_far_long_prompts_agree_that_come_at_once_is_found_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn long_prompts_that_agree_go_to_one_worker_also_where_they_are_chosen_for_at_one_instant() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let n_seen = || workers.each_ref().map(|worker| worker.seen().len());
+    for round in 0..100 {
+        let before = n_seen();
+        let document = question_on_document(&format!("{round}")).replace("bread", &format!("bread{round}"));
+        let asked = ["Why?", "Where?"].map(|question| {
+            let body = chat_body(&format!("{document}{question}"), false);
+            tokio::spawn(router.client.post(router.url("/v1/chat/completions")).body(body).send())
+        });
+        eventually("both have come", || async { n_seen().iter().sum::<usize>() == before.iter().sum::<usize>() + 2 })
+            .await;
+        assert!(
+            n_seen().iter().zip(before).any(|(now, before)| now - before == 2),
+            "round {round}: each is at another"
+        );
+        asked.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually("the router sees them leave", || async {
+            router.metric("warmpath_router_requests_in_flight").await == 0.0
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_salt_keeps_prefixes_apart() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::choose::{PromptView, Reason};
 use warmpath_router_core::decision_log::Chosen;
-use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
+use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker};
 use warmpath_router_core::index::Match;
 use warmpath_router_core::rest::Rest;
 use warmpath_router_core::stock::Sending;
@@ -80,8 +80,8 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
 }
 
 /// Returns the prompts that have to be read before a worker is chosen, as long as that may be waited for.
-pub(super) fn unread(app: &App, ask: &Ask<'_>, trail: &Trail) -> Vec<Arc<dyn Rest>> {
-    if trail.may_read() { app.fleet.books().unread(ask) } else { Vec::new() }
+pub(super) fn unread(books: &Dispatch, ask: &Ask<'_>, trail: &Trail) -> Vec<Arc<dyn Rest>> {
+    if trail.may_read() { books.unread(ask) } else { Vec::new() }
 }
 
 /// Chooses a worker and books the request there, unless more has to be known of its prompt first.
@@ -96,11 +96,16 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
     let start = Instant::now();
     let view = app.fleet.view();
     let ask = Ask { tried: &trail.tried, now: start, ..ask(&arrival.id, prepared, &matches) };
-    let unread = unread(app, &ask, trail);
-    if !unread.is_empty() {
-        return Ok(Choosing::Unread(unread));
-    }
-    let (mut decision, mut booking) = app.fleet.dispatch(&view, &ask)?;
+    let (mut decision, ticket) = {
+        // One lock for both: of a prompt that is booked between them no more than its beginning would be counted on.
+        let mut books = app.fleet.books();
+        let unread = unread(&books, &ask, trail);
+        if !unread.is_empty() {
+            return Ok(Choosing::Unread(unread));
+        }
+        books.choose(&view, &ask, &mut rand::rng())?
+    };
+    let mut booking = app.fleet.booking(decision.worker, ticket);
     booking.watch(&arrival.id, || sending(prepared, &decision));
     if trail.n_attempts > 0 {
         decision.reason = Reason::Retry;

@@ -311,20 +311,22 @@ impl Stepper<'_> {
         self.averages.answer(sequence.n_generated);
         let finished = sequence.finished(reason);
         self.view.counters.answered(&finished);
-        let events = sequence.submission.events.clone();
-        // Who has the whole answer and looks sees the slot idle, and its place in the queue is free.
-        drop(sequence);
-        self.count();
-        self.view.slots.store(Arc::new(self.slot_views()));
-        let _ = events.send(Event::Finished(finished));
+        self.tell_end(sequence, Event::Finished(finished));
     }
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {
         let sequence = self.release(slot);
+        self.view.counters.failed.fetch_add(1, Relaxed);
+        self.tell_end(sequence, Event::Failed(error.clone()));
+    }
+
+    /// Sends a sequence its last event: who has it and looks sees the slot idle, and its place in the queue is free.
+    fn tell_end(&self, sequence: Sequence, event: Event) {
         let events = sequence.submission.events.clone();
         drop(sequence);
-        self.view.counters.failed.fetch_add(1, Relaxed);
-        let _ = events.send(Event::Failed(error.clone()));
+        self.count();
+        self.view.slots.store(Arc::new(self.slot_views()));
+        let _ = events.send(event);
     }
 
     /// Frees a slot, its KV state kept or cleared as its request wished.
