@@ -7,7 +7,7 @@
 //! - **wait**: the prompt tokens that are computed before its own, at the worker's prefill rate; and, where every slot is
 //!   taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead. A worker
 //!   computes first who has waited longest for each token that is left (`worker/core/src/batch_plan.rs`), so a request waits
-//!   in proportion to its own prefill: for each request ahead at most the time that this takes, twice.
+//!   in proportion to its own prefill: for each request ahead at most the time that this takes, three times.
 //! - **restore**: bringing the reused blocks from where they lie.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
@@ -55,8 +55,8 @@ pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
 
 /// Is the most prefills of its own that a request waits for each one ahead.
 ///
-/// Source: docs/decisions/0014-placement-charge.md, by simulation; docs/decisions/0035-pins-and-cost.md: 1 makes no difference beyond noise.
-const OWN_PREFILLS_PER_AHEAD_MAX: f64 = 2.0;
+/// Source: docs/decisions/0045-waits-for-long-prompts.md, by simulation: with 2 the p99 is higher, with 4 and more hits are lost.
+const OWN_PREFILLS_PER_AHEAD_MAX: f64 = 3.0;
 
 /// Is how fast a worker is taken to be of which nothing is known, nor of any other.
 ///
@@ -322,11 +322,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ahead_costs_no_more_than_twice_the_requests_own_prefill_for_each() {
+    fn what_is_ahead_costs_no_more_than_three_of_the_requests_own_prefills_for_each() {
         let busy = Load { running_prefill_tokens: 60_000, busy_slots: vec![SlotId(0), SlotId(1)], ..idle() };
-        assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 4000.0);
+        assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 6000.0);
         let hit = Work { cached_tokens: 900, ..COLD };
-        assert_eq!(cost(hit, &busy, Unreported::default()).wait_ms, 400.0);
+        assert_eq!(cost(hit, &busy, Unreported::default()).wait_ms, 600.0);
         let little = Load { running_prefill_tokens: 150, ..busy };
         assert_eq!(cost(COLD, &little, Unreported::default()).wait_ms, 150.0);
     }
@@ -366,7 +366,7 @@ mod tests {
             Load { running_prefill_tokens: 60_000, n_queued: 1, busy_slots: (0..4).map(SlotId).collect(), ..idle() };
         assert_eq!(standing(&full, Unreported::default()).start_ms(), 60_500.0);
         let hit = Work { cached_tokens: 900, ..COLD };
-        assert_eq!(cost(hit, &full, Unreported::default()).wait_ms, 1500.0, "five beside it and two slots");
+        assert_eq!(cost(hit, &full, Unreported::default()).wait_ms, 2000.0, "five beside it and two slots");
         let sent = Unreported { n_requests: 3, prefill_tokens: 5000 };
         assert_eq!(standing(&idle(), sent).start_ms(), 0.0);
         let one_more = Unreported { n_requests: 4, ..sent };

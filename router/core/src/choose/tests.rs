@@ -249,7 +249,7 @@ proptest! {
         let crowd = n_there / n;
         let usual = (sum(|held| held.1.queued_prefill_tokens as f64) / n_there.max(1.0)).max(f64::MIN_POSITIVE);
         let own = |held: &Held| f64::from(N_TOKENS - held.0 * 32);
-        let felt = |held: &Held| own(held) + (2.0 * own(held)).min(held.1.queued_prefill_tokens as f64);
+        let felt = |held: &Held| own(held) + (3.0 * own(held)).min(held.1.queued_prefill_tokens as f64);
         let beside = |held: &Held| held.1.queued_prefill_tokens as f64 / usual;
         let excess = |held: &Held| (beside(held).min(f64::from(held.1.n_queued)) - crowd).max(0.0);
         let delayed = |held: &Held| (excess(held) * own(held)).min(held.1.queued_prefill_tokens as f64);
