@@ -17,7 +17,7 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::arrivals::Arrivals;
-use warmpath_worker_core::batch_plan::{Pending, Room, Work, plan};
+use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
 use warmpath_worker_core::promises::{PromiseId, Promises};
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
@@ -28,7 +28,7 @@ use cache::Cache;
 /// Is the room in a batch.
 ///
 /// Source: the defaults of `warmpath-worker --batch-size` and `--ubatch-size`.
-const ROOM: Room = Room { batch_tokens: 2048, ubatch_tokens: 512 };
+const ROOM: Room = Room { batch_tokens: 2048, ubatch_tokens: 512, passes: Passes::Together };
 
 /// Is how large and how fast a worker is.
 #[derive(Debug, Clone, Copy)]
@@ -303,11 +303,16 @@ impl Worker {
     fn begin_step(&mut self, trace: &Trace, now: Duration) -> Option<Duration> {
         debug_assert!(self.step.is_none(), "one step at a time");
         let left = |running: &Running| trace.requests[running.request].prompt_tokens - running.n_computed;
-        let work = |n_tokens| if n_tokens == 0 { Work::Decode } else { Work::Prefill { n_tokens } };
+        let work = |n_tokens| if n_tokens == 0 { Work::Decode } else { Work::Prefill { n_tokens, ends: true } };
         let pending: Vec<Pending> = self
             .running
             .iter()
-            .map(|running| Pending { slot: running.slot, work: work(left(running)), waited: now - running.came })
+            .map(|running| Pending {
+                slot: running.slot,
+                work: work(left(running)),
+                waited: now - running.came,
+                passed_tokens: 0,
+            })
             .collect();
         if pending.is_empty() {
             return None;

@@ -5,7 +5,8 @@
 //! model together, as many tokens of each as the shortest has (`llama_batch_allocr::split_equal`). So the order of the shares
 //! says what is computed together, and nobody says that together is faster. One token each may be slower together than in
 //! turn, as with 8-bit weights on one thread; and a prompt beside one token would leave all but its first token for a second
-//! pass. So prompts and single tokens go apart, and single tokens in the runs that were measured to be fastest.
+//! pass. So prompts and single tokens go apart, where both are in a batch, and single tokens in the runs that were measured to be
+//! fastest.
 
 use std::ops::Range;
 

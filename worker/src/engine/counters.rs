@@ -24,7 +24,7 @@ pub(crate) struct Counters {
     pub decode_tokens: AtomicU64,
     pub prompt_tokens: AtomicU64,
     pub cached_tokens: AtomicU64,
-    pub prefill_tokens_beside_decode_max: AtomicU64,
+    pub passed_tokens_max: AtomicU64,
     pub decode_failures: AtomicU64,
     pub finished: AtomicU64,
     pub cancelled: AtomicU64,
@@ -76,8 +76,8 @@ pub struct CounterValues {
     pub prompt_tokens: u64,
     /// Counts those of them that were reused.
     pub cached_tokens: u64,
-    /// Is the most prompt tokens that ever shared a step with a decoding sequence.
-    pub prefill_tokens_beside_decode_max: u64,
+    /// Is the most prompt tokens that were ever computed between two tokens of a stream.
+    pub passed_tokens_max: u64,
     /// Counts the batches that llama.cpp failed to decode.
     pub decode_failures: u64,
     /// Counts the requests that were answered.
@@ -192,7 +192,7 @@ impl Counters {
             decode_tokens: self.decode_tokens.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             cached_tokens: self.cached_tokens.load(Relaxed),
-            prefill_tokens_beside_decode_max: self.prefill_tokens_beside_decode_max.load(Relaxed),
+            passed_tokens_max: self.passed_tokens_max.load(Relaxed),
             decode_failures: self.decode_failures.load(Relaxed),
             finished: self.finished.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),

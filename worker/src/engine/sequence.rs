@@ -24,6 +24,8 @@ pub(super) struct Sequence {
     pub(super) truncated: bool,
     /// Orders the sequences by when they got their slot.
     pub(super) order: u64,
+    /// Is the prompt tokens of others that were computed since its last token.
+    pub(super) passed_tokens: u32,
     output: Output,
     /// Is how likely the prompt's tokens are, as far as they are computed; absent where nobody asked or it is told.
     listed: Option<PromptProbabilities>,
@@ -80,6 +82,7 @@ impl Sequence {
             n_generated: 0,
             truncated: false,
             order,
+            passed_tokens: 0,
             output,
             listed,
             held: VecDeque::new(),
@@ -129,7 +132,7 @@ impl Sequence {
             self.checkpoints.iter().copied().find(|stop| *stop > n_held).unwrap_or(u32::MAX).min(self.n_prompt());
         match until.saturating_sub(n_held) {
             0 => Work::Decode,
-            n_tokens => Work::Prefill { n_tokens },
+            n_tokens => Work::Prefill { n_tokens, ends: until == self.n_prompt() },
         }
     }
 
@@ -229,6 +232,11 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Returns whether it has begun to answer.
+    pub(super) fn is_stream(&self) -> bool {
+        self.chosen.is_some()
     }
 
     /// Returns how many of the prompt's tokens have no KV state yet.

@@ -240,10 +240,12 @@ impl Stepper<'_> {
     /// Returns what a sequence has to compute.
     fn pending(&self, (slot, sequence): (SlotId, &Sequence), list_max: u32) -> Pending {
         let work = match sequence.work(self.n_held(slot)) {
-            Work::Prefill { n_tokens } if sequence.lists_prompt() => Work::Prefill { n_tokens: n_tokens.min(list_max) },
+            Work::Prefill { n_tokens, ends } if sequence.lists_prompt() => {
+                Work::Prefill { n_tokens: n_tokens.min(list_max), ends: ends && n_tokens <= list_max }
+            }
             work => work,
         };
-        Pending { slot, work, waited: sequence.waited() }
+        Pending { slot, work, waited: sequence.waited(), passed_tokens: sequence.passed_tokens }
     }
 
     fn compute(&mut self, batch: &Batch) {
@@ -259,6 +261,7 @@ impl Stepper<'_> {
             Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
         self.count_batch(batch);
+        self.let_pass(batch);
         for share in &batch.shares {
             let n_held = self.n_held(share.slot);
             if let Some(sequence) = &self.running[usize::from(share.slot.0)] {
@@ -280,6 +283,18 @@ impl Stepper<'_> {
             }
         }
         self.averages.step(batch.n_prefill, batch.n_decode, began.elapsed());
+    }
+
+    /// Counts for each stream what was computed of prompts since its last token.
+    fn let_pass(&mut self, batch: &Batch) {
+        for (slot, sequence) in (0..).map(SlotId).zip(&mut self.running) {
+            let Some(sequence) = sequence.as_mut().filter(|sequence| sequence.is_stream()) else { continue };
+            sequence.passed_tokens += batch.n_prefill;
+            self.view.counters.passed_tokens_max.fetch_max(u64::from(sequence.passed_tokens), Relaxed);
+            if batch.shares.iter().any(|share| share.slot == slot) {
+                sequence.passed_tokens = 0;
+            }
+        }
     }
 
     /// Chooses the next token of a slot's sequence.
@@ -438,9 +453,6 @@ impl Stepper<'_> {
         counters.busy_slot_steps.fetch_add(self.running().count() as u64, Relaxed);
         counters.prefill_tokens.fetch_add(u64::from(batch.n_prefill), Relaxed);
         counters.decode_tokens.fetch_add(u64::from(batch.n_decode), Relaxed);
-        if batch.n_decode > 0 {
-            counters.prefill_tokens_beside_decode_max.fetch_max(u64::from(batch.n_prefill), Relaxed);
-        }
     }
 }
 

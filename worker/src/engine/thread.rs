@@ -14,7 +14,7 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::batch_plan::Room;
+use warmpath_worker_core::batch_plan::{Passes, Room};
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
@@ -151,7 +151,11 @@ fn prepare<'m>(
             memory,
             hasher: config.block_hasher,
         }),
-        room: Room { batch_tokens, ubatch_tokens },
+        room: Room {
+            batch_tokens,
+            ubatch_tokens,
+            passes: if facts.kv_unified { Passes::Together } else { Passes::Apart },
+        },
         runs: (!facts.kv_unified).then(|| setup::runs(&facts)),
         context_tokens: facts.context_tokens,
         prefix_cache: config.prefix_cache,

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20 };
+const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20, passes: Passes::Together };
 const USUAL: Duration = Duration::from_millis(100);
 /// Is a worker of which nothing was measured but a usual prompt's time.
 const PACE: Pace = Pace { usual_prompt: USUAL, batch: Duration::ZERO, token: Duration::ZERO };
 
 fn decode(slot: u16) -> Pending {
-    Pending { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO }
+    Pending { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO, passed_tokens: 0 }
 }
 
 fn prefill(slot: u16, n_tokens: u32) -> Pending {
@@ -18,12 +18,28 @@ fn prefill(slot: u16, n_tokens: u32) -> Pending {
 }
 
 fn waited(slot: u16, n_tokens: u32, ms: u64) -> Pending {
-    Pending { slot: SlotId(slot), work: Work::Prefill { n_tokens }, waited: Duration::from_millis(ms) }
+    Pending {
+        slot: SlotId(slot),
+        work: Work::Prefill { n_tokens, ends: true },
+        waited: Duration::from_millis(ms),
+        passed_tokens: 0,
+    }
 }
 
 #[track_caller]
 fn check(pending: &[Pending], expected: &[(u16, u32)]) {
     check_at(PACE, pending, expected);
+}
+
+#[track_caller]
+fn check_apart(pending: &[Pending], expected: &[(u16, u32)]) {
+    let room = Room { passes: Passes::Apart, ..ROOM };
+    let shares: Vec<_> = plan(pending, room, PACE, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+    assert_eq!(shares, expected);
+}
+
+fn stream(slot: u16, passed_tokens: u32) -> Pending {
+    Pending { passed_tokens, ..decode(slot) }
 }
 
 #[track_caller]
@@ -93,6 +109,37 @@ fn who_waits_for_a_slot_waits_for_the_batches_too() {
 }
 
 #[test]
+fn prompts_and_streams_in_passes_of_their_own_take_turns() {
+    check_apart(&[decode(0), prefill(1, 8), decode(2)], &[(1, 8)]);
+    check_apart(&[stream(0, 8), decode(1), decode(2)], &[(0, 1), (1, 1), (2, 1)]);
+    // Another one that ends within the micro-batch goes first too; what would not end waits for the streams.
+    check_apart(&[stream(0, 8), prefill(1, 12)], &[(1, 12)]);
+    check_apart(&[stream(0, 8), stream(2, 3), prefill(1, 13)], &[(0, 1), (2, 1)]);
+    check_apart(&[stream(0, 20), prefill(1, 2)], &[(0, 1)]);
+    // A long one takes a micro-batch, and then the streams have their turn.
+    check_apart(&[decode(0), prefill(1, 4000)], &[(1, 20)]);
+    check_apart(&[stream(0, 20), prefill(1, 3980)], &[(0, 1)]);
+    check_apart(&[prefill(0, 70)], &[(0, 70)]);
+}
+
+#[test]
+fn a_single_token_of_a_prompt_goes_with_those_of_the_streams() {
+    check_apart(&[decode(0), prefill(1, 1), decode(2)], &[(0, 1), (1, 1), (2, 1)]);
+    check_apart(&[decode(0), prefill(1, 1), waited(2, 15, 0)], &[(0, 1), (1, 1)]);
+    check_apart(&[decode(0), waited(1, 1, 0), waited(2, 15, 60_000)], &[(1, 1), (2, 15)]);
+}
+
+#[test]
+fn a_piece_of_a_prompt_that_does_not_end_there_is_a_turn() {
+    let piece = |n_tokens| Pending { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
+    check_apart(&[decode(0), piece(5)], &[(1, 5)]);
+    check_apart(&[stream(0, 5), piece(5)], &[(0, 1)]);
+    // Nobody ends with it, so nobody would wait for who joins it.
+    let pace = Pace { token: Duration::from_millis(1), ..PACE };
+    check_at(pace, &[piece(5), prefill(2, 30)], &[(1, 5), (2, 30)]);
+}
+
+#[test]
 fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
     let mut left = vec![1000_u32];
     let mut came_ms = vec![0_u64];
@@ -115,9 +162,15 @@ fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
 }
 
 fn pending() -> impl Strategy<Value = Vec<Pending>> {
-    let work = prop_oneof![Just(Work::Decode), (1_u32..500).prop_map(|n_tokens| Work::Prefill { n_tokens })];
+    let work =
+        prop_oneof![Just(Work::Decode), (1_u32..500).prop_map(|n_tokens| Work::Prefill { n_tokens, ends: true })];
     prop::collection::vec((work, 0_u64..50), 0..16).prop_map(|works| {
-        let pending = |(slot, (work, ms))| Pending { slot: SlotId(slot), work, waited: Duration::from_millis(ms) };
+        let pending = |(slot, (work, ms))| Pending {
+            slot: SlotId(slot),
+            work,
+            waited: Duration::from_millis(ms),
+            passed_tokens: 0,
+        };
         (0..).zip(works).map(pending).collect()
     })
 }
@@ -130,7 +183,7 @@ proptest! {
         (batch_ms, token_ms) in (0_u64..200, 0_u64..3),
         n_queued in 0_usize..4,
     ) {
-        let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch };
+        let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Together };
         let (batch, token) = (Duration::from_millis(batch_ms), Duration::from_millis(token_ms));
         let shares = plan(&pending, room, Pace { batch, token, ..PACE }, n_queued);
         let share = |slot| shares.iter().find(|share| share.slot == slot).map_or(0, |share| share.n_tokens);
@@ -138,23 +191,23 @@ proptest! {
         let limit = if n_decoding > 0 { room.ubatch_tokens } else { room.batch_tokens };
         let n_wanted: u32 = pending.iter().map(|sequence| match sequence.work {
             Work::Decode => 1,
-            Work::Prefill { n_tokens } => n_tokens,
+            Work::Prefill { n_tokens, .. } => n_tokens,
         }).sum();
         let n_shared: u32 = shares.iter().map(|share| share.n_tokens).sum();
-        let ends = pending.iter().any(|sequence| sequence.work == Work::Prefill { n_tokens: share(sequence.slot) });
+        let ends = pending.iter().any(|sequence| sequence.work == Work::Prefill { n_tokens: share(sequence.slot), ends: true });
         prop_assert!(n_shared == n_wanted.min(limit) || n_shared < limit && ends && token_ms > 0);
         prop_assert!(shares.iter().all(|share| share.n_tokens > 0));
         for sequence in &pending {
             let n = share(sequence.slot);
             match sequence.work {
                 Work::Decode => prop_assert_eq!(n, 1),
-                Work::Prefill { n_tokens } => prop_assert!(n <= n_tokens),
+                Work::Prefill { n_tokens, .. } => prop_assert!(n <= n_tokens),
             }
         }
         // Who is left out or cut short has no larger claim than anyone who is served.
         let prompts = || pending.iter().filter_map(|sequence| match sequence.work {
             Work::Decode => None,
-            Work::Prefill { n_tokens } => {
+            Work::Prefill { n_tokens, .. } => {
                 Some(((sequence.waited + USUAL).as_secs_f64() / f64::from(n_tokens), share(sequence.slot), n_tokens))
             }
         });
@@ -163,5 +216,60 @@ proptest! {
                 prop_assert!(served >= claim - 1e-12);
             }
         }
+    }
+
+    /// A worker that plans until all is done, beside what is said of each batch.
+    #[test]
+    fn in_passes_of_their_own_prompts_end_alone_and_streams_wait_for_a_micro_batch_at_most(
+        mut pending in pending(),
+        (ubatch, more) in (17_u32..64, 0_u32..200),
+        token_ms in 0_u64..3,
+        n_answer in 1_u32..20,
+    ) {
+        let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Apart };
+        let pace = Pace { token: Duration::from_millis(token_ms), ..PACE };
+        let mut n_answered = vec![0; pending.len()];
+        for _ in 0..10_000 {
+            let going: Vec<Pending> =
+                (0..).zip(&pending).filter(|(idx, _): &(usize, _)| n_answered[*idx] < n_answer).map(|(_, p)| *p).collect();
+            if going.is_empty() {
+                return Ok(());
+            }
+            let shares = plan(&going, room, pace, 0);
+            prop_assert!(!shares.is_empty() && shares.is_sorted_by_key(|share| share.slot));
+            let has_streams = going.iter().any(|sequence| sequence.work == Work::Decode);
+            let (mut n_prefill, mut n_single, mut n_streams) = (0, 0, 0);
+            for share in &shares {
+                let idx = usize::from(share.slot.0);
+                match pending[idx].work {
+                    Work::Decode => {
+                        prop_assert_eq!(share.n_tokens, 1);
+                        n_streams += 1;
+                        n_answered[idx] += 1;
+                        pending[idx].passed_tokens = 0;
+                    }
+                    Work::Prefill { n_tokens, ends } => {
+                        prop_assert!((1..=n_tokens).contains(&share.n_tokens));
+                        n_prefill += share.n_tokens;
+                        n_single += u32::from(n_tokens == 1);
+                        let left = n_tokens - share.n_tokens;
+                        pending[idx].work =
+                            if left == 0 { Work::Decode } else { Work::Prefill { n_tokens: left, ends } };
+                    }
+                }
+            }
+            prop_assert!(n_streams == 0 || n_prefill == n_single, "a prompt waits for the streams' pass");
+            let most = if has_streams { ubatch } else { room.batch_tokens };
+            prop_assert!(n_prefill <= most);
+            for sequence in &mut pending {
+                let is_served = shares.iter().any(|share| share.slot == sequence.slot);
+                let was_stream = going.iter().any(|was| was.slot == sequence.slot && was.work == Work::Decode);
+                if was_stream && !is_served {
+                    sequence.passed_tokens += n_prefill;
+                    prop_assert!(sequence.passed_tokens <= ubatch, "{sequence:?}");
+                }
+            }
+        }
+        prop_assert!(false, "somebody never ends: {pending:?}");
     }
 }
