@@ -121,11 +121,16 @@ impl Sequence {
         self.submission.events.is_closed()
     }
 
+    /// Returns whether it has begun to answer.
+    pub(super) fn is_stream(&self) -> bool {
+        self.chosen.is_some()
+    }
+
     /// Returns what comes next, given how many of the sequence's tokens have their KV state: a prompt is computed up to the
     /// next checkpoint at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // A sequence that generates may hold fewer tokens than its prompt had, once its context was shifted.
-        if self.chosen.is_some() {
+        if self.is_stream() {
             return Work::Decode;
         }
         let until =
@@ -148,7 +153,7 @@ impl Sequence {
     /// Returns what the logits of the token at `position` are for, where `n_held_after` tokens have their state behind this
     /// step.
     pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<Purpose> {
-        let is_behind_prompt = self.chosen.is_some() || position + 1 >= self.n_prompt();
+        let is_behind_prompt = self.is_stream() || position + 1 >= self.n_prompt();
         let decides = is_behind_prompt && position + 1 == n_held_after;
         if self.listed.is_some() && !is_behind_prompt {
             Some(Purpose::List)
@@ -191,6 +196,7 @@ impl Sequence {
         self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.n_generated += 1;
+        self.passed_tokens = 0;
         self.chosen = Some(chosen.token);
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
@@ -234,14 +240,9 @@ impl Sequence {
         }
     }
 
-    /// Returns whether it has begun to answer.
-    pub(super) fn is_stream(&self) -> bool {
-        self.chosen.is_some()
-    }
-
     /// Returns how many of the prompt's tokens have no KV state yet.
     pub(super) fn n_prompt_left(&self, n_held: u32) -> u32 {
-        if self.chosen.is_some() { 0 } else { self.n_prompt().saturating_sub(n_held) }
+        if self.is_stream() { 0 } else { self.n_prompt().saturating_sub(n_held) }
     }
 
     fn n_prompt(&self) -> u32 {

@@ -287,13 +287,9 @@ impl Stepper<'_> {
 
     /// Counts for each stream what was computed of prompts since its last token.
     fn let_pass(&mut self, batch: &Batch) {
-        for (slot, sequence) in (0..).map(SlotId).zip(&mut self.running) {
-            let Some(sequence) = sequence.as_mut().filter(|sequence| sequence.is_stream()) else { continue };
+        for sequence in self.running.iter_mut().flatten().filter(|sequence| sequence.is_stream()) {
             sequence.passed_tokens += batch.n_prefill;
             self.view.counters.passed_tokens_max.fetch_max(u64::from(sequence.passed_tokens), Relaxed);
-            if batch.shares.iter().any(|share| share.slot == slot) {
-                sequence.passed_tokens = 0;
-            }
         }
     }
 

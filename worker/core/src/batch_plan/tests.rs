@@ -33,9 +33,7 @@ fn check(pending: &[Pending], expected: &[(u16, u32)]) {
 
 #[track_caller]
 fn check_apart(pending: &[Pending], expected: &[(u16, u32)]) {
-    let room = Room { passes: Passes::Apart, ..ROOM };
-    let shares: Vec<_> = plan(pending, room, PACE, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
-    assert_eq!(shares, expected);
+    check_in(Room { passes: Passes::Apart, ..ROOM }, PACE, pending, expected);
 }
 
 fn stream(slot: u16, passed_tokens: u32) -> Pending {
@@ -44,7 +42,12 @@ fn stream(slot: u16, passed_tokens: u32) -> Pending {
 
 #[track_caller]
 fn check_at(pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
-    let shares: Vec<_> = plan(pending, ROOM, pace, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+    check_in(ROOM, pace, pending, expected);
+}
+
+#[track_caller]
+fn check_in(room: Room, pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
+    let shares: Vec<_> = plan(pending, room, pace, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
     assert_eq!(shares, expected);
 }
 
