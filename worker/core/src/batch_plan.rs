@@ -46,7 +46,7 @@ pub enum Work {
     Prefill {
         /// Is the prompt tokens still to be computed, at least 1.
         n_tokens: u32,
-        /// Says that the prompt ends there.
+        /// Says that the prompt ends there; false has it go step by step, each a turn of its own.
         ends: bool,
     },
 }

@@ -240,8 +240,9 @@ impl Stepper<'_> {
     /// Returns what a sequence has to compute.
     fn pending(&self, (slot, sequence): (SlotId, &Sequence), list_max: u32) -> Pending {
         let work = match sequence.work(self.n_held(slot)) {
-            Work::Prefill { n_tokens, ends } if sequence.lists_prompt() => {
-                Work::Prefill { n_tokens: n_tokens.min(list_max), ends: ends && n_tokens <= list_max }
+            // Each step of a list is a turn, its last one too: its tokens take longer than others'.
+            Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {
+                Work::Prefill { n_tokens: n_tokens.min(list_max), ends: false }
             }
             work => work,
         };
