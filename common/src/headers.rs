@@ -20,6 +20,10 @@ pub const ROUTE: &str = "x-warmpath-route";
 pub const EXPECTED_BLOCK: &str = "x-warmpath-expected-block";
 /// Keeps a tenant's prefixes apart; as the body's `cache_salt`, which wins.
 pub const CACHE_SALT: &str = "x-warmpath-cache-salt";
+/// Name of the tenant whose request it is, from router to worker: what the request leaves in the cache counts for it.
+pub const TENANT: &str = "x-warmpath-tenant";
+/// Highest `priority` that the request may have, from router to worker; a higher one counts as this.
+pub const PRIORITY_MAX: &str = "x-warmpath-priority-max";
 /// Names the model file whose metadata a vocabulary download carries.
 pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
 /// Asks the router for more than it says by itself: `prefix`.

@@ -88,7 +88,7 @@ FLEET = page(
             ),
             lines(
                 "Evicted tokens",
-                "Tokens whose state left a tier. `capacity`: something else needed the room.",
+                "Tokens whose state left a tier. `capacity`: something else needed the room; `over_share`: another tenant did.",
                 "short",
                 (
                     f"sum by (tier, reason) (rate({W}cache_evicted_tokens_total{{}}[]))",

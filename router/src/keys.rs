@@ -22,6 +22,12 @@ use warmpath_shell::files::{self, Failure};
 use crate::config::KEYS_FILE_BYTES_MAX;
 use crate::metrics::Metrics;
 
+/// Highest `priority` of a key's requests where its entry says nothing.
+///
+/// Source: what `cache_control` of the Anthropic API asks for at most (`warmpath_common::dialects::anthropic`); above it a client
+/// would have to mean to push out others of its tenant.
+const PRIORITY_MAX_DEFAULT: i32 = 2;
+
 /// Is the start of every key that this program makes.
 const KEY_PREFIX: &str = "wp-";
 
@@ -88,6 +94,7 @@ struct Entry {
     tenant: Option<String>,
     requests_per_minute: Option<NonZeroU32>,
     requests_at_once: Option<NonZeroU32>,
+    priority_max: Option<i32>,
 }
 
 /// Is a key that may ask.
@@ -140,6 +147,11 @@ impl Key {
     /// Returns whose the key is: requests of different tenants never share state. A key that names no tenant is its own.
     pub fn tenant(&self) -> &str {
         self.entry.tenant.as_deref().unwrap_or(&self.entry.name)
+    }
+
+    /// Returns the highest `priority` that its requests may have.
+    pub fn priority_max(&self) -> i32 {
+        self.entry.priority_max.unwrap_or(PRIORITY_MAX_DEFAULT)
     }
 
     /// Counts a request; returns its place.

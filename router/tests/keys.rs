@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, config, error_of, eventually, header};
 use tempfile::TempDir;
-use warmpath_common::headers::CACHE_SALT;
+use warmpath_common::headers::{CACHE_SALT, PRIORITY_MAX, TENANT};
 use warmpath_router::keys::new_key;
 
 /// Is a file of keys in a folder that goes with it.
@@ -108,6 +108,30 @@ async fn tenants_never_share_a_salt() {
     body["cache_salt"] = json!("b:");
     let error = error_of(ask(&router, &a, body, None).await, 400).await;
     assert_eq!(error["param"], "cache_salt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_learn_the_keys_tenant_and_priority_and_no_client_says_another() {
+    let worker = FakeWorker::start(1);
+    let ((a, first), (b, second)) = (key("a", ""), key("b", "tenant = \"team\"\npriority_max = 7"));
+    let file = KeyFile::new(&format!("{first}{second}"));
+    let keyed = TestRouter::ready(&[&worker], &file.flags()).await;
+    let open = TestRouter::ready(&[&worker], &[]).await;
+    let forged = async |router: &TestRouter, key: &str| {
+        let request = router.client.post(router.url("/v1/chat/completions")).bearer_auth(key);
+        let request = request.header(TENANT, "forged").header(PRIORITY_MAX, "100");
+        let request = request.header("connection", format!("close, {TENANT}, {PRIORITY_MAX}"));
+        assert_eq!(request.body(hello().to_string()).send().await.expect("an answer").status(), 200);
+    };
+    forged(&keyed, &a).await;
+    forged(&keyed, &b).await;
+    forged(&open, "").await;
+    let seen = worker.seen();
+    let said = |name: &str| -> Vec<Option<&str>> {
+        seen.iter().map(|seen| seen.headers.get(name).map(|value| value.to_str().expect("text"))).collect()
+    };
+    assert_eq!(said(TENANT), [Some("a"), Some("team"), None]);
+    assert_eq!(said(PRIORITY_MAX), [Some("2"), Some("7"), None]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

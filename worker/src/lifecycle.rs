@@ -25,6 +25,7 @@ use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{self, Applied, Wanted};
 use warmpath_shell::trace::Span;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
+use warmpath_worker_core::tenants::TenantId;
 
 use crate::engine::{CompiledSchema, EngineError, Event, Generation, ShiftWish, Submission};
 use crate::error::RequestError;
@@ -61,6 +62,10 @@ pub struct Arrival {
     pub expected_tokens: u32,
     /// Is the tenant's salt from the headers, which the body's replaces.
     pub cache_salt: Option<String>,
+    /// Tenant that the router names.
+    pub tenant: Option<TenantId>,
+    /// Highest priority that the router allows; a higher one counts as this.
+    pub priority_max: Option<i32>,
     /// Is the body.
     pub body: Body,
     /// Reads the prompts out of the body, as the endpoint spells them.
@@ -170,6 +175,7 @@ struct Draft {
     /// Is the number of choices of each prompt.
     n: u32,
     chain_root: BlockHash,
+    tenant: Option<TenantId>,
     adapter: Option<Applied>,
     generation: Generation,
     cache_prompt: bool,
@@ -237,10 +243,11 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         prompts,
         n,
         chain_root: serving.chain_root(adapter, salt),
+        tenant: arrival.tenant,
         adapter,
         generation,
         cache_prompt: options.cache_prompt != Some(false),
-        priority: priority(&options)?,
+        priority: priority(&options)?.min(arrival.priority_max.unwrap_or(PRIORITY_ABS_MAX)),
         shifts: shift_fields(&options)?,
         wanted_slot: wanted_slot(serving, &options)?.or(hinted),
         expected_tokens: arrival.expected_tokens,
@@ -400,6 +407,7 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
                 request_id: draft.request_id.clone(),
                 prompt: prompt.tokens.clone(),
                 chain_root: draft.chain_root,
+                tenant: draft.tenant,
                 adapter: draft.adapter,
                 generation,
                 cache_prompt: draft.cache_prompt,

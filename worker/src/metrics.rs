@@ -134,6 +134,10 @@ metrics! {
     cache_evictions: IntCounterVec = counters("cache_evictions_total", &["tier", "reason"]);
     /// Tokens of what left a tier, by tier and reason.
     cache_evicted_tokens: IntCounterVec = counters("cache_evicted_tokens_total", &["tier", "reason"]);
+    /// Tenants that have a share of a tier, by tier: ram, disk.
+    cache_tenants: IntGaugeVec = gauges("cache_tenants", &["tier"]);
+    /// Bytes of the tenant that holds most, what pins keep left out, by tier: ram, disk.
+    cache_largest_tenant: IntGaugeVec = gauges("cache_largest_tenant_bytes", &["tier"]);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
     /// Time from slot to first token, of requests that were answered.
@@ -314,6 +318,12 @@ impl Metrics {
                 gauges.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
             }
         }
+        for (label, shares) in [("ram", cache.ram_shares), ("disk", cache.disk_shares)] {
+            let shown = [(&self.cache_tenants, shares.n_tenants), (&self.cache_largest_tenant, shares.largest_bytes)];
+            for (gauges, value) in shown {
+                gauges.with_label_values(&[label]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
         for evicted in &cache.evicted {
             let label = TIERS.iter().find(|(tier, _)| *tier == evicted.tier).map_or("", |(_, label)| label);
             let labels = [label, evicted.reason.name()];
@@ -344,7 +354,7 @@ fn raise(counter: &IntCounter, value: u64) {
 
 #[cfg(test)]
 mod tests {
-    use warmpath_worker_core::chunk_index::{Evicted, Reason, Totals};
+    use warmpath_worker_core::chunk_index::{Evicted, Reason, ShareTotals, Totals};
 
     use super::*;
 
@@ -376,7 +386,8 @@ mod tests {
         };
         let totals = Totals { n_chunks: 3, n_tokens: 96, n_bytes: 9600 };
         let evicted = vec![Evicted { tier: Tier::Ram, reason: Reason::Capacity, totals }];
-        let cache = CacheTotals { ram: totals, evicted, ..CacheTotals::default() };
+        let ram_shares = ShareTotals { n_tenants: 2, largest_bytes: 640 };
+        let cache = CacheTotals { ram: totals, evicted, ram_shares, ..CacheTotals::default() };
         metrics.copy_engine(&values, &cache);
         metrics.copy_engine(&values, &cache);
         let text = metrics.encode();
@@ -393,6 +404,8 @@ mod tests {
             "cache_bytes{tier=\"ram\"} 9600",
             "cache_bytes{tier=\"disk\"} 0",
             "cache_evictions_total{reason=\"capacity\",tier=\"ram\"} 3",
+            "cache_tenants{tier=\"ram\"} 2",
+            "cache_largest_tenant_bytes{tier=\"ram\"} 640",
             "cache_evicted_tokens_total{reason=\"capacity\",tier=\"ram\"} 96",
         ] {
             assert!(text.contains(&format!("warmpath_worker_{line}\n")), "{line}: {text}");

@@ -23,6 +23,7 @@ mod engine {
     mod shifts;
     mod soak;
     mod support;
+    mod tenants;
     mod tiers;
     mod traps;
 }

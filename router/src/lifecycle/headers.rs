@@ -37,6 +37,8 @@ const OURS: &[&str] = &[
     headers::REQUEST_ID,
     headers::DEBUG,
     headers::PREFIX_BREAK,
+    headers::TENANT,
+    headers::PRIORITY_MAX,
 ];
 
 /// Returns a header's text, if it has one.
@@ -64,6 +66,10 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
         return headers;
     }
     bearer::strip(&mut headers);
+    if let Some(key) = &arrival.key {
+        set(&mut headers, headers::TENANT, key.tenant());
+        set(&mut headers, headers::PRIORITY_MAX, &key.priority_max().to_string());
+    }
     if let Some(slot) = choice.decision.slot {
         set(&mut headers, headers::SLOT, &slot.to_string());
     }

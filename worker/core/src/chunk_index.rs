@@ -10,7 +10,9 @@
 
 mod balance;
 mod entry;
+mod guards;
 mod pins;
+mod shares;
 mod tier_queue;
 mod tiers;
 mod views;
@@ -29,7 +31,15 @@ pub use entry::{Kind, Record};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
 use tier_queue::TierQueue;
 pub use tiers::{NewChunk, Order, Refused};
-pub use views::{EntryView, Evicted, News, Reason, Totals};
+pub use views::{EntryView, Evicted, News, Reason, ShareTotals, ShareView, Totals};
+
+use crate::tenants::Tenant;
+
+/// Time after its last use from which a tenant has no share of a tier any more, in RAM and on disk.
+///
+/// Source: own choice: pauses within a day's work are shorter than an hour, the longest time for which an API vendor keeps a
+/// prompt; the disk is for what comes back the next day.
+const QUIET_AFTER_MS: (u64, u64) = (60 * 60 * 1000, 24 * 60 * 60 * 1000);
 
 /// Names a stored chunk or checkpoint; never used twice in one life of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -148,8 +158,8 @@ impl ChunkIndex {
             chunks: HashMap::new(),
             blocks: HashMap::new(),
             checkpoints: HashMap::new(),
-            ram: TierQueue::new(limits.ram_bytes),
-            disk: TierQueue::new(limits.disk_bytes),
+            ram: TierQueue::new(limits.ram_bytes, QUIET_AFTER_MS.0),
+            disk: TierQueue::new(limits.disk_bytes, QUIET_AFTER_MS.1),
             holds: HashMap::new(),
             unwritten: BTreeSet::new(),
             disk_health: tiers::DiskHealth::Good,
@@ -258,7 +268,7 @@ impl ChunkIndex {
         self.chunks.get(&id).and_then(Chunk::tier)
     }
 
-    /// Notes that a sequence starts from these chunks, given in the order in which they stand in it, each with the
+    /// Notes that a tenant's sequence starts from these chunks, given in the order in which they stand in it, each with the
     /// number of its blocks that are used; those that are gone are passed over. A checkpoint is used whole, by a call of
     /// its own.
     ///
@@ -266,7 +276,7 @@ impl ChunkIndex {
     /// sequence, and every sequence begins with what the template puts before the first message. While something is
     /// stored behind its used part it stays anyway. The use ends at the last that is used by half or more.
     /// Cost: O(log n) for each, and O(`pin_top`).
-    pub fn touch(&mut self, used: &[(ChunkId, usize)], now_ms: u64) {
+    pub fn touch(&mut self, used: &[(ChunkId, usize)], (tenant, now_ms): (Tenant, u64)) {
         let mut end = None;
         for (id, n_blocks) in used {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
@@ -275,8 +285,9 @@ impl ChunkIndex {
                 continue;
             }
             chunk.last_used_ms = now_ms;
-            self.ram.touch(*id, now_ms);
-            self.disk.touch(*id, now_ms);
+            chunk.tenant = tenant;
+            self.ram.touch(*id, (tenant, now_ms));
+            self.disk.touch(*id, (tenant, now_ms));
             end = Some(*id);
         }
         if let Some(end) = end {
@@ -285,9 +296,9 @@ impl ChunkIndex {
     }
 
     /// Notes that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n + `pin_top`).
-    pub fn touch_checkpoint(&mut self, id: ChunkId, now_ms: u64) {
+    pub fn touch_checkpoint(&mut self, id: ChunkId, by: (Tenant, u64)) {
         let Some(chunk) = self.chunks.get(&id) else { return };
-        self.touch(&[(id, chunk.record.blocks.len())], now_ms);
+        self.touch(&[(id, chunk.record.blocks.len())], by);
     }
 
     /// Keeps a chunk, in the tiers that have it, until it is let go as often as it was held.

@@ -20,4 +20,6 @@ pub mod rates;
 pub mod runs;
 pub mod shift_plan;
 pub mod slot_plan;
+pub mod slot_shares;
 pub mod slot_table;
+pub mod tenants;

@@ -3,7 +3,8 @@
 //! Not here: doing it (the shell), the batch that computes the rest (`batch_plan`).
 //! The idea: the longest prefix counts wherever it is held: in the request's own slot, in another one, busy or idle, in
 //! the store. Of the idle slots, one (the *affine* slot) holds the most of the prompt itself, and one (the *victim*) is
-//! worth least: it is empty or was used longest ago. Each way to bring a prefix into either of them has a cost in
+//! worth least: it is empty or was used longest ago, those
+//! left out that a tenant keeps as its share (`slot_shares`). Each way to bring a prefix into either of them has a cost in
 //! milliseconds by what this worker has measured: moving the state, computing the rest, and what is destroyed. The
 //! cheapest way wins; of ways that nobody can tell apart the one that reuses most whole blocks. State that is worth more than its export is saved before it is overwritten. A request whose prefix a
 //! running sequence is about to compute waits for that, and the slots stay free for others.
@@ -21,7 +22,9 @@ use warmpath_common::summary::Tier;
 
 use crate::chunk_index::{ChunkId, ChunkIndex, Found, Prefix, StoredCheckpoint};
 use crate::costs::Costs;
+use crate::slot_shares::SlotShares;
 use crate::slot_table::{Slot, SlotTable};
+use crate::tenants::TenantId;
 
 pub use decision::{Decision, Save, SlotPlan, Start};
 
@@ -44,6 +47,8 @@ pub struct Wish<'a> {
     pub chain: &'a [BlockHash],
     /// Is the root of its chain.
     pub root: &'a BlockHash,
+    /// Tenant of the request; `None` for one that has no share of the slots.
+    pub tenant: Option<TenantId>,
     /// Says whether it may start from what is held.
     pub reuse: Reuse,
     /// Names the slot that the sender would like; only decides between slots that are equally good.
@@ -119,6 +124,8 @@ struct Offer {
     n_usable: usize,
     /// Is the tokens that the prompt would destroy.
     n_lost: usize,
+    /// Says that its tenant has no more slots than its share.
+    is_kept: bool,
     last_used: u64,
     is_wanted: bool,
 }
@@ -157,25 +164,36 @@ impl<'a> Planner<'a> {
 
     /// Returns the idle slot that holds the most of the prompt and the one that is worth least.
     fn candidates(&self) -> Option<(Offer, Offer)> {
+        let shares = self.shares();
         let idle = self.outlook.table.iter().filter(|(_, slot)| !slot.is_busy());
-        let offers: Vec<Offer> = idle.map(|(id, slot)| self.offer(id, slot)).collect();
+        let offers: Vec<Offer> = idle.map(|(id, slot)| self.offer(id, slot, &shares)).collect();
         let affine = offers.iter().copied().min_by_key(|offer| {
-            (usize::MAX - offer.n_usable, offer.n_lost > 0, !offer.is_wanted, offer.last_used, offer.slot)
+            let of_equals = (offer.is_kept, !offer.is_wanted, offer.last_used, offer.slot);
+            (usize::MAX - offer.n_usable, offer.n_lost > 0, of_equals)
         })?;
         let victim = offers.iter().copied().min_by_key(|offer| {
             let is_empty = offer.n_usable + offer.n_lost == 0;
-            ((!is_empty).then_some(offer.last_used), !offer.is_wanted, offer.slot)
+            ((!is_empty).then_some((offer.is_kept, offer.last_used)), !offer.is_wanted, offer.slot)
         })?;
         Some((affine, victim))
     }
 
-    fn offer(&self, id: SlotId, slot: &Slot) -> Offer {
+    /// Returns the tenants' shares of the slots, the one counted that the request takes.
+    fn shares(&self) -> SlotShares {
+        let table = self.outlook.table;
+        let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
+        let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.wish.tenant]);
+        SlotShares::new(table.iter().count() as u64, tenants.map(|tenant| (tenant, 1)))
+    }
+
+    fn offer(&self, id: SlotId, slot: &Slot, shares: &SlotShares) -> Offer {
         let held = self.resident.iter().find(|held| held.slot == id);
         let n_usable = held.map_or(0, |held| self.reach_in_slot(held));
         Offer {
             slot: id,
             n_usable,
             n_lost: slot.exact_tokens().len().saturating_sub(n_usable),
+            is_kept: shares.keeps(slot.tenant()),
             last_used: slot.last_used(),
             is_wanted: self.wish.wanted == Some(id),
         }

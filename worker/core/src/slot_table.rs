@@ -13,6 +13,7 @@ use warmpath_common::summary::Change;
 
 use crate::chunk_index::News;
 use crate::prefix_tree::{BlockHasher, PrefixTree};
+use crate::tenants::TenantId;
 
 /// Is every slot of a worker.
 #[derive(Debug, Clone)]
@@ -56,6 +57,7 @@ pub struct Slot {
     /// Counts the first tokens from which a later request has started, here or in another slot.
     n_reused: usize,
     root: Option<BlockHash>,
+    tenant: Option<TenantId>,
     state: State,
     last_used: u64,
 }
@@ -124,6 +126,11 @@ impl Slot {
     /// Returns the root of the chain that the tokens belong to.
     pub fn root(&self) -> Option<&BlockHash> {
         self.root.as_ref()
+    }
+
+    /// Returns the tenant for whom the slot counts; `None` for one that has no share.
+    pub fn tenant(&self) -> Option<TenantId> {
+        self.tenant
     }
 
     /// Returns how many tokens the prompt had that runs or ran last.
@@ -235,9 +242,15 @@ impl SlotTable {
         slot.prompt = acquire.prompt.to_vec();
         slot.n_last_prompt = acquire.prompt.len();
         slot.root = Some(acquire.root);
+        slot.tenant = None;
         slot.state = State::Busy(acquire.after_use);
         slot.last_used = self.tick;
         self.tree.acquire(acquire.slot, &acquire, n_start);
+    }
+
+    /// Lets a slot count for a tenant, or for none that has a share, until it is acquired again.
+    pub fn set_tenant(&mut self, slot: SlotId, tenant: Option<TenantId>) {
+        self.slots[usize::from(slot.0)].tenant = tenant;
     }
 
     /// Takes note that a request starts from so many of a slot's first tokens, there or in another slot.

@@ -19,13 +19,18 @@ use super::config::PrefixCache;
 use super::handle::Admission;
 use super::messages::{CachedTokens, Started};
 use super::sequence::Sequence;
-use super::step::Stepper;
+use super::step::{Owner, Stepper};
 
 /// Is the longest that a submission waits for the request that computes what its sender counts on. Two requests that a router
 /// sends one after the other may come in the other order.
 ///
 /// Source: own choice: requests are sent milliseconds apart, on a busy machine tens; what was counted on in vain costs more to compute.
 const SIBLING_WAIT_MAX: Duration = Duration::from_millis(25);
+
+/// Time after the start of its last request from which an idle slot is kept for nobody.
+///
+/// Source: as a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
+const QUIET_AFTER: Duration = Duration::from_hours(1);
 
 /// Is a submission that waits for a slot.
 pub(super) struct Waiting {
@@ -82,6 +87,7 @@ impl Stepper<'_> {
                 continue;
             }
             self.look_at_windows();
+            self.end_shares();
             if self.is_held(idx) {
                 idx += 1;
                 continue;
@@ -136,6 +142,7 @@ impl Stepper<'_> {
             prompt: &submission.prompt,
             chain: &admission.chain,
             root: &submission.chain_root,
+            tenant: admission.tenant.with_share(),
             reuse: self.reusable(admission),
             wanted: submission.wanted_slot,
         }
@@ -183,7 +190,9 @@ impl Stepper<'_> {
         self.averages.prompt(n_prompt.saturating_sub(cached.total()));
         self.n_started += 1;
         let started = Started { slot, cached, restored };
-        self.priorities[usize::from(slot.0)] = submission.priority;
+        let tenant = admission.tenant;
+        self.table.set_tenant(slot, tenant.with_share());
+        self.owners[usize::from(slot.0)] = Owner { tenant, priority: submission.priority, since: Instant::now() };
         let stops = self.checkpoint_stops(&admission, cached.total());
         let sequence = Sequence::start(admission, started, self.n_started);
         self.running[usize::from(slot.0)] = Some(sequence.with_checkpoints(stops));
@@ -196,6 +205,17 @@ impl Stepper<'_> {
                 self.table.set_rewinds_to(slot, self.llama.rewinds_to(slot));
             }
         }
+    }
+
+    /// Lets the slots of tenants that have been quiet for long be taken first.
+    fn end_shares(&mut self) {
+        let quiet: Vec<SlotId> = self
+            .table
+            .iter()
+            .filter(|(slot, held)| !held.is_busy() && self.owners[usize::from(slot.0)].since.elapsed() > QUIET_AFTER)
+            .map(|(slot, _)| slot)
+            .collect();
+        quiet.into_iter().for_each(|slot| self.table.set_tenant(slot, None));
     }
 
     /// Lists where a prompt's partial state is kept: nowhere if the request leaves nothing behind.
@@ -232,9 +252,9 @@ impl Stepper<'_> {
         self.learn(plan, (&found, began.elapsed()));
         if let Some(checkpoint) = plan.checkpoint {
             self.view.counters.checkpoint_uses.fetch_add(1, Relaxed);
-            self.cache.touch_checkpoint(checkpoint);
+            self.cache.touch_checkpoint(checkpoint, admission.tenant);
         }
-        self.cache.touch(&found, n_tokens);
+        self.cache.touch(&found, n_tokens, admission.tenant);
         if found.n_tokens < n_tokens as usize {
             self.lend(plan);
         }

@@ -15,6 +15,7 @@ use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::slot_plan::{SlotPlan, Start};
+use warmpath_worker_core::tenants::Tenant;
 
 use super::config::CostSource;
 use super::kv_codec::{Frame, Layout, Piece};
@@ -73,6 +74,7 @@ impl Clock {
 /// Is a sequence whose state is to be stored.
 pub(super) struct Kept<'a> {
     pub prefix: Prefix<'a>,
+    pub tenant: Tenant,
     pub priority: i32,
 }
 
@@ -182,6 +184,7 @@ impl Cache {
                 blocks,
                 n_bytes: payload.len() as u64,
                 priority: kept.priority,
+                tenant: kept.tenant,
                 now_ms: self.clock.now_ms(),
             };
             match self.index.insert(&new) {
@@ -205,6 +208,7 @@ impl Cache {
             blocks: 0..kept.prefix.chain.len(),
             n_bytes: partial.len() as u64,
             priority: kept.priority,
+            tenant: kept.tenant,
             now_ms: self.clock.now_ms(),
         };
         match self.index.insert_checkpoint(&new) {
@@ -315,14 +319,14 @@ impl Cache {
         }
     }
 
-    /// Notes that a request starts from a prompt's first stored tokens.
-    pub(super) fn touch(&mut self, found: &Found, n_tokens: u32) {
+    /// Notes that a tenant's request starts from a prompt's first stored tokens.
+    pub(super) fn touch(&mut self, found: &Found, n_tokens: u32, tenant: Tenant) {
         let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
-        self.index.touch(&used, self.clock.now_ms());
+        self.index.touch(&used, (tenant, self.clock.now_ms()));
     }
 
-    pub(super) fn touch_checkpoint(&mut self, checkpoint: ChunkId) {
-        self.index.touch_checkpoint(checkpoint, self.clock.now_ms());
+    pub(super) fn touch_checkpoint(&mut self, checkpoint: ChunkId, tenant: Tenant) {
+        self.index.touch_checkpoint(checkpoint, (tenant, self.clock.now_ms()));
     }
 
     /// Returns which tiers a prompt's first tokens come from, given what was read from disk for it.

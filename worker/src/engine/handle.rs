@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
+use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::config::EngineFacts;
 use super::constraint::{CompiledSchema, Compiler};
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub inquiries: Arc<Places>,
     pub view: Arc<View>,
     pub promiser: Promiser,
+    /// Guards the memory of the tenants whose requests have come, for one look-up; never held across `.await`.
+    pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
     /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
@@ -55,6 +58,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn schemas(&self) -> &Result<Compiler, String> {
         self.schemas.get_or_init(|| Compiler::new(&self.model))
+    }
+
+    fn greet(&self, submission: &Submission) -> Tenant {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.greet(submission.tenant, &submission.chain_root)
     }
 }
 
@@ -79,6 +87,8 @@ pub(super) enum Command {
 /// Is a submission with everything that the caller could prepare.
 pub(super) struct Admission {
     pub submission: Submission,
+    /// Tenant for whom what it leaves in the cache counts.
+    pub tenant: Tenant,
     pub sampler: TokenSampler,
     /// Is the prompt's block chain, whole blocks only.
     pub chain: Vec<BlockHash>,
@@ -168,7 +178,8 @@ impl EngineHandle {
         let promise = Some(shared.promiser.promise(&submission.request_id, n_tokens, own));
         let rule = Rule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
-        let admission = Box::new(Admission { submission, sampler, chain, promise, came, place });
+        let tenant = shared.greet(&submission);
+        let admission = Box::new(Admission { submission, tenant, sampler, chain, promise, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

@@ -14,18 +14,26 @@ use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{ChunkId, EntryView, Evicted, Limits, PIN_MAX, PinId, PinView, Prefix, Totals};
+use warmpath_worker_core::chunk_index::{
+    ChunkId, EntryView, Evicted, Limits, PIN_MAX, PinId, PinView, Prefix, ShareTotals, ShareView, Totals,
+};
 use warmpath_worker_core::prefix_tree::chain_of;
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
+use warmpath_worker_core::tenants::TenantId;
 
 use super::handle::{Command, EngineHandle, Place};
 use super::messages::EngineError;
-use super::step::Stepper;
+use super::step::{Owner, Stepper};
 
 /// Is the most inquiries that wait for the engine; one more is refused.
 ///
 /// Source: a choice; they come from operators and scrapers, and each may carry a slot's whole state.
 pub(super) const INQUIRIES_MAX: usize = 8;
+
+/// Most tenants that one look at the cache shows.
+///
+/// Source: own choice: those that matter where room is short.
+pub const TENANTS_SHOWN_MAX: usize = 20;
 
 /// Says why the cache was not looked at or changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +85,10 @@ pub struct CacheTotals {
     pub disk: Totals,
     /// Lists how much has left the store, by tier and reason.
     pub evicted: Vec<Evicted>,
+    /// How the store in memory is shared out.
+    pub ram_shares: ShareTotals,
+    /// How the store on disk is shared out.
+    pub disk_shares: ShareTotals,
 }
 
 impl CacheTotals {
@@ -110,12 +122,23 @@ pub struct CacheView {
     pub resident_tokens_max: u64,
     /// Lists the named pins, the oldest first.
     pub pins: Vec<NamedPin>,
+    /// What the tenants hold that hold most, the largest first, at most [`TENANTS_SHOWN_MAX`].
+    pub tenants: Vec<TenantView>,
     /// Lists a page of the stored entries.
     pub entries: Vec<EntryView>,
     /// Is the id behind which the next page starts; absent on the last page.
     pub next_after: Option<u64>,
     /// Is the time on the clock of the entries' times. Units: milliseconds.
     pub now_ms: u64,
+}
+
+/// What one tenant holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantView {
+    /// Tokens in slots, running ones included.
+    pub resident_tokens: u64,
+    /// What it holds in the store, without what pins keep.
+    pub stored: ShareView,
 }
 
 /// Is a pin under its name.
@@ -311,6 +334,8 @@ impl Stepper<'_> {
             ram: index.totals(Tier::Ram),
             disk: index.totals(Tier::Disk),
             evicted: index.evicted(),
+            ram_shares: index.share_totals(Tier::Ram),
+            disk_shares: index.share_totals(Tier::Disk),
         }
     }
 
@@ -324,11 +349,33 @@ impl Stepper<'_> {
             totals: self.cache_totals(),
             limits: *index.limits(),
             resident_tokens_max: self.prefix_tokens_max,
+            tenants: self.tenants(),
             pins: index.pins().into_iter().map(|view| self.pins.show(view)).collect(),
             next_after: entries.last().filter(|_| !is_last).map(|entry| entry.chunk.0),
             entries,
             now_ms: self.cache.now_ms(),
         }
+    }
+
+    /// Returns what the tenants hold that hold most.
+    fn tenants(&self) -> Vec<TenantView> {
+        let stored = self.cache.index().shares();
+        let view = |stored: ShareView| (stored.tenant, TenantView { resident_tokens: 0, stored });
+        let mut tenants: BTreeMap<TenantId, TenantView> = stored.into_iter().map(view).collect();
+        for (slot, held) in self.table.iter().filter(|(_, slot)| !slot.tokens().is_empty()) {
+            let tenant = self.owners[usize::from(slot.0)].tenant.id;
+            let stored = ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
+            let view = tenants.entry(tenant).or_insert(TenantView { resident_tokens: 0, stored });
+            view.resident_tokens += held.tokens().len() as u64;
+        }
+        let mut tenants: Vec<TenantView> = tenants.into_values().collect();
+        let token_bytes = self.cache.token_bytes();
+        tenants.sort_by_key(|view| {
+            let resident_bytes = view.resident_tokens * token_bytes;
+            std::cmp::Reverse(view.stored.ram_bytes + view.stored.disk_bytes + resident_bytes)
+        });
+        tenants.truncate(TENANTS_SHOWN_MAX);
+        tenants
     }
 
     fn clear_cache(&mut self) -> CacheTotals {
@@ -400,7 +447,7 @@ impl Stepper<'_> {
         self.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
         let after_use = self.table.release(slot);
         debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
-        self.priorities[usize::from(slot.0)] = 0;
+        self.owners[usize::from(slot.0)] = Owner::nobody();
         self.unsaved.insert(slot);
         Ok(n_tokens)
     }

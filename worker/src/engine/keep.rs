@@ -11,9 +11,10 @@ use tracing::{info, warn};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::Prefix;
+use warmpath_worker_core::slot_shares::SlotShares;
 
 use super::cache::Kept;
-use super::step::Stepper;
+use super::step::{Owner, Stepper};
 
 /// Is how many times as long as an export takes the engine must have been idle before it makes one unasked.
 ///
@@ -50,11 +51,11 @@ impl Stepper<'_> {
         };
         match state {
             Ok(state) => {
-                let n_stored =
-                    self.cache.store(state, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
+                let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+                let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
                 // What was started from while it was in a slot is as good as used in the store.
                 let reused = self.cache.index().find(&prefix);
-                self.cache.touch(&reused, self.table.take_reused(slot));
+                self.cache.touch(&reused, self.table.take_reused(slot), tenant);
                 self.view.counters.saved(n_stored, began.elapsed());
                 self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
             }
@@ -80,7 +81,8 @@ impl Stepper<'_> {
         match self.llama.partial(slot) {
             Ok(partial) => {
                 let prefix = Prefix { root, chain: &chain, tokens };
-                self.cache.store_checkpoint(partial, &Kept { prefix, priority: self.priorities[usize::from(slot.0)] });
+                let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+                self.cache.store_checkpoint(partial, &Kept { prefix, tenant, priority });
                 self.view.counters.checkpoints_made.fetch_add(1, Relaxed);
             }
             Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),
@@ -113,7 +115,7 @@ impl Stepper<'_> {
         }
         let n_idle: u64 = self.idle_slots().map(|(_, n_held)| n_held).sum();
         if n_idle > self.prefix_tokens_max
-            && let Some((slot, _)) = self.idle_slots().min_by_key(|(slot, _)| self.table.slot(*slot).last_used())
+            && let Some(slot) = self.first_to_move_out()
         {
             self.move_out(slot);
             return;
@@ -128,6 +130,17 @@ impl Stepper<'_> {
                 return;
             }
         }
+    }
+
+    /// Returns the idle slot that was used longest ago, of those that no tenant keeps as its share of the idle cells.
+    fn first_to_move_out(&self) -> Option<SlotId> {
+        let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
+        let shares = SlotShares::new(self.prefix_tokens_max, idle);
+        let order = |slot: &SlotId| {
+            let held = self.table.slot(*slot);
+            (shares.keeps(held.tenant()), held.last_used())
+        };
+        self.idle_slots().map(|(slot, _)| slot).min_by_key(order)
     }
 
     fn idle_slots(&self) -> impl Iterator<Item = (SlotId, u64)> {

@@ -14,6 +14,7 @@ use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::promises::PromiseId;
+use warmpath_worker_core::tenants::TenantId;
 
 use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
@@ -29,6 +30,8 @@ pub struct Submission {
     pub prompt: Vec<Token>,
     /// Is the root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
+    /// Tenant that the router names; absent where there is none, and the root stands for it.
+    pub tenant: Option<TenantId>,
     /// Is the adapter that it runs with, which the root covers; sequences with different ones never share a batch.
     pub adapter: Option<Applied>,
     /// Says how to choose and when to end.

@@ -40,7 +40,7 @@ pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use handle::{EngineHandle, OnTheWay};
-pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState};
+pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState, TenantView};
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,

@@ -22,6 +22,7 @@ use warmpath_worker_core::checkpoints::CheckpointRule;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::runs::Runs;
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
+use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::adapters::Adapters;
 use super::admit::Waiting;
@@ -62,8 +63,8 @@ pub(super) struct Stepper<'m> {
     pub(super) checkpoints: CheckpointRule,
     /// Lists the idle slots whose state may not all be stored.
     pub(super) unsaved: BTreeSet<SlotId>,
-    /// Is the priority of the last request in each slot.
-    pub(super) priorities: Vec<i32>,
+    /// For whom each slot's state is kept.
+    pub(super) owners: Vec<Owner>,
     /// Is the most tokens that idle slots keep in the buffer.
     pub(super) prefix_tokens_max: u64,
     /// Is what one idle cell adds to a step; 0 where slots do not share a buffer. Units: milliseconds.
@@ -74,6 +75,22 @@ pub(super) struct Stepper<'m> {
     pub(super) adapters: Adapters,
     /// Is the adapter, or none, whose sequences the last batch was of; absent before the first.
     pub(super) last_adapter: Option<Option<Applied>>,
+}
+
+/// For whom a slot's state is kept: what the last request in it says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owner {
+    pub(super) tenant: Tenant,
+    pub(super) priority: i32,
+    /// When that request started.
+    pub(super) since: Instant,
+}
+
+impl Owner {
+    /// Returns the owner of a slot that no request has had.
+    pub(super) fn nobody() -> Self {
+        Self { tenant: Tenant::stranger(TenantId(0)), priority: 0, since: Instant::now() }
+    }
 }
 
 /// Is a batch that was put together: the shares, and where the logits of which slot will be.

@@ -29,7 +29,7 @@ use super::report::Report;
 use super::rule::KnownGrammars;
 use super::self_test;
 use super::setup;
-use super::step::Stepper;
+use super::step::{Owner, Stepper};
 
 /// Is the thread's stack. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server decodes.
 const STACK_BYTES: usize = 8 << 20;
@@ -86,6 +86,7 @@ pub(super) fn start(
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
     let Ready { model, facts } = started.recv().map_err(ended)??;
     Ok(EngineHandle::new(Shared {
+        tenants: Mutex::default(),
         promiser: if keeps_prefixes && facts.memory.rewinds_anywhere() { promiser.filling() } else { promiser },
         facts,
         queue_max,
@@ -172,7 +173,7 @@ fn prepare<'m>(
         cache,
         checkpoints,
         unsaved: BTreeSet::new(),
-        priorities: vec![0; n_slots],
+        owners: vec![Owner::nobody(); n_slots],
         prefix_tokens_max: setup::prefix_tokens_max(config, &facts),
         idle_cell_ms: setup::idle_cell_ms(&facts),
         idle_ms: vec![0.0; n_slots],

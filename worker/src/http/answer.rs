@@ -70,6 +70,8 @@ pub async fn start(
         wanted_slot: context.wanted_slot,
         expected_tokens: context.predicted_cached_tokens.unwrap_or_default(),
         cache_salt: context.cache_salt,
+        tenant: context.tenant,
+        priority_max: context.priority_max,
         body,
         read_prompts,
     };

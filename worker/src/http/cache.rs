@@ -12,7 +12,7 @@ use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{EntryView, Kind, Totals};
 
 use super::state::App;
-use crate::engine::{CacheTotals, CacheView, Page};
+use crate::engine::{CacheTotals, CacheView, Page, TenantView};
 use crate::error::RequestError;
 
 /// Is the entries of a page when nothing is said.
@@ -69,6 +69,7 @@ fn describe(view: &CacheView) -> Value {
             "chunk_tokens": limits.chunk_blocks_max as u64 * u64::from(block_tokens),
         },
         "evicted": evicted.collect::<Vec<_>>(),
+        "tenants": view.tenants.iter().map(describe_tenant).collect::<Vec<_>>(),
         "pins": view.pins.iter().map(|pin| super::pins::describe(pin, block_tokens)).collect::<Vec<_>>(),
         "entries": view.entries.iter().map(|entry| describe_entry(entry, view.now_ms)).collect::<Vec<_>>(),
         "next_after": view.next_after,
@@ -82,6 +83,15 @@ fn tiers(held: &CacheTotals) -> Value {
 
 fn totals(held: Totals) -> Value {
     json!({"entries": held.n_chunks, "tokens": held.n_tokens, "bytes": held.n_bytes})
+}
+
+fn describe_tenant(view: &TenantView) -> Value {
+    json!({
+        "tenant": view.stored.tenant.to_string(),
+        "resident_tokens": view.resident_tokens,
+        "ram_bytes": view.stored.ram_bytes,
+        "disk_bytes": view.stored.disk_bytes,
+    })
 }
 
 fn describe_entry(entry: &EntryView, now_ms: u64) -> Value {

@@ -16,8 +16,12 @@ use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
+use warmpath_worker_core::tenants::TenantId;
 
 use super::state::App;
+
+/// Context string of tenants' identities.
+const TENANT_CONTEXT: &str = "warmpath 2026 tenant v1";
 
 /// Is what a request's headers say.
 #[derive(Debug, Clone)]
@@ -34,6 +38,10 @@ pub struct RequestContext {
     pub trace: HeaderMap,
     /// Is the tenant's salt.
     pub cache_salt: Option<String>,
+    /// Tenant that the router names.
+    pub tenant: Option<TenantId>,
+    /// Highest priority that the router allows.
+    pub priority_max: Option<i32>,
 }
 
 impl RequestContext {
@@ -49,8 +57,19 @@ impl RequestContext {
                 .filter_map(|name| Some((HeaderName::from_static(name), headers.get(name)?.clone())))
                 .collect(),
             cache_salt: text(headers, headers::CACHE_SALT).map(str::to_owned),
+            tenant: headers.get(headers::TENANT).map(|name| tenant_id(name.as_bytes())),
+            // A limit that cannot be read allows no more than the usual priority.
+            priority_max: headers
+                .contains_key(headers::PRIORITY_MAX)
+                .then(|| number(headers, headers::PRIORITY_MAX).unwrap_or_default()),
         }
     }
+}
+
+/// Returns the identity of a tenant of this name, whatever its bytes are.
+fn tenant_id(name: &[u8]) -> TenantId {
+    let hash = blake3::derive_key(TENANT_CONTEXT, name);
+    TenantId(u128::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes")))
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -22,6 +22,8 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiv
         wanted_slot: None,
         expected_tokens: 0,
         cache_salt: None,
+        tenant: None,
+        priority_max: None,
         body: Body(bytes::Bytes::new()),
         read_prompts: |_, _| Ok(Vec::new()),
     };

@@ -17,6 +17,7 @@ use warmpath_worker::engine::{
     ShiftWish, Started, Submission,
 };
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::tenants::TenantId;
 
 /// Is how long anything in these tests may take before it counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,6 +78,8 @@ pub struct Ask {
     pub id: String,
     pub prompt: Vec<Token>,
     pub salt: u8,
+    pub tenant: Option<TenantId>,
+    pub priority: i32,
     pub adapter: Option<Applied>,
     pub generation: Generation,
     pub cache_prompt: bool,
@@ -91,6 +94,8 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
         id: "test".to_owned(),
         prompt: prompt.to_vec(),
         salt: 0,
+        tenant: None,
+        priority: 0,
         adapter: None,
         generation: Generation {
             max_tokens: Some(max_tokens),
@@ -124,6 +129,7 @@ impl Ask {
             request_id: RequestId::new(&self.id).unwrap(),
             prompt: self.prompt.clone(),
             chain_root: root_with(self.salt, self.adapter),
+            tenant: self.tenant,
             adapter: self.adapter,
             generation: self.generation.clone(),
             cache_prompt: self.cache_prompt,
@@ -131,7 +137,7 @@ impl Ask {
             wanted_slot: self.wanted_slot,
             expected_tokens: self.expected_tokens,
             last_message_token: self.last_message_token,
-            priority: 0,
+            priority: self.priority,
             events: sender,
         })?;
         Ok(Answering { events, answer: Answer::default() })

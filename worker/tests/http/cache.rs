@@ -5,6 +5,7 @@
 use futures::StreamExt;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
+use warmpath_common::headers::{PRIORITY_MAX, TENANT};
 
 use crate::harness::{TestWorker, model, user};
 
@@ -79,6 +80,50 @@ async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
     assert_eq!(after["evicted"][0]["reason"], "cleared");
     assert_eq!((&after["evicted"][0]["tokens"], &after["entries"]), (&json!(864), &json!([])));
     assert_eq!((compute(&worker, &short).await, compute(&worker, &long).await), (0, 0), "nothing was left");
+}
+
+#[tokio::test]
+async fn what_a_router_says_of_the_tenant_and_its_priority_counts() {
+    let worker = TestWorker::start("--slots 1 --block-size 32 --cache-ram 1 --kv-unified off --flash-attn off").await;
+    let send = async |n: u32, (priority, most): (i32, i32), stored: u64| {
+        let body =
+            json!({"prompt": prompt(n, 160), "max_tokens": 1, "priority": priority, "cache_salt": n.to_string()});
+        let request = worker.post(COMPLETIONS, &body).header(TENANT, "team").header(PRIORITY_MAX, most);
+        assert_eq!(request.send().await.expect("an answer").status(), 200);
+        let is_stored = async |worker: &TestWorker| held(worker, "ram", "tokens").await == stored;
+        worker.until("it is stored", is_stored).await;
+    };
+    // The store has room for 512 tokens, in chunks of 32.
+    send(1, (100, 0), 160).await;
+    send(2, (1, 2), 320).await;
+    let cache = worker.get_json("/cache").await;
+    let tenants = cache["tenants"].as_array().expect("an array");
+    assert_eq!((tenants.len(), &tenants[0]["ram_bytes"]), (1, &cache["tiers"]["ram"]["bytes"]), "{cache}");
+    assert_eq!((&tenants[0]["resident_tokens"], &tenants[0]["disk_bytes"]), (&json!(160), &json!(0)));
+    let shown = tenants[0]["tenant"].as_str().expect("text");
+    assert!(shown.len() == 8 && shown.bytes().all(|byte| byte.is_ascii_hexdigit()), "{shown}");
+    send(3, (0, 0), 480).await;
+    send(4, (0, 0), 512).await;
+    let n_left = async |ids: std::ops::Range<u64>| {
+        let cache = worker.get_json("/cache").await;
+        let entries = cache["entries"].as_array().expect("an array").clone();
+        entries.iter().filter_map(|entry| entry["id"].as_u64()).filter(|id| ids.contains(id)).count()
+    };
+    assert_eq!(n_left(0..5).await, 1, "a priority of 100 counts as 0, so the oldest go");
+    worker
+        .get("/metrics")
+        .await
+        .text()
+        .await
+        .expect("text")
+        .lines()
+        .find(|line| *line == "warmpath_worker_cache_tenants{tier=\"ram\"} 1")
+        .expect("one tenant");
+    let body = json!({"prompt": prompt(5, 160), "max_tokens": 1});
+    let request = worker.post(COMPLETIONS, &body).header(TENANT, "team");
+    assert_eq!(request.send().await.expect("an answer").status(), 200);
+    worker.until("the rest of the first has gone", async |_: &TestWorker| n_left(0..5).await == 0).await;
+    assert_eq!(n_left(5..10).await, 5, "a priority of 1 is allowed");
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, O
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::slot_plan::{self, Decision, Outlook, Reuse, SlotPlan, Start, Wish};
 use warmpath_worker_core::slot_table::{self, Acquire, AfterUse, SlotTable};
+use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::super::trace::Request;
 use super::Shape;
@@ -35,6 +36,8 @@ const MIN_HOLD_MS: u64 = 10_000;
 const PIN_TOP: usize = 0;
 /// Is the root of every chain: the traces know one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
+/// Tenant of every request.
+const TENANT: Tenant = Tenant::known(TenantId(0));
 
 /// Is what one worker holds and what is to be said of it.
 #[derive(Debug)]
@@ -116,7 +119,7 @@ impl Cache {
         let whole = prefix(request);
         for blocks in self.index.missing(&whole) {
             let n_bytes = blocks.len() as u64;
-            let new = NewChunk { prefix: whole, blocks, n_bytes, priority: 0, now_ms };
+            let new = NewChunk { prefix: whole, blocks, n_bytes, priority: 0, tenant: TENANT, now_ms };
             if self.index.insert(&new).is_err() {
                 break;
             }
@@ -147,7 +150,7 @@ impl Cache {
     fn touch(&mut self, request: &Request, n_blocks: u32, now_ms: u64) -> usize {
         let found = self.index.find(&prefix(request));
         let used: Vec<(ChunkId, usize)> = found.first(n_blocks as usize).collect();
-        self.index.touch(&used, now_ms);
+        self.index.touch(&used, (TENANT, now_ms));
         found.n_blocks
     }
 
@@ -161,5 +164,12 @@ fn prefix(request: &Request) -> Prefix<'_> {
 }
 
 fn wish(request: &Request) -> Wish<'_> {
-    Wish { prompt: &request.ids, chain: &request.chain, root: &ROOT, reuse: Reuse::Allowed, wanted: None }
+    Wish {
+        prompt: &request.ids,
+        chain: &request.chain,
+        root: &ROOT,
+        tenant: TENANT.with_share(),
+        reuse: Reuse::Allowed,
+        wanted: None,
+    }
 }

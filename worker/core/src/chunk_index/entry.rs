@@ -12,7 +12,9 @@ use warmpath_common::ids::Token;
 use warmpath_common::summary::Tier;
 
 use super::ChunkId;
-use super::tier_queue::{Facts, Pinned, Segment, Standing};
+use super::guards::Pinned;
+use super::tier_queue::{Facts, Segment, Standing};
+use crate::tenants::Tenant;
 
 /// Says what kind of KV state is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +88,8 @@ pub(super) enum File {
 #[derive(Debug, Clone)]
 pub(super) struct Chunk {
     pub record: Arc<Record>,
+    /// Tenant for whom it counts: that of the request which left it or used it last.
+    pub tenant: Tenant,
     pub parent: Option<ChunkId>,
     pub children: BTreeSet<ChunkId>,
     /// Counts the children that have a file, or are being written.
@@ -106,9 +110,10 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(record: Arc<Record>, parent: Option<ChunkId>, now_ms: u64) -> Self {
+    pub(super) fn new(record: Arc<Record>, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> Self {
         Self {
             record,
+            tenant,
             parent,
             children: BTreeSet::new(),
             n_filed_children: 0,
@@ -161,6 +166,7 @@ impl Chunk {
     pub(super) fn facts(&self) -> Facts {
         Facts {
             name: self.record.key_block().1,
+            tenant: self.tenant,
             n_bytes: self.record.n_bytes,
             n_tokens: self.record.tokens.len() as u64,
             priority: self.record.priority,

@@ -3,10 +3,12 @@
 use warmpath_common::block_hash::block_chain;
 
 use super::*;
+use crate::tenants::TenantId;
 
 mod eviction;
 mod happening;
 mod model;
+mod shares;
 mod tiers;
 
 const BLOCK: u32 = 2;
@@ -46,9 +48,14 @@ impl Sequence {
         Prefix { root: self.root, chain: &self.chain, tokens: &self.tokens }
     }
 
+    /// Returns the tenant whose chain it is, one that has a share.
+    fn tenant(&self) -> Tenant {
+        Tenant::known(TenantId::of_root(&self.root))
+    }
+
     fn new_chunk(&self, blocks: Range<usize>, now_ms: u64) -> NewChunk<'_> {
         let n_bytes = blocks.len() as u64 * BLOCK_BYTES;
-        NewChunk { prefix: self.prefix(), blocks, n_bytes, priority: 0, now_ms }
+        NewChunk { prefix: self.prefix(), blocks, n_bytes, priority: 0, tenant: self.tenant(), now_ms }
     }
 
     /// Stores all that is missing and returns the new chunks.
@@ -67,7 +74,7 @@ impl Sequence {
 
     fn touch(&self, index: &mut ChunkIndex, now_ms: u64) {
         let used: Vec<_> = index.find(&self.prefix()).first(usize::MAX).collect();
-        index.touch(&used, now_ms);
+        index.touch(&used, (self.tenant(), now_ms));
     }
 }
 

@@ -12,9 +12,11 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
 use super::entry::{Chunk, File, Kind, Record};
+use super::shares::Need;
 use super::tier_queue::Standing;
 use super::views::Reason;
 use super::{ChunkId, ChunkIndex, Prefix};
+use crate::tenants::{Tenant, TenantId};
 
 /// Is a chunk or a checkpoint to be stored.
 #[derive(Debug, Clone)]
@@ -27,6 +29,8 @@ pub struct NewChunk<'a> {
     pub n_bytes: u64,
     /// Is the priority of the request that leaves it; lower ones are evicted first.
     pub priority: i32,
+    /// Tenant of that request.
+    pub tenant: Tenant,
     /// Is the time.
     pub now_ms: u64,
 }
@@ -73,6 +77,7 @@ pub(super) enum DiskHealth {
 struct Room {
     tier: Tier,
     n_bytes: u64,
+    tenant: Tenant,
     now_ms: u64,
     /// Names a chunk that may not go for it.
     spared: Option<ChunkId>,
@@ -81,8 +86,8 @@ struct Room {
 impl ChunkIndex {
     /// Stores a chunk in RAM behind what is stored of its sequence, and orders it written if there is a disk tier.
     ///
-    /// Makes room by eviction. Of those that may leave: lower priority first, then those not used since they were stored,
-    /// then the least recently used. Never: held ones, guarded pins, those that something else is reached through, and
+    /// Makes room by eviction, first from the tenant that holds most above an equal share (`shares`). Of its chunks that may
+    /// leave: lower priority first, then those not used since they were stored, then the least recently used. Never: held ones, guarded pins, those that something else is reached through, and
     /// those used less than the minimum hold time ago that were used since they were stored; those that never were go
     /// in that time only for want of others.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`Refused`].
@@ -96,7 +101,7 @@ impl ChunkIndex {
         if found.n_blocks < record.first_block {
             return Err(Refused::NoParent);
         }
-        self.admit(record, found.pieces.last().map(|piece| piece.chunk), new.now_ms)
+        self.admit(record, found.pieces.last().map(|piece| piece.chunk), (new.tenant, new.now_ms))
     }
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
@@ -104,7 +109,7 @@ impl ChunkIndex {
     /// Makes room as [`Self::insert`] does. Errors: see [`Refused`].
     pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
         let record = self.record_of(Kind::Checkpoint, new)?;
-        self.admit(record, None, new.now_ms)
+        self.admit(record, None, (new.tenant, new.now_ms))
     }
 
     /// Takes in the files of an earlier life, in any order, each with the time of its last use; gives the outcomes in
@@ -123,8 +128,9 @@ impl ChunkIndex {
             outcomes[idx] = self.adopt_one(record, *last_used_ms);
         }
         while !self.disk.has_room_for(0) {
-            let oldest = self.disk.next_to_leave(now_ms, 0).expect("nothing adopted is held, pinned or being written");
-            self.evict(oldest, Tier::Disk);
+            let need = Need { tenant: Tenant::stranger(TenantId(0)), n_bytes: 0, now_ms, min_hold_ms: 0 };
+            let next = self.disk.next_to_leave(&need).expect("nothing adopted is held, pinned or being written");
+            self.evict(next, Tier::Disk);
         }
         outcomes
     }
@@ -167,8 +173,8 @@ impl ChunkIndex {
         if chunk.in_ram {
             return true;
         }
-        let n_bytes = chunk.record.n_bytes;
-        if !self.make_room(&Room { tier: Tier::Ram, n_bytes, now_ms, spared: None }) {
+        let (n_bytes, tenant) = (chunk.record.n_bytes, chunk.tenant);
+        if !self.make_room(&Room { tier: Tier::Ram, n_bytes, tenant, now_ms, spared: None }) {
             return false;
         }
         self.enter_ram(id);
@@ -225,17 +231,22 @@ impl ChunkIndex {
         })
     }
 
-    fn admit(&mut self, record: Record, parent: Option<ChunkId>, now_ms: u64) -> Result<ChunkId, Refused> {
+    fn admit(
+        &mut self,
+        record: Record,
+        parent: Option<ChunkId>,
+        (tenant, now_ms): (Tenant, u64),
+    ) -> Result<ChunkId, Refused> {
         self.check_free(&record)?;
         if record.n_bytes > self.limits.ram_bytes {
             return Err(Refused::TooLarge);
         }
         // In RAM alone and with nothing behind it, the parent would be forgotten for its own child.
         let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
-        if !self.make_room(&Room { tier: Tier::Ram, n_bytes: record.n_bytes, now_ms, spared }) {
+        if !self.make_room(&Room { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
             return Err(Refused::NoRoom);
         }
-        let id = self.link(record, parent, now_ms);
+        let id = self.link(record, parent, (tenant, now_ms));
         self.enter_ram(id);
         self.want_file(id);
         self.restand(id);
@@ -256,7 +267,9 @@ impl ChunkIndex {
         self.check_free(record)?;
         let parent =
             record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(Refused::NoParent)).transpose()?;
-        let id = self.link(record.clone(), parent, last_used_ms);
+        // A file names no tenant; who uses the chunk next does.
+        let tenant = Tenant::stranger(TenantId::of_root(&record.root));
+        let id = self.link(record.clone(), parent, (tenant, last_used_ms));
         self.enter_disk(id, File::Written);
         self.restand(id);
         self.note_change(id);
@@ -279,7 +292,7 @@ impl ChunkIndex {
         if is_taken { Err(Refused::Taken) } else { Ok(()) }
     }
 
-    fn link(&mut self, record: Record, parent: Option<ChunkId>, now_ms: u64) -> ChunkId {
+    fn link(&mut self, record: Record, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> ChunkId {
         let id = ChunkId(self.next_id);
         self.next_id += 1;
         match record.kind {
@@ -290,7 +303,7 @@ impl ChunkIndex {
                 self.checkpoints.insert(record.key_block().1, id);
             }
         }
-        let mut chunk = Chunk::new(Arc::new(record), parent, now_ms);
+        let mut chunk = Chunk::new(Arc::new(record), parent, (tenant, now_ms));
         chunk.n_named_pins = self.pins.count_on(&chunk.record);
         self.chunks.insert(id, chunk);
         if let Some(parent) = parent {
@@ -305,13 +318,15 @@ impl ChunkIndex {
         if let Some(id) = room.spared {
             self.hold(id);
         }
+        let &Room { tenant, n_bytes, now_ms, .. } = room;
+        let need = Need { tenant, n_bytes, now_ms, min_hold_ms: self.limits.min_hold_ms };
         let has_room = loop {
-            let queue = if room.tier == Tier::Disk { &self.disk } else { &self.ram };
-            if queue.has_room_for(room.n_bytes) {
+            let queue = if room.tier == Tier::Disk { &mut self.disk } else { &mut self.ram };
+            if queue.has_room_for(n_bytes) {
                 break true;
             }
-            let next = queue.next_to_leave(room.now_ms, self.limits.min_hold_ms);
-            let Some(next) = next.filter(|_| room.n_bytes <= queue.limit_bytes()) else { break false };
+            let may_fit = n_bytes <= queue.limit_bytes();
+            let Some(next) = queue.next_to_leave(&need).filter(|_| may_fit) else { break false };
             self.evict(next, room.tier);
         };
         if let Some(id) = room.spared {
@@ -320,15 +335,15 @@ impl ChunkIndex {
         has_room
     }
 
-    fn evict(&mut self, id: ChunkId, tier: Tier) {
+    fn evict(&mut self, (id, reason): (ChunkId, Reason), tier: Tier) {
         match tier {
             Tier::Disk => {
                 self.disk.note_evicted(id);
-                self.drop_file(id, Reason::Capacity);
+                self.drop_file(id, reason);
             }
             Tier::Ram | Tier::Resident => {
                 self.ram.note_evicted(id);
-                self.drop_ram(id, Reason::Capacity);
+                self.drop_ram(id, reason);
             }
         }
     }
@@ -430,13 +445,13 @@ impl ChunkIndex {
     fn order_writes(&mut self, now_ms: u64) {
         while let Some((depth, id)) = self.unwritten.first().copied() {
             let chunk = &self.chunks[&id];
-            let (n_bytes, parent) = (chunk.record.n_bytes, chunk.parent);
+            let (n_bytes, tenant, parent) = (chunk.record.n_bytes, chunk.tenant, chunk.parent);
             let is_reachable = parent.is_none_or(|parent| self.chunks[&parent].file != File::Absent);
             if !is_reachable || n_bytes > self.limits.disk_bytes {
                 self.unwritten.remove(&(depth, id));
                 continue;
             }
-            if !self.make_room(&Room { tier: Tier::Disk, n_bytes, now_ms, spared: parent }) {
+            if !self.make_room(&Room { tier: Tier::Disk, n_bytes, tenant, now_ms, spared: parent }) {
                 return;
             }
             self.unwritten.remove(&(depth, id));

@@ -13,6 +13,7 @@ use warmpath_common::summary::Tier;
 use super::entry::{Chunk, File, Kind};
 use super::tier_queue::Facts;
 use super::{ChunkId, ChunkIndex};
+use crate::tenants::TenantId;
 
 /// Is a number of chunks and checkpoints and what they amount to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +45,8 @@ impl Totals {
 pub enum Reason {
     /// Something else needed the room.
     Capacity,
+    /// Another tenant needed the room, and the one that held it had more than its share.
+    OverShare,
     /// A file that could not be used, or one that was needed to reach it.
     Lost,
     /// Everything was cleared.
@@ -55,6 +58,7 @@ impl Reason {
     pub fn name(self) -> &'static str {
         match self {
             Self::Capacity => "capacity",
+            Self::OverShare => "over_share",
             Self::Lost => "lost",
             Self::Cleared => "cleared",
         }
@@ -70,6 +74,26 @@ pub struct Evicted {
     pub reason: Reason,
     /// Is how much.
     pub totals: Totals,
+}
+
+/// How one tier is shared out, without what pins keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShareTotals {
+    /// Tenants that hold anything and have a share.
+    pub n_tenants: u64,
+    /// Bytes of the one of them that holds most.
+    pub largest_bytes: u64,
+}
+
+/// What one tenant holds, without what pins keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShareView {
+    /// Identity.
+    pub tenant: TenantId,
+    /// Bytes in RAM.
+    pub ram_bytes: u64,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
 }
 
 /// Is one stored chunk or checkpoint, as shown to an operator.
@@ -165,6 +189,29 @@ impl ChunkIndex {
             Tier::Ram => self.ram.totals(),
             Tier::Disk => self.disk.totals(),
         }
+    }
+
+    /// Returns how a tier is shared out.
+    pub fn share_totals(&self, tier: Tier) -> ShareTotals {
+        let (n_tenants, largest_bytes) = match tier {
+            Tier::Resident => (0, 0),
+            Tier::Ram => self.ram.shares().totals(),
+            Tier::Disk => self.disk.shares().totals(),
+        };
+        ShareTotals { n_tenants: n_tenants as u64, largest_bytes }
+    }
+
+    /// Returns what each tenant holds, in the order of their identities. Cost: O(tenants).
+    pub fn shares(&self) -> Vec<ShareView> {
+        let mut shares: BTreeMap<TenantId, ShareView> = BTreeMap::new();
+        let empty = |tenant| ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
+        for (tenant, n_bytes) in self.ram.shares().iter() {
+            shares.entry(tenant).or_insert(empty(tenant)).ram_bytes = n_bytes;
+        }
+        for (tenant, n_bytes) in self.disk.shares().iter() {
+            shares.entry(tenant).or_insert(empty(tenant)).disk_bytes = n_bytes;
+        }
+        shares.into_values().collect()
     }
 
     /// Returns how much has left which tier and why.

@@ -100,7 +100,7 @@ fn table(prompts: &[(u8, &[Token], AfterUse)]) -> SlotTable {
 
 fn best_for(table: &SlotTable, prompt: &[Token], n_run_min: u32) -> Option<(SlotId, u32, u32)> {
     let root = root(0);
-    let wish = Wish { prompt, chain: &[], root: &root, reuse: Reuse::Allowed, wanted: None };
+    let wish = Wish { prompt, chain: &[], root: &root, tenant: None, reuse: Reuse::Allowed, wanted: None };
     best(table, &wish, n_run_min).map(|reused| (reused.slot, reused.n_exact, reused.n_tokens()))
 }
 

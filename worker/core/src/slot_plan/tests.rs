@@ -6,6 +6,7 @@ use warmpath_common::model::MemoryKind;
 use super::*;
 use crate::chunk_index::{Limits, NewChunk};
 use crate::slot_table::{Acquire, AfterUse, Shape};
+use crate::tenants::Tenant;
 
 const BUSY: bool = true;
 const IDLE: bool = false;
@@ -13,6 +14,10 @@ const BLOCK: u32 = 4;
 
 fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
+}
+
+fn tenant() -> Tenant {
+    Tenant::known(TenantId::of_root(&root(0)))
 }
 
 /// Is a worker on which moving a token costs a hundredth of computing it.
@@ -77,14 +82,14 @@ impl World {
         let prefix = Prefix { root: root(0), chain: &chain, tokens };
         for blocks in self.index.missing(&prefix) {
             let n_bytes = (blocks.len() as u64) * u64::from(BLOCK);
-            self.index.insert(&NewChunk { prefix, blocks, n_bytes, priority: 0, now_ms: 1 }).unwrap();
+            self.index.insert(&NewChunk { prefix, blocks, n_bytes, priority: 0, tenant: tenant(), now_ms: 1 }).unwrap();
         }
     }
 
     fn store_checkpoint(&mut self, tokens: &[Token]) -> ChunkId {
         let chain = block_chain(&root(0), tokens, BLOCK);
         let prefix = Prefix { root: root(0), chain: &chain, tokens };
-        let new = NewChunk { prefix, blocks: 0..chain.len(), n_bytes: 1, priority: 0, now_ms: 1 };
+        let new = NewChunk { prefix, blocks: 0..chain.len(), n_bytes: 1, priority: 0, tenant: tenant(), now_ms: 1 };
         self.index.insert_checkpoint(&new).unwrap()
     }
 
@@ -99,13 +104,14 @@ impl World {
     fn decide_with(&self, prompt: &[Token], (reuse, wanted, salt): (Reuse, Option<u16>, u8)) -> Decision {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
-        plan(&self.outlook(), &Wish { prompt, chain: &chain, root: &root, reuse, wanted: wanted.map(SlotId) })
+        let tenant = Some(TenantId::of_root(&root));
+        plan(&self.outlook(), &Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted: wanted.map(SlotId) })
     }
 
     fn best_usable(&self, prompt: &[Token], salt: u8) -> u32 {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
-        let wish = Wish { prompt, chain: &chain, root: &root, reuse: Reuse::Allowed, wanted: None };
+        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse: Reuse::Allowed, wanted: None };
         best_usable(&self.outlook(), &wish)
     }
 }
@@ -249,7 +255,7 @@ fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
     let other = tokens(0, 60, 2);
     let chain = block_chain(&root(0), &other, BLOCK);
     let prefix = Prefix { root: root(0), chain: &chain, tokens: &other };
-    let new = NewChunk { prefix, blocks: 0..8, n_bytes: (1 << 20) - 8, priority: 0, now_ms: 3 };
+    let new = NewChunk { prefix, blocks: 0..8, n_bytes: (1 << 20) - 8, priority: 0, tenant: tenant(), now_ms: 3 };
     world.index.insert(&new).unwrap();
     let prompt = tokens(0, 80, 1);
     let Decision::Fetch(chunks) = world.decide(&prompt) else { panic!("{:?}", world.decide(&prompt)) };

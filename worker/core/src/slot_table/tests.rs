@@ -10,6 +10,7 @@ use super::*;
 use crate::chunk_index::{ChunkIndex, Limits};
 use crate::costs::Costs;
 use crate::slot_plan::{Decision, Outlook, Reuse, Start, Wish, plan};
+use crate::tenants::TenantId;
 
 const BLOCK: u32 = 2;
 const CONTEXT: u32 = 40;
@@ -128,7 +129,14 @@ impl Model {
         let root = root(salt);
         let reuse = if leaves_nothing { Reuse::Forbidden } else { Reuse::Allowed };
         let chain = block_chain(&root, &prompt, BLOCK);
-        let wish = Wish { prompt: &prompt, chain: &chain, root: &root, reuse, wanted: None };
+        let wish = Wish {
+            prompt: &prompt,
+            chain: &chain,
+            root: &root,
+            tenant: Some(TenantId::of_root(&root)),
+            reuse,
+            wanted: None,
+        };
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
         let outlook = Outlook { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
         let plan = match plan(&outlook, &wish) {

@@ -10,7 +10,7 @@ use warmpath_worker_core::slot_plan::{Decision, Outlook, Reuse, Save, SlotPlan, 
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
 use crate::Keeps;
-use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root};
+use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root, tenant};
 
 impl World {
     /// Starts every request that can start, in the order in which they came.
@@ -46,8 +46,12 @@ impl World {
         let request = &waiting.request;
         let outlook = Outlook { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs };
         let root = root(request.salt);
+        let tenant = tenant(&root).with_share();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
-        plan(&outlook, &Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, reuse, wanted: None })
+        plan(
+            &outlook,
+            &Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, tenant, reuse, wanted: None },
+        )
     }
 
     /// Checks that a running sequence will compute what a request waits for.
@@ -106,6 +110,7 @@ impl World {
             prompt_chain: &chain,
             after_use: if request.keeps == Keeps::State { AfterUse::Keep } else { AfterUse::Forget },
         });
+        self.table.set_tenant(plan.slot, tenant(&root(request.salt)).with_share());
         let stops = match request.keeps {
             Keeps::State => self.rule().stops(n_start..request.prompt.len() as u32, Some(5)),
             Keeps::Nothing => Vec::new(),
@@ -117,8 +122,14 @@ impl World {
     fn bring(&mut self, waiting: &Waiting, plan: &SlotPlan) -> Kv {
         let request = &waiting.request;
         let root = root(request.salt);
-        let wish =
-            Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, reuse: Reuse::Allowed, wanted: None };
+        let wish = Wish {
+            prompt: &request.prompt,
+            chain: &waiting.chain,
+            root: &root,
+            tenant: None,
+            reuse: Reuse::Allowed,
+            wanted: None,
+        };
         let found = self.index.find(&wish.prefix());
         let n_start = plan.start.n_tokens() as usize;
         let pieces = match plan.start {
@@ -137,9 +148,9 @@ impl World {
             Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
             Start::Cold | Start::Import { .. } => {}
         }
-        self.index.touch(&pieces, self.now_ms);
+        self.index.touch(&pieces, (tenant(&root), self.now_ms));
         if let Some(checkpoint) = plan.checkpoint {
-            self.index.touch_checkpoint(checkpoint, self.now_ms);
+            self.index.touch_checkpoint(checkpoint, (tenant(&root), self.now_ms));
         }
         self.let_go(&held);
         self.ways.count(way_name(plan));

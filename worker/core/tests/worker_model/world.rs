@@ -13,6 +13,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Kind, Limits, NewCh
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::slot_table::{AfterUse, Shape, SlotTable};
+use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::announced::Announced;
 use crate::{Keeps, Outcome};
@@ -131,6 +132,10 @@ pub struct World {
 
 pub fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
+}
+
+pub fn tenant(root: &BlockHash) -> Tenant {
+    Tenant::known(TenantId::of_root(root))
 }
 
 impl World {
@@ -272,7 +277,7 @@ impl World {
         for blocks in self.index.missing(&prefix) {
             let n_tokens = blocks.end * BLOCK as usize;
             let (first_block, n_bytes) = (blocks.start, blocks.len() as u64 * BLOCK_BYTES);
-            let new = NewChunk { prefix, blocks, n_bytes, priority: 0, now_ms: self.now_ms };
+            let new = NewChunk { prefix, blocks, n_bytes, priority: 0, tenant: tenant(&root), now_ms: self.now_ms };
             let Ok(id) = self.index.insert(&new) else { break };
             let tokens = self.kv[idx].tokens[..n_tokens].to_vec();
             self.payloads.insert(id, Truth { salt: self.kv[idx].salt, kind: Kind::Chunk, first_block, tokens });
@@ -286,7 +291,14 @@ impl World {
         let chain = self.table.tree().chain_of(&root(salt), &tokens);
         let prefix = Prefix { root: root(salt), chain: &chain, tokens: &tokens };
         let blocks = 0..chain.len();
-        let new = NewChunk { prefix, blocks, n_bytes: CHECKPOINT_BYTES, priority: 0, now_ms: self.now_ms };
+        let new = NewChunk {
+            prefix,
+            blocks,
+            n_bytes: CHECKPOINT_BYTES,
+            priority: 0,
+            tenant: tenant(&root(salt)),
+            now_ms: self.now_ms,
+        };
         if let Ok(id) = self.index.insert_checkpoint(&new) {
             self.payloads.insert(id, Truth { salt, kind: Kind::Checkpoint, first_block: 0, tokens });
         }

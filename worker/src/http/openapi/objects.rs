@@ -217,6 +217,9 @@ fn cache() -> Named {
     let mut evicted = totals.clone();
     evicted["tier"] = json!("string");
     evicted["reason"] = json!("string");
+    let tenant = json!({
+        "tenant": "string", "resident_tokens": "integer", "ram_bytes": "integer", "disk_bytes": "integer",
+    });
     let pin = json!({
         "id": "string", "tokens": "integer", "blocks": "integer", "stored_bytes": "integer", "kept_bytes": "integer",
     });
@@ -229,6 +232,7 @@ fn cache() -> Named {
                 "tiers": "#Tiers",
                 "limits": object(limits),
                 "evicted": [object(evicted)],
+                "tenants": [object(tenant)],
                 "pins": ["#Pin"],
                 "entries": [object(entry)],
                 "next_after": "integer|null",

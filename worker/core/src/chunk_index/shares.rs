@@ -1,0 +1,315 @@
+//! Fair shares of one tier: how much of it each tenant holds, and whose chunk leaves when room is needed.
+//!
+//! Not here: how many bytes there are and what pins keep (`tier_queue`), who a tenant is (`crate::tenants`).
+//! The idea: max-min fairness. What a tenant does not use is anyone's, and when the tier is full the tenant gives that holds
+//! most above an equal share. So a tenant within its share loses nothing to another's flood. Tenants that have been quiet for
+//! long, and those who came once only, have no share: of them and of the largest the chunk goes that is least recently used.
+//!
+//! Source: max-min fairness by eviction from the largest, as in Ghodsi et al., "Dominant resource fairness" (NSDI 2011), for
+//! one resource.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use hashbrown::HashMap;
+
+use super::ChunkId;
+use super::tier_queue::{Segment, Standing};
+use super::views::Reason;
+use crate::tenants::{Acquaintance, Tenant, TenantId};
+
+/// Order of the chunks of a group: the least recently used first; of equals the deepest, then the oldest.
+pub(super) type Age = (u64, Reverse<usize>, ChunkId);
+/// Order of the groups of those that may leave.
+pub(super) type Group = (Standing, i32, Segment);
+
+/// Order of tenants by their bytes; of equals the one that was quiet longest comes last.
+type Size = (u64, Reverse<u64>, TenantId);
+
+/// Chunk that may leave, and whose it is.
+#[derive(Debug, Clone, Copy)]
+struct Giver {
+    tenant: TenantId,
+    age: Age,
+}
+
+/// What needs room in a tier.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Need {
+    /// Tenant for whom it is.
+    pub tenant: Tenant,
+    /// Bytes that are to come.
+    pub n_bytes: u64,
+    /// Present time.
+    pub now_ms: u64,
+    /// Time for which a chunk stays after its last use.
+    pub min_hold_ms: u64,
+}
+
+/// Tenants' accounts of one tier.
+#[derive(Debug, Clone)]
+pub(super) struct Shares {
+    /// Time after its last use from which a tenant has no share any more.
+    quiet_after_ms: u64,
+    accounts: HashMap<TenantId, Account>,
+    /// Tenants that have a share, by their bytes; those without any are left out.
+    by_bytes: BTreeSet<Size>,
+    /// Tenants that have a share, the one that was quiet longest first.
+    by_use: BTreeSet<(u64, TenantId)>,
+    /// Tenants without a share, the one that was quiet longest first.
+    without: BTreeSet<(u64, TenantId)>,
+}
+
+/// What one tenant holds in the tier.
+#[derive(Debug, Clone)]
+struct Account {
+    acquaintance: Acquaintance,
+    used_ms: u64,
+    n_chunks: usize,
+    /// Bytes without those that pins keep.
+    n_bytes: u64,
+    leaving: BTreeMap<Group, BTreeSet<Age>>,
+}
+
+impl Account {
+    fn size(&self, id: TenantId) -> Size {
+        (self.n_bytes, Reverse(self.used_ms), id)
+    }
+
+    /// Returns the chunk that leaves next, `None` where none may.
+    ///
+    /// Those that may leave at no wait go first; then lower priority, then those not used since they were stored, then
+    /// the least recently used. A protected chunk used less than `min_hold_ms` ago stays. Cost: O(log n) for each
+    /// priority in use.
+    fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
+        let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
+            let stays = |age: &Age| *segment == Segment::Protected && now_ms.saturating_sub(age.0) < min_hold_ms;
+            ages.first().copied().filter(|age| !stays(age))
+        };
+        [Standing::Free, Standing::Writing].into_iter().find_map(|standing| {
+            let (first, last) = ((standing, i32::MIN, Segment::Probation), (standing, i32::MAX, Segment::Protected));
+            self.leaving.range(first..=last).find_map(oldest_of)
+        })
+    }
+}
+
+impl Shares {
+    pub(super) fn new(quiet_after_ms: u64) -> Self {
+        Self {
+            quiet_after_ms,
+            accounts: HashMap::new(),
+            by_bytes: BTreeSet::new(),
+            by_use: BTreeSet::new(),
+            without: BTreeSet::new(),
+        }
+    }
+
+    /// Counts a chunk that enters for a tenant.
+    pub(super) fn enter(&mut self, tenant: Tenant, n_bytes: u64) {
+        self.change(tenant.id, |account| {
+            account.n_chunks += 1;
+            account.n_bytes += n_bytes;
+        });
+    }
+
+    /// Uncounts a chunk, which must not be listed as leaving. Panics: when the tenant has none.
+    pub(super) fn leave(&mut self, tenant: TenantId, n_bytes: u64) {
+        self.change(tenant, |account| {
+            account.n_chunks -= 1;
+            account.n_bytes -= n_bytes;
+        });
+    }
+
+    /// Leaves out the bytes of a chunk that a pin keeps.
+    pub(super) fn set_aside(&mut self, tenant: TenantId, n_bytes: u64) {
+        self.change(tenant, |account| account.n_bytes -= n_bytes);
+    }
+
+    /// Counts the bytes of a chunk that no pin keeps any more.
+    pub(super) fn take_back(&mut self, tenant: TenantId, n_bytes: u64) {
+        self.change(tenant, |account| account.n_bytes += n_bytes);
+    }
+
+    /// Notes that a tenant has used what it holds.
+    pub(super) fn note_use(&mut self, tenant: Tenant, used_ms: u64) {
+        self.change(tenant.id, |account| {
+            account.used_ms = account.used_ms.max(used_ms);
+            if tenant.acquaintance == Acquaintance::Known {
+                account.acquaintance = Acquaintance::Known;
+            }
+        });
+    }
+
+    /// Lists a tenant's chunk as one that may leave.
+    pub(super) fn list(&mut self, tenant: TenantId, group: Group, age: Age) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.leaving.entry(group).or_default().insert(age);
+        }
+    }
+
+    /// Lists a tenant's chunk no longer.
+    pub(super) fn unlist(&mut self, tenant: TenantId, group: Group, age: Age) {
+        let Some(account) = self.accounts.get_mut(&tenant) else { return };
+        let Some(ages) = account.leaving.get_mut(&group) else { return };
+        ages.remove(&age);
+        if ages.is_empty() {
+            account.leaving.remove(&group);
+        }
+    }
+
+    /// Returns the chunk that leaves next, and why, for something that does not fit into `limit_bytes`, the tier without what
+    /// pins keep; `None` where none may.
+    ///
+    /// Of the tenants above an equal share, what needs room counted, the largest gives; or one without a share, where its
+    /// chunk is older. Where none of them has a chunk that may leave, larger tenants than the taker give what the minimum
+    /// hold time protects, and then the taker itself. A tenant within its share gives only where a share is smaller
+    /// than what comes and the taker has nothing: the one that was quiet longest.
+    /// Cost: O(log n) for each tenant that is passed over.
+    pub(super) fn next_to_leave(&mut self, limit_bytes: u64, need: &Need) -> Option<(ChunkId, Reason)> {
+        self.settle(need.now_ms);
+        let n_shares = self.n_shares(need) as u128;
+        let is_above = |n_bytes: u64| u128::from(n_bytes) * n_shares > u128::from(limit_bytes);
+        let fair = || {
+            let above = self.by_size(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
+            let largest = self.first(above.map(|(_, id)| id), (need, need.min_hold_ms));
+            let without = self.first(self.without.iter().map(|(_, id)| *id), (need, need.min_hold_ms));
+            let is_older = |giver: &Giver| largest.as_ref().is_none_or(|other| giver.age.0 <= other.age.0);
+            without.filter(is_older).or(largest)
+        };
+        let held = || {
+            let larger = self.larger(need).take_while(|(n_bytes, _)| is_above(*n_bytes));
+            self.first(larger.map(|(_, id)| id), (need, 0))
+        };
+        let own = || self.first([need.tenant.id], (need, need.min_hold_ms));
+        let quiet_longest = || {
+            let lacks_any = self.bytes_of(need.tenant.id) == 0 && is_above(need.n_bytes);
+            let others = self.by_use.iter().map(|(_, id)| *id).filter(|_| lacks_any);
+            self.first(others, (need, need.min_hold_ms))
+        };
+        let giver = fair().or_else(held).or_else(own).or_else(quiet_longest)?;
+        let is_over_share = giver.tenant != need.tenant.id && is_above(self.bytes_of(giver.tenant));
+        Some((giver.age.2, if is_over_share { Reason::OverShare } else { Reason::Capacity }))
+    }
+
+    /// Returns the next chunk to leave of the first of these tenants that has one.
+    fn first(&self, tenants: impl IntoIterator<Item = TenantId>, (need, hold_ms): (&Need, u64)) -> Option<Giver> {
+        tenants.into_iter().find_map(|tenant| {
+            let age = self.accounts.get(&tenant)?.next_to_leave(need.now_ms, hold_ms)?;
+            Some(Giver { tenant, age })
+        })
+    }
+
+    /// Returns the number of tenants that have a share and the bytes of the largest, without those that pins keep.
+    pub(super) fn totals(&self) -> (usize, u64) {
+        (self.by_bytes.len(), self.by_bytes.last().map_or(0, |(n_bytes, ..)| *n_bytes))
+    }
+
+    /// Returns every tenant with its bytes, without those that pins keep.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (TenantId, u64)> {
+        self.accounts.iter().map(|(id, account)| (*id, account.n_bytes))
+    }
+
+    /// Returns the tenants that have a share with their bytes, the largest first; for the taker, what is to come counts.
+    fn by_size(&self, need: &Need) -> impl Iterator<Item = (u64, TenantId)> {
+        let (taker, n_taken) = (need.tenant.id, self.taken(need));
+        let itself = need.tenant.with_share().map(|id| (n_taken, id));
+        let others = self.by_bytes.range(..=last_of(n_taken)).rev().map(|(n_bytes, _, id)| (*n_bytes, *id));
+        self.larger(need).chain(itself).chain(others.filter(move |(_, id)| *id != taker))
+    }
+
+    /// Returns the tenants that have a share and more than the taker will have, the largest first.
+    fn larger(&self, need: &Need) -> impl Iterator<Item = (u64, TenantId)> {
+        let taker = need.tenant.id;
+        let above = self.by_bytes.range((Bound::Excluded(last_of(self.taken(need))), Bound::Unbounded));
+        above.rev().map(|(n_bytes, _, id)| (*n_bytes, *id)).filter(move |(_, id)| *id != taker)
+    }
+
+    /// Returns what the taker will have.
+    fn taken(&self, need: &Need) -> u64 {
+        self.bytes_of(need.tenant.id).saturating_add(need.n_bytes)
+    }
+
+    fn bytes_of(&self, tenant: TenantId) -> u64 {
+        self.accounts.get(&tenant).map_or(0, |account| account.n_bytes)
+    }
+
+    /// Counts the equal shares: one of each tenant that has one, and one of all others together.
+    fn n_shares(&self, need: &Need) -> usize {
+        let own = self.accounts.get(&need.tenant.id).map(|account| account.size(need.tenant.id));
+        let is_counted = own.is_some_and(|size| self.by_bytes.contains(&size));
+        let is_another = need.tenant.with_share().is_some() && !is_counted;
+        let has_others = !self.without.is_empty() || need.tenant.with_share().is_none();
+        self.by_bytes.len() + usize::from(is_another) + usize::from(has_others)
+    }
+
+    /// Takes their share from the tenants that have been quiet for long.
+    fn settle(&mut self, now_ms: u64) {
+        while let Some((used_ms, id)) = self.by_use.first().copied()
+            && now_ms.saturating_sub(used_ms) > self.quiet_after_ms
+        {
+            self.change(id, |account| account.acquaintance = Acquaintance::Stranger);
+        }
+    }
+
+    /// Changes an account, which is made where it is not there and forgotten where nothing is left in it.
+    fn change(&mut self, id: TenantId, change: impl FnOnce(&mut Account)) {
+        let mut account = self.accounts.remove(&id).unwrap_or_else(|| Account {
+            acquaintance: Acquaintance::Stranger,
+            used_ms: 0,
+            n_chunks: 0,
+            n_bytes: 0,
+            leaving: BTreeMap::new(),
+        });
+        self.by_bytes.remove(&account.size(id));
+        self.by_use.remove(&(account.used_ms, id));
+        self.without.remove(&(account.used_ms, id));
+        change(&mut account);
+        if account.n_chunks == 0 {
+            return;
+        }
+        match account.acquaintance {
+            Acquaintance::Known => {
+                self.by_use.insert((account.used_ms, id));
+                if account.n_bytes > 0 {
+                    self.by_bytes.insert(account.size(id));
+                }
+            }
+            Acquaintance::Stranger => drop(self.without.insert((account.used_ms, id))),
+        }
+        self.accounts.insert(id, account);
+    }
+
+    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    pub(super) fn check_invariants(&self) {
+        let known: Vec<_> =
+            self.accounts.iter().filter(|(_, account)| account.acquaintance == Acquaintance::Known).collect();
+        assert_eq!(known.len(), self.by_use.len());
+        assert_eq!(known.len() + self.without.len(), self.accounts.len());
+        assert_eq!(known.iter().filter(|(_, account)| account.n_bytes > 0).count(), self.by_bytes.len());
+        for (id, account) in &self.accounts {
+            let set = if account.acquaintance == Acquaintance::Known { &self.by_use } else { &self.without };
+            assert!(set.contains(&(account.used_ms, *id)) && account.n_chunks > 0);
+            assert!(account.leaving.values().all(|ages| !ages.is_empty()), "an empty group is kept");
+        }
+    }
+
+    /// Returns whether a tenant's chunk is listed; for tests.
+    pub(super) fn lists(&self, tenant: TenantId, (group, age): (Group, Age)) -> bool {
+        let ages = self.accounts.get(&tenant).and_then(|account| account.leaving.get(&group));
+        ages.is_some_and(|ages| ages.contains(&age))
+    }
+
+    /// Returns the chunks and bytes of every tenant, and how many chunks are listed; for tests.
+    pub(super) fn count(&self) -> (usize, u64, usize) {
+        let listed = |account: &Account| account.leaving.values().map(BTreeSet::len).sum::<usize>();
+        self.accounts.values().fold((0, 0, 0), |(chunks, bytes, n), account| {
+            (chunks + account.n_chunks, bytes + account.n_bytes, n + listed(account))
+        })
+    }
+}
+
+/// Returns the last place in the order of those that hold so many bytes.
+fn last_of(n_bytes: u64) -> Size {
+    (n_bytes, Reverse(0), TenantId(u128::MAX))
+}

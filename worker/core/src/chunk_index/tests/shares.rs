@@ -1,0 +1,286 @@
+//! Fair shares: what a tenant keeps whatever others do, and what it gives.
+//!
+//! Not here: the order among one tenant's chunks (`eviction`).
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Tenant of the requests with a salt, which is also the root of their chains.
+fn tenant(salt: u8) -> Tenant {
+    Tenant::known(TenantId::of_root(&root(salt)))
+}
+
+/// Returns the `n`th prompt of a salt: `n_blocks` blocks that begin no other prompt.
+fn prompt(salt: u8, n: u32, n_blocks: usize) -> Sequence {
+    let tokens: Vec<Token> = (0..n_blocks as u32 * BLOCK).map(|idx| n * 100 + idx).collect();
+    Sequence { root: root(salt), chain: block_chain(&root(salt), &tokens, BLOCK), tokens }
+}
+
+fn bytes_of(index: &ChunkIndex, salt: u8) -> (u64, u64) {
+    let its = |share: &ShareView| share.tenant == tenant(salt).id;
+    index.shares().into_iter().find(its).map_or((0, 0), |share| (share.ram_bytes, share.disk_bytes))
+}
+
+/// Stores a prompt for a tenant and pretends that each file is written at once.
+fn store_as(index: &mut ChunkIndex, sequence: &Sequence, (tenant, priority, now_ms): (Tenant, i32, u64)) {
+    for blocks in index.missing(&sequence.prefix()) {
+        let new = NewChunk { tenant, priority, ..sequence.new_chunk(blocks, now_ms) };
+        if index.insert(&new).is_err() {
+            break;
+        }
+        write_all(index, now_ms);
+    }
+}
+
+fn write_all(index: &mut ChunkIndex, now_ms: u64) {
+    for order in index.take_orders() {
+        if let Order::Write(id) = order {
+            index.written(id, now_ms);
+        }
+    }
+}
+
+/// Kinds of floods against a tenant that keeps to its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flood {
+    /// Prompts that come once.
+    Plain,
+    /// The same at the highest priority.
+    Priority,
+    /// Prompts that each come twice, within the time for which what is used stays.
+    Reused,
+    /// A fresh chain root for each prompt.
+    FreshRoots,
+    /// The same, with a tenant's name.
+    NamedFreshRoots,
+}
+
+fn flood(index: &mut ChunkIndex, kind: Flood, now_ms: u64) {
+    for n in 0..200_u32 {
+        let salt = match kind {
+            Flood::FreshRoots | Flood::NamedFreshRoots => 10 + n as u8,
+            Flood::Plain | Flood::Priority | Flood::Reused => 9,
+        };
+        let sequence = prompt(salt, 1000 + n, 4);
+        let by = match kind {
+            Flood::FreshRoots => Tenant::stranger(TenantId::of_root(&root(salt))),
+            Flood::Plain | Flood::Priority | Flood::Reused | Flood::NamedFreshRoots => tenant(9),
+        };
+        let priority = if kind == Flood::Priority { 100 } else { 0 };
+        store_as(index, &sequence, (by, priority, now_ms));
+        if kind == Flood::Reused {
+            let used: Vec<_> = index.find(&sequence.prefix()).first(usize::MAX).collect();
+            index.touch(&used, (by, now_ms));
+        }
+        index.check_invariants();
+    }
+}
+
+#[test]
+fn a_tenant_within_its_share_loses_nothing_to_anothers_flood() {
+    let kinds = [Flood::Plain, Flood::Priority, Flood::Reused, Flood::FreshRoots, Flood::NamedFreshRoots];
+    for kind in kinds {
+        let mut index = ChunkIndex::new(Limits { min_hold_ms: 1000, ..limits(40, 80) });
+        // A flood that came first has taken all.
+        flood(&mut index, kind, 1);
+        let innocent: Vec<Sequence> = (0..5).map(|n| prompt(0, n, 4)).collect();
+        for sequence in &innocent {
+            store_as(&mut index, sequence, (tenant(0), 0, 2));
+        }
+        flood(&mut index, kind, 3);
+        for sequence in &innocent {
+            assert_eq!(sequence.n_stored(&index), 4, "{kind:?}");
+        }
+        assert_eq!(bytes_of(&index, 0), (200, 200), "{kind:?}");
+        assert_eq!(index.totals(Tier::Ram).n_bytes, 400, "{kind:?}: the rest is the flood's");
+    }
+}
+
+#[test]
+fn what_a_tenant_does_not_use_is_anyones_and_is_given_back() {
+    let mut index = ChunkIndex::new(limits(40, 0));
+    flood(&mut index, Flood::Plain, 1);
+    assert_eq!(bytes_of(&index, 9).0, 400, "one tenant alone has all");
+    assert_eq!(index.share_totals(Tier::Ram), ShareTotals { n_tenants: 1, largest_bytes: 400 });
+    for n in 0..20 {
+        store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 2));
+        store_as(&mut index, &prompt(1, n, 1), (tenant(1), 0, 2));
+    }
+    // Of 400 bytes 134 are a third; a chunk of 40 more or less is as near as it gets.
+    let shares = [0, 1, 9].map(|salt| bytes_of(&index, salt).0);
+    assert!(shares.iter().all(|n_bytes| (94..=174).contains(n_bytes)), "{shares:?}");
+    let reasons: Vec<Reason> = index.evicted().iter().map(|evicted| evicted.reason).collect();
+    assert_eq!(reasons, [Reason::Capacity, Reason::OverShare]);
+    index.check_invariants();
+}
+
+#[test]
+fn the_share_of_a_tenant_that_was_quiet_for_long_lapses() {
+    let check = |quiet_ms: u64, expected: u64| {
+        let mut index = ChunkIndex::new(limits(40, 0));
+        for n in 0..5 {
+            store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 1));
+        }
+        flood(&mut index, Flood::Plain, 1 + quiet_ms);
+        assert_eq!(bytes_of(&index, 0).0, expected);
+        // It has a share again once it comes back.
+        for n in 0..5 {
+            store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 2 + quiet_ms));
+            prompt(0, n, 4).touch(&mut index, 2 + quiet_ms);
+        }
+        flood(&mut index, Flood::Priority, 3 + quiet_ms);
+        assert_eq!(bytes_of(&index, 0).0, 200);
+    };
+    check(QUIET_AFTER_MS.0, 200);
+    check(QUIET_AFTER_MS.0 + 1, 0);
+}
+
+#[test]
+fn what_an_earlier_life_left_counts_for_whoever_uses_it() {
+    let mut index = ChunkIndex::new(limits(40, 40));
+    let sequence = prompt(0, 1, 4);
+    let record = Record {
+        kind: Kind::Chunk,
+        root: root(0),
+        first_block: 0,
+        parent: None,
+        blocks: sequence.chain.clone().into(),
+        tokens: sequence.tokens.clone().into(),
+        n_bytes: 40,
+        priority: 0,
+    };
+    let id = index.adopt(&[(record, 1)])[0].expect("a good file");
+    assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (40, 0));
+    index.touch(&[(id, 4)], (tenant(7), 2));
+    assert_eq!((bytes_of(&index, 0).1, bytes_of(&index, 7).1), (0, 40));
+    flood(&mut index, Flood::Plain, 3);
+    assert_eq!(sequence.n_stored(&index), 4);
+    index.check_invariants();
+}
+
+#[test]
+fn a_tenant_that_comes_gets_room_where_a_share_is_smaller_than_a_chunk() {
+    let check = |n_tenants: u8, n_blocks: usize, expected: [u64; 3]| {
+        let mut index = ChunkIndex::new(limits(8, 0));
+        for salt in 0..n_tenants {
+            store_as(&mut index, &prompt(salt, 0, 1), (tenant(salt), 0, u64::from(salt)));
+        }
+        store_as(&mut index, &prompt(20, 0, n_blocks), (tenant(20), 0, 100));
+        assert_eq!(bytes_of(&index, 20).0, n_blocks as u64 * BLOCK_BYTES);
+        assert_eq!([0, 1, 2].map(|salt| bytes_of(&index, salt).0), expected, "those that were quiet longest give");
+        index.check_invariants();
+    };
+    check(8, 2, [0, 0, 10]);
+    check(5, 4, [0, 10, 10]);
+}
+
+#[test]
+fn one_tenants_pins_leave_room_for_those_of_another() {
+    let mut index = ChunkIndex::new(limits(40, 0));
+    let pin = |index: &mut ChunkIndex, sequence: &Sequence, name: u64| {
+        store_as(index, sequence, (tenant(sequence.root.0[0]), 0, 1));
+        index.pin(PinId(name), &sequence.prefix()).expect("few pins").n_guarded_bytes
+    };
+    // Five prompts are all that pins may keep.
+    let greedy: Vec<u64> = (0..6).map(|n| pin(&mut index, &prompt(1, n, 4), u64::from(n))).collect();
+    assert_eq!(greedy, [40, 40, 40, 40, 40, 0]);
+    let modest: Vec<u64> = (0..3).map(|n| pin(&mut index, &prompt(2, n, 4), 10 + u64::from(n))).collect();
+    assert_eq!(modest, [40, 40, 0], "until both keep as much");
+    index.check_invariants();
+    flood(&mut index, Flood::Plain, 2);
+    assert!((0..2).all(|n| prompt(2, n, 4).n_stored(&index) == 4));
+    let n_kept: u64 = index.pins().iter().map(|pin| pin.n_guarded_bytes).sum();
+    assert_eq!(n_kept, 200);
+    assert!(index.unpin(PinId(0)), "its room goes to the next");
+    index.check_invariants();
+}
+
+/// Happening of the random life of several tenants.
+#[derive(Debug, Clone)]
+enum Step {
+    Store { salt: u8, n: u32, n_blocks: usize, priority: i32 },
+    StoreAsStranger { n: u8 },
+    Use { salt: u8, n: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let store = (0_u8..4, 0_u32..30, 1_usize..5, -1_i32..2);
+    prop_oneof![
+        6 => store.prop_map(|(salt, n, n_blocks, priority)| Step::Store { salt, n, n_blocks, priority }),
+        1 => (50_u8..250).prop_map(|n| Step::StoreAsStranger { n }),
+        3 => (0_u8..4, 0_u32..30).prop_map(|(salt, n)| Step::Use { salt, n }),
+    ]
+}
+
+/// Returns what each tenant holds, as plain sums over all chunks say.
+fn naive_shares(index: &ChunkIndex) -> BTreeMap<TenantId, u64> {
+    let mut shares = BTreeMap::new();
+    for chunk in index.chunks.values().filter(|chunk| chunk.in_ram) {
+        *shares.entry(chunk.tenant.id).or_default() += chunk.record.n_bytes;
+    }
+    shares
+}
+
+/// Checks what a store of one chunk did to all tenants.
+fn check_fair(before: &BTreeMap<TenantId, u64>, index: &ChunkIndex, (taker, n_bytes): (Tenant, u64)) {
+    let (after, limit) = (naive_shares(index), index.limits().ram_bytes);
+    let (n_before, n_after): (u64, u64) = (before.values().sum(), after.values().sum());
+    assert!(n_after <= limit);
+    if n_before + n_bytes <= limit {
+        assert_eq!(n_after, n_before + n_bytes, "something leaves although there is room");
+    } else {
+        assert!(n_after + 4 * BLOCK_BYTES > limit, "more leaves than must");
+    }
+    let is_known = |id: &TenantId| (0..4).any(|salt| tenant(salt).id == *id);
+    let others = before.keys().filter(|id| !is_known(id)).count() + usize::from(taker.with_share().is_none());
+    let known = before.keys().filter(|id| is_known(id) && **id != taker.id).count();
+    let n_shares = (known + usize::from(taker.with_share().is_some()) + usize::from(others > 0)) as u64;
+    for (id, n_held) in before.iter().filter(|(id, _)| is_known(id) && **id != taker.id) {
+        let n_left = after.get(id).copied().unwrap_or(0);
+        assert!(n_left == *n_held || *n_held * n_shares > limit, "a tenant within its share gives");
+        // What a tenant that gives still holds and one chunk is an equal share at least.
+        assert!(n_left == *n_held || (n_left + 4 * BLOCK_BYTES) * n_shares > limit, "a tenant gives too much");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_tenant_within_its_share_loses_nothing_whatever_others_do(
+        ram_blocks in 24_u64..60,
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        let mut index = ChunkIndex::new(limits(ram_blocks, 0));
+        for (now_ms, step) in (1..).zip(&steps) {
+            let before = naive_shares(&index);
+            match *step {
+                Step::Store { salt, n, n_blocks, priority } => {
+                    let sequence = prompt(salt, n, n_blocks);
+                    if index.find(&sequence.prefix()).n_tokens == 0 {
+                        store_as(&mut index, &sequence, (tenant(salt), priority, now_ms));
+                        check_fair(&before, &index, (tenant(salt), n_blocks as u64 * BLOCK_BYTES));
+                    }
+                }
+                Step::StoreAsStranger { n } => {
+                    let stranger = Tenant::stranger(TenantId::of_root(&root(n)));
+                    let sequence = prompt(n, 0, 2);
+                    if index.find(&sequence.prefix()).n_tokens == 0 {
+                        store_as(&mut index, &sequence, (stranger, 0, now_ms));
+                        check_fair(&before, &index, (stranger, 2 * BLOCK_BYTES));
+                    }
+                }
+                Step::Use { salt, n } => {
+                    let found = index.find(&prompt(salt, n, 4).prefix());
+                    let used: Vec<_> = found.first(usize::MAX).collect();
+                    index.touch(&used, (tenant(salt), now_ms));
+                }
+            }
+            index.check_invariants();
+            let told: BTreeMap<TenantId, u64> =
+                index.shares().iter().map(|share| (share.tenant, share.ram_bytes)).collect();
+            prop_assert_eq!(told, naive_shares(&index));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Fair shares of the slots: whose idle slot is left alone while there is another to take.
+//!
+//! Not here: which of the others is taken (`slot_plan`), the shares of stored state (`chunk_index`).
+//! The idea: as in the store, a tenant that holds no more than an equal share keeps it. Requests never wait for that: where
+//! every idle slot is one that its tenant keeps, one of them is taken all the same.
+
+use std::collections::BTreeMap;
+
+use crate::tenants::TenantId;
+
+/// What each tenant holds of a number of slots or cells.
+#[derive(Debug, Clone)]
+pub struct SlotShares {
+    limit: u64,
+    n_shares: u64,
+    held: BTreeMap<TenantId, u64>,
+}
+
+impl SlotShares {
+    /// Returns the shares of `limit` where these are held, each by a tenant, or by one that has no share.
+    ///
+    /// All that have no share count as one more tenant. Units: those of `limit`.
+    pub fn new(limit: u64, held: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
+        let mut shares = Self { limit, n_shares: 0, held: BTreeMap::new() };
+        let mut n_others = 0;
+        for (tenant, n) in held {
+            match tenant {
+                Some(tenant) => *shares.held.entry(tenant).or_default() += n,
+                None => n_others = 1,
+            }
+        }
+        shares.n_shares = shares.held.len() as u64 + n_others;
+        shares
+    }
+
+    /// Returns whether a tenant holds no more than an equal share.
+    pub fn keeps(&self, tenant: Option<TenantId>) -> bool {
+        let held = tenant.map(|tenant| self.held.get(&tenant).copied().unwrap_or(0));
+        held.is_some_and(|n| u128::from(n) * u128::from(self.n_shares) <= u128::from(self.limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_keeps_an_equal_share_and_no_more() {
+        let check = |limit: u64, held: &[(Option<u128>, u64)], expected: &[u128]| {
+            let shares = SlotShares::new(limit, held.iter().map(|(tenant, n)| (tenant.map(TenantId), *n)));
+            let keeps: Vec<u128> = (1..4).filter(|id| shares.keeps(Some(TenantId(*id)))).collect();
+            assert_eq!(keeps, expected, "{held:?}");
+            assert!(!shares.keeps(None), "those without a share keep nothing");
+        };
+        check(4, &[(Some(1), 1), (Some(2), 4)], &[1, 3]);
+        check(4, &[(Some(1), 2), (Some(2), 3)], &[1, 3]);
+        check(4, &[(Some(1), 2), (None, 1), (None, 2)], &[1, 2, 3]);
+        check(4, &[(Some(1), 2), (Some(2), 2), (None, 1)], &[3]);
+        check(4, &[(Some(1), 5)], &[2, 3]);
+        check(u64::MAX, &[(Some(1), u64::MAX / 2), (Some(2), u64::MAX / 2 + 2)], &[1, 3]);
+    }
+}
