@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 pub use hash_net::Oracle;
 pub use preset::Preset;
-pub use write::write_model;
+pub use write::{write_model, write_split_model};
 
 /// Is what `warmpath-bench model` is told.
 #[derive(Debug, clap::Args)]

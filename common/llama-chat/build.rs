@@ -1,4 +1,4 @@
-//! Compiles the shim over llama.cpp's chat formats against the headers of the llama.cpp that llama-cpp-sys-2 builds.
+//! Compiles the shims over llama.cpp's chat formats and its accounts of memory against the headers of the llama.cpp that llama-cpp-sys-2 builds.
 //!
 //! Not here: llama.cpp itself; its library `common` is compiled and linked by llama-cpp-sys-2.
 
@@ -21,9 +21,11 @@ fn main() {
         .warnings(false)
         .include(llama.join("common"))
         .include(llama.join("include"))
+        .include(llama.join("src"))
         .include(llama.join("ggml/include"))
         .include(llama.join("vendor"))
         .file("cpp/shim.cpp")
+        .file("cpp/memory.cpp")
         .compile("warmpath_llama_chat");
 }
 

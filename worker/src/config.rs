@@ -21,7 +21,9 @@ use warmpath_shell::trace::export::TraceConfig;
 use crate::backends::BackendConfig;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
-use crate::engine::{AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SelfTest, ShiftConfig, Switch};
+use crate::engine::{
+    AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SLOT_CELLS_STEP, SelfTest, ShiftConfig, Switch,
+};
 use crate::fields;
 use flags::Flags;
 
@@ -168,6 +170,21 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
+/// Refuses a context that leaves a slot less than llama.cpp gives at least: it would take more than it was told to.
+fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
+    let total = flags.ctx_size;
+    let each = total / u32::from(n_slots).max(1);
+    if total == 0 || each >= SLOT_CELLS_STEP || embedding::is_asked_for(flags) {
+        return Ok(());
+    }
+    let least = SLOT_CELLS_STEP * u32::from(n_slots);
+    let reason = format!(
+        "{total} tokens for {n_slots} slots are {each} for each, and a slot has at least {SLOT_CELLS_STEP}: give \
+         {least} or more, or fewer --slots"
+    );
+    Err(ConfigError::Range { flag: "ctx-size", reason })
+}
+
 fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     let slot_save_path = flags.slot_save_path.clone();
     if slot_save_path.as_ref().is_some_and(|path| !path.is_dir()) {
@@ -191,13 +208,12 @@ fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
         let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         u16::try_from(n).unwrap_or(u16::MAX)
     });
+    let slots_default = if embedding::is_asked_for(flags) { TEXTS_PER_BATCH_DEFAULT } else { SLOTS_DEFAULT };
+    let n_slots = flags.slots.unwrap_or(slots_default);
+    check_context(flags, n_slots)?;
     Ok(EngineConfig {
         model: flags.model.clone(),
-        n_slots: flags.slots.unwrap_or(if embedding::is_asked_for(flags) {
-            TEXTS_PER_BATCH_DEFAULT
-        } else {
-            SLOTS_DEFAULT
-        }),
+        n_slots,
         context_tokens_total: flags.ctx_size,
         threads,
         threads_batch: flags.threads_batch.unwrap_or(threads),
@@ -365,6 +381,11 @@ mod tests {
     fn names_the_flag_whose_value_cannot_be_used() {
         let cases = [
             ("--slots 0", "--slots: must be at least 1"),
+            (
+                "-c 100 --slots 8",
+                "--ctx-size: 100 tokens for 8 slots are 12 for each, and a slot has at least 256: give 2048 or more, or \
+                 fewer --slots",
+            ),
             ("--block-size 0", "--block-size: must be at least 1"),
             ("--sse-ping-interval -2", "--sse-ping-interval: must be -1 to 86400 seconds"),
             ("--pooling mean", "--pooling: needs --embedding"),

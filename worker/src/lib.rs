@@ -12,6 +12,7 @@ mod error;
 mod fields;
 mod http;
 mod lifecycle;
+pub mod machine;
 mod metrics;
 mod response_format;
 pub mod schema;

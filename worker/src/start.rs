@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{info, warn};
 use warmpath_common::ids::WorkerUid;
-use warmpath_gguf::GgufError;
+use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::OpenError;
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::listen;
@@ -31,6 +31,7 @@ use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
 use crate::served::{Base, Served};
 use crate::serving::Phase;
+use crate::store;
 
 /// Is how long responses may take to reach their clients once the engine has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -135,13 +136,13 @@ pub struct Identity {
     pub boot_epoch: u64,
 }
 
-/// Checks the model's file, and those for TLS and tokens, and takes the address.
+/// Checks the model's files, the folder for stored state, and the files for TLS and tokens, and takes the address.
 ///
-/// Errors: `Model`, `Listen`, `Tls`, `Token`, `Trace`.
+/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
-    let path = config.engine.model.clone();
-    let checked = tokio::task::spawn_blocking(move || warmpath_gguf::check(&path).map(drop)).await;
-    checked.map_err(RunError::Panicked)?.map_err(RunError::Model)?;
+    let checked = config.clone();
+    let checked = tokio::task::spawn_blocking(move || check_files(&checked)).await;
+    checked.map_err(RunError::Panicked)??;
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
     let (listener, address) = listen_on(config.http.listen).await?;
     let scheme = if doors.tls.is_some() { "https" } else { "http" };
@@ -153,6 +154,14 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
         admin = Some(listener);
     }
     Ok(Bound { config, listener, admin, address, doors })
+}
+
+/// Errors: `Model`; `Engine` where no state can be stored in the folder that is meant for it.
+fn check_files(config: &Config) -> Result<(), RunError> {
+    Model::open(&config.engine.model).map_err(RunError::Model)?;
+    // What embeds stores nothing.
+    let disk = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none());
+    disk.map_or(Ok(()), |disk| store::check_folder(&disk.dir)).map_err(StartError::Store).map_err(RunError::Engine)
 }
 
 /// Errors: `Listen`.

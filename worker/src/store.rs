@@ -27,6 +27,14 @@ use folder::Folder;
 use queue::Queue;
 use thread::DiskThread;
 
+/// Makes the folder for stored state where there is none, and tries to write into it, so that a wrong one is reported before
+/// a model is loaded.
+///
+/// Errors: `Make`, `Unwritable`.
+pub fn check_folder(dir: &Path) -> Result<(), StoreError> {
+    folder::check(dir)
+}
+
 /// Is how long no write is tried after one has failed, as on a full disk.
 ///
 /// Source: long enough that a full disk costs nothing, short enough that one made free is used again at once.
@@ -137,6 +145,15 @@ pub enum StoreError {
         /// Is the folder.
         folder: PathBuf,
         /// Is what the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Nothing can be written into the folder.
+    #[error("nothing can be written into the cache folder {}", folder.display())]
+    Unwritable {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
         #[source]
         source: io::Error,
     },

@@ -22,6 +22,7 @@ mod engine {
     mod sharing;
     mod shifts;
     mod soak;
+    mod splits;
     mod support;
     mod tenants;
     mod tiers;

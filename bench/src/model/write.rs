@@ -1,22 +1,53 @@
 //! Writes a made model: its metadata, its tokenizer, its tensors.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
-use warmpath_gguf::{Value, Writer};
+use warmpath_gguf::{Value, Writer, shard_path};
 
 use crate::model::hash_net::HashNet;
 use crate::model::preset::{HEAD_SIZE, Head, Layer, LayerKind, N_KV_HEADS, Preset, Spec, WINDOW_TOKENS};
 use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::{recurrent, tensors};
+use crate::model::weights::{Tensor, recurrent, tensors};
 
 /// Writes the model that `preset` and `seed` name to `out`, with the tokenizer of `vocab` or our own.
 ///
 /// The same arguments give the same bytes. A file at `out` is replaced once the new one is whole.
 /// Errors: where `vocab` cannot be used or `out` cannot be written.
 pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) -> anyhow::Result<()> {
+    let (writer, tensors) = made(preset, seed, vocab)?;
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    write_file(writer, &tensors, (preset.name(), out))
+}
+
+/// Writes the model that `preset` and `seed` name as files whose names begin with `prefix`; returns the first one's path.
+///
+/// Shape: one file for each of the first `n_files - 1` tensors, the rest in the last one, the metadata in the first one, as
+/// llama.cpp's `gguf-split` lays them out.
+/// Errors: a file cannot be written.
+pub fn write_split_model(preset: Preset, seed: u64, prefix: &Path, n_files: u16) -> anyhow::Result<PathBuf> {
+    let (first, tensors) = made(preset, seed, None)?;
+    let mut writers = vec![first];
+    writers.resize_with(usize::from(n_files), Writer::new);
+    let n_tensors = tensors.len();
+    let mut left = tensors;
+    for (no, mut writer) in (0..n_files).zip(writers) {
+        writer.set("split.no", Value::U16(no))?;
+        writer.set("split.count", Value::U16(n_files))?;
+        writer.set("split.tensors.count", Value::I32(i32::try_from(n_tensors)?))?;
+        let n_here = if no + 1 == n_files { left.len() } else { 1.min(left.len()) };
+        let behind = left.split_off(n_here);
+        write_file(writer, &left, (preset.name(), &shard_path(prefix, u64::from(no) + 1, n_files.into())))?;
+        left = behind;
+    }
+    Ok(shard_path(prefix, 1, n_files.into()))
+}
+
+/// Returns the metadata and the tensors of a model.
+fn made(preset: Preset, seed: u64, vocab: Option<&Path>) -> anyhow::Result<(Writer, Vec<Tensor>)> {
     let spec = preset.spec();
     let tokenizer = match vocab {
         Some(path) => Tokenizer::of_file(path, seed)?,
@@ -30,16 +61,20 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     if let Some(LayerKind::Encoder(head)) = spec.layers.first().map(|layer| layer.kind) {
         set_encoder_metadata(&mut writer, head, &tokenizer)?;
     }
-    for tensor in &tensors {
+    Ok((writer, tensors))
+}
+
+/// Writes one file of a model with these tensors.
+fn write_file(mut writer: Writer, tensors: &[Tensor], (name, out): (&'static str, &Path)) -> anyhow::Result<()> {
+    for tensor in tensors {
         writer.declare(&tensor.name, tensor.kind, &tensor.shape)?;
     }
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
     let mut sink = writer.begin(&unfinished)?;
     let style = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} tensors")?;
-    let progress = ProgressBar::new(tensors.len() as u64).with_style(style).with_message(preset.name());
-    for tensor in &tensors {
+    let progress = ProgressBar::new(tensors.len() as u64).with_style(style).with_message(name);
+    for tensor in tensors {
         sink.write(&(tensor.fill)())?;
         progress.inc(1);
     }

@@ -13,6 +13,7 @@ use llama_cpp_sys_2 as sys;
 
 use crate::context::Context;
 use crate::error::GgufError;
+use crate::shards;
 
 /// Is a checked header: metadata and tensor infos.
 #[derive(Debug)]
@@ -62,6 +63,11 @@ impl Header {
         self.context.numbers(key)
     }
 
+    /// Returns the length of the list under `key`, whatever it holds; absent where there is none.
+    pub fn list_len(&self, key: &str) -> Option<usize> {
+        self.context.list_len(key)
+    }
+
     /// Returns the keys in the file's order.
     pub fn keys(&self) -> Vec<String> {
         (0..self.context.n_keys()).map(|idx| self.context.key(idx)).collect()
@@ -88,11 +94,23 @@ impl Header {
     }
 }
 
-/// Reads and checks the header of the model at `path`.
+/// Reads and checks the header of the model at `path`; of a split model that of its first file.
 ///
-/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `Architecture`, each as it says.
-/// Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
+/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, each as
+/// it says. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
 pub fn check(path: &Path) -> Result<Header, GgufError> {
+    let header = check_file(path)?;
+    shards::refuse_later(path, &header)?;
+    if header.architecture.is_empty() {
+        return Err(GgufError::Architecture { path: path.to_owned() });
+    }
+    Ok(header)
+}
+
+/// Reads and checks the header of one file, which may be any of a split model's.
+///
+/// Errors: those of [`check`] but `NotFirst` and `Architecture`.
+pub(crate) fn check_file(path: &Path) -> Result<Header, GgufError> {
     let file_bytes = check_start(path)?;
     let header_error = |reason: &str| GgufError::Header { path: path.to_owned(), reason: reason.to_owned() };
     let context =
@@ -102,8 +120,7 @@ pub fn check(path: &Path) -> Result<Header, GgufError> {
     for tensor in &tensors {
         check_tensor(path, tensor, file_bytes)?;
     }
-    let architecture =
-        context.text("general.architecture").ok_or_else(|| GgufError::Architecture { path: path.to_owned() })?;
+    let architecture = context.text("general.architecture").unwrap_or_default();
     Ok(Header { context, architecture, tensors, file_bytes })
 }
 

@@ -123,6 +123,25 @@ impl Context {
         Some((0..n).map(|i| unsafe { start.add(i).read_unaligned() }).collect())
     }
 
+    /// Returns the value of `key` where it is a list of bytes, signed or not.
+    pub(crate) fn raw_bytes(&self, key: &str) -> Option<Vec<u8>> {
+        let signed = self.find_array(key, sys::GGUF_TYPE_INT8);
+        let idx = signed.or_else(|| self.find_array(key, sys::GGUF_TYPE_UINT8))?;
+        // SAFETY: the key is an array.
+        let n = unsafe { sys::gguf_get_arr_n(self.raw(), idx) };
+        // SAFETY: the key is an array of one-byte numbers.
+        let start = unsafe { sys::gguf_get_arr_data(self.raw(), idx) }.cast::<u8>();
+        // SAFETY: ggml holds `n` bytes at `start`; each is copied.
+        Some((0..n).map(|i| unsafe { start.add(i).read() }).collect())
+    }
+
+    /// Returns the length of the list under `key`, whatever it holds.
+    pub(crate) fn list_len(&self, key: &str) -> Option<usize> {
+        let idx = self.find(key).filter(|&idx| self.key_type(idx) == sys::GGUF_TYPE_ARRAY)?;
+        // SAFETY: the key is an array.
+        Some(unsafe { sys::gguf_get_arr_n(self.raw(), idx) })
+    }
+
     fn find_array(&self, key: &str, element: sys::gguf_type) -> Option<i64> {
         let idx = self.find(key).filter(|&idx| self.key_type(idx) == sys::GGUF_TYPE_ARRAY)?;
         // SAFETY: the key is an array.

@@ -72,6 +72,48 @@ pub enum GgufError {
         /// Names the file.
         path: PathBuf,
     },
+    /// The file is a later one of a split model, which holds no metadata.
+    #[error("{} is file {no} of {count} of a split model; the first one names the model: {first}", path.display())]
+    NotFirst {
+        /// The file.
+        path: PathBuf,
+        /// Its number, from 1.
+        no: u64,
+        /// Files of the model.
+        count: u64,
+        /// The first file, or how its name ends where this file's name does not tell.
+        first: String,
+    },
+    /// The file is the first of a split model, and its name does not tell those of the others.
+    #[error("{} is file 1 of {count} of a split model; its name must end with {suffix}, by which the others are found", path.display())]
+    ShardName {
+        /// The file.
+        path: PathBuf,
+        /// Files of the model.
+        count: u64,
+        /// The end that the name lacks.
+        suffix: String,
+    },
+    /// Files of a split model are missing.
+    #[error("{} is file 1 of {count} of a split model, and beside it there is no {}", path.display(), missing.join(", "))]
+    MissingShards {
+        /// The first file.
+        path: PathBuf,
+        /// Files of the model.
+        count: u64,
+        /// Names of the missing files.
+        missing: Vec<String>,
+    },
+    /// A file of a split model does not belong to the others.
+    #[error("{} does not belong to the split model of {}: {reason}", path.display(), first.display())]
+    ForeignShard {
+        /// The file.
+        path: PathBuf,
+        /// The model's first file.
+        first: PathBuf,
+        /// The contradiction.
+        reason: String,
+    },
     /// What should be written has no GGUF form.
     #[error("cannot write {what} into a GGUF file: {reason}")]
     Unwritable {

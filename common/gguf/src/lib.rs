@@ -4,16 +4,21 @@
 //! The idea: llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and
 //! without touching tensor data; everything else (names, vocabulary) comes from the same header.
 
+mod charsmap;
 mod check;
 mod context;
 mod error;
 mod fingerprint;
+mod shards;
+mod tokenizer;
 mod vocabulary;
 mod writer;
 
 pub use check::{Header, TensorInfo, check};
 pub use error::GgufError;
 pub use fingerprint::fingerprint;
+pub use shards::{Model, shard_path};
+pub use tokenizer::{TOKEN_BYTES_MAX, TOKENS_MAX, TokenizerError};
 pub use vocabulary::{vocabulary, vocabulary_with_chat_template};
 pub use writer::{TensorSink, TensorType, Value, Writer};
 

@@ -17,8 +17,12 @@ use crate::error::GgufError;
 /// Is a metadata value.
 #[derive(Debug, Clone, Copy)]
 pub enum Value<'a> {
+    /// One unsigned number of 16 bits.
+    U16(u16),
     /// One unsigned number.
     U32(u32),
+    /// One signed number.
+    I32(i32),
     /// One float.
     F32(f32),
     /// One truth value.
@@ -31,6 +35,8 @@ pub enum Value<'a> {
     I32s(&'a [i32]),
     /// A list of truth values.
     Bools(&'a [bool]),
+    /// A list of bytes.
+    Bytes(&'a [u8]),
 }
 
 /// Is a type that the writer can turn floats into.
@@ -96,7 +102,11 @@ impl Writer {
         let (raw, name) = (self.context.raw(), name.as_ptr());
         match value {
             // SAFETY: the context and the key are valid for the call.
+            Value::U16(number) => unsafe { sys::gguf_set_val_u16(raw, name, number) },
+            // SAFETY: as above.
             Value::U32(number) => unsafe { sys::gguf_set_val_u32(raw, name, number) },
+            // SAFETY: as above.
+            Value::I32(number) => unsafe { sys::gguf_set_val_i32(raw, name, number) },
             // SAFETY: as above.
             Value::F32(number) => unsafe { sys::gguf_set_val_f32(raw, name, number) },
             // SAFETY: as above.
@@ -114,6 +124,7 @@ impl Writer {
             }
             Value::I32s(numbers) => self.set_array(name, sys::GGUF_TYPE_INT32, numbers),
             Value::Bools(truths) => self.set_array(name, sys::GGUF_TYPE_BOOL, truths),
+            Value::Bytes(bytes) => self.set_array(name, sys::GGUF_TYPE_UINT8, bytes),
         }
         Ok(())
     }

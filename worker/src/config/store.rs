@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-
 use super::ConfigError;
 use super::flags::Flags;
 use crate::engine::{DiskConfig, StoreConfig};
+use crate::machine;
 
 /// Is the share of the memory that is available at the start which stored state may take when nothing is said: a quarter.
 ///
@@ -41,9 +40,5 @@ pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
 }
 
 fn ram_default() -> u64 {
-    let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let Ok(system) = System::new_with_specifics(only_memory) else { return RAM_UNKNOWN_BYTES };
-    let available = system.available_memory();
-    let limited = system.cgroup_limits().map_or(available, |limits| limits.free_memory.min(available));
-    limited / RAM_SHARE
+    machine::available_bytes().map_or(RAM_UNKNOWN_BYTES, |available| available / RAM_SHARE)
 }

@@ -188,8 +188,8 @@ fn settle_pooling(model: &LlamaModel, config: &EmbedConfig) -> Result<Pooling, S
     };
     let pooling = config.pooling.unwrap_or_else(own);
     if pooling == Pooling::Rank {
-        let header = warmpath_gguf::check(&config.engine.model).map_err(|error| error.to_string())?;
-        if !header.tensors().iter().any(|tensor| tensor.name.starts_with("cls.")) {
+        let files = warmpath_gguf::Model::open(&config.engine.model).map_err(|error| error.to_string())?;
+        if !files.tensors().any(|tensor| tensor.name.starts_with("cls.")) {
             return Err("it has no classification head, so it cannot score documents".to_owned());
         }
     }

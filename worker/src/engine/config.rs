@@ -12,12 +12,18 @@ use warmpath_worker_core::prefix_tree::BlockHasher;
 
 use super::SelfTestReport;
 use super::adapters::AdapterFile;
+use super::footprint::Bytes;
 use crate::store::StoreError;
 
 /// Is the largest context that a slot gets when the size is not given.
 ///
 /// Units: tokens. Source: a size that most chats fit into and that most machines can hold for a few slots.
 pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
+
+/// Cells by which llama.cpp rounds up what a slot has, and so the fewest. Units: tokens.
+///
+/// Source: `llama-context.cpp`, `n_ctx_seq`.
+pub const SLOT_CELLS_STEP: u32 = 256;
 
 /// Is the most slots that one context of llama.cpp can have (`LLAMA_MAX_SEQ`).
 pub const SLOTS_MAX: u16 = 256;
@@ -392,6 +398,18 @@ pub enum StartError {
         context_tokens_total: u32,
         /// Says why.
         reason: String,
+    },
+    /// The machine has less memory than is needed.
+    #[error("the worker needs {needed} of memory and {available} are available: {parts}; {fits}")]
+    Memory {
+        /// Memory that is needed.
+        needed: Bytes,
+        /// Memory that there is.
+        available: Bytes,
+        /// The parts of what is needed, each with its flag.
+        parts: String,
+        /// The flag to change.
+        fits: String,
     },
     /// The folder for stored state cannot be used.
     #[error("cannot store state on disk")]

@@ -2,9 +2,12 @@
 //!
 //! Not here: which tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
 
+mod layout;
+pub(super) mod measure;
 mod shift;
 mod state;
 
+pub(super) use layout::RopeFactors;
 pub(super) use shift::obstacle as shift_obstacle;
 pub(super) use state::StateError;
 
@@ -104,6 +107,8 @@ pub(super) struct Probed {
     pub(super) memory: MemoryKind,
     /// Names the model file.
     pub(super) model_fingerprint: Fingerprint,
+    /// Whether the model's rotation depends on the size of the context.
+    pub(super) rope_factors: RopeFactors,
     /// Lists the adapters that are loaded.
     pub(super) adapters: Vec<AdapterInfo>,
     /// Is what the self-test found, if there was one.
@@ -270,6 +275,12 @@ impl<'m> Llama<'m> {
         self.context.get_logits_ith(idx)
     }
 
+    /// Returns the cells that one sequence can have, by which llama.cpp chooses among a model's rope factors.
+    fn sequence_cells(&self) -> u32 {
+        let n_streams = if self.kv_unified { 1 } else { u32::from(self.n_slots) };
+        self.context.n_ctx() / n_streams
+    }
+
     /// Returns what the loaded model and context turned out to be.
     pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
@@ -283,7 +294,7 @@ impl<'m> Llama<'m> {
             n_vocab: model.n_vocab().unsigned_abs(),
             n_ctx_train,
             model_fingerprint: probed.model_fingerprint,
-            kv_fingerprint: kv_fingerprint(model, config),
+            kv_fingerprint: layout::fingerprint(model, config, probed.rope_factors.chosen(self.sequence_cells())),
             flash_attn: config.flash_attn_settled(),
             kv_unified: config.kv_unified_settled(),
             block_size_tokens: config.block_size_tokens,
@@ -296,26 +307,6 @@ impl<'m> Llama<'m> {
             self_test: probed.self_test,
         }
     }
-}
-
-/// Names everything besides the model file that decides what the KV state's bytes mean.
-fn kv_fingerprint(model: &LlamaModel, config: &EngineConfig) -> Fingerprint {
-    let mut rope: Vec<String> = (0..model.meta_count())
-        .filter_map(|idx| model.meta_key_by_index(idx).ok())
-        .filter(|key| key.contains(".rope."))
-        .map(|key| format!("{key}={}", model.meta_val_str(&key).unwrap_or_default()))
-        .collect();
-    rope.sort();
-    let layout = format!(
-        "k={:?} v={:?} flash_attn={} layers={} heads_kv={} {}",
-        config.cache_type_k,
-        config.cache_type_v,
-        config.flash_attn_settled(),
-        model.n_layer(),
-        model.n_head_kv(),
-        rope.join(" ")
-    );
-    Fingerprint(blake3::derive_key("warmpath 2026 kv layout v1", layout.as_bytes()))
 }
 
 /// Returns the size of the model's sliding window; 0 where it has none.

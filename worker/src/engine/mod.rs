@@ -11,6 +11,7 @@ mod call_grammar;
 mod config;
 mod constraint;
 mod counters;
+mod footprint;
 mod grammar;
 mod handle;
 mod inspect;
@@ -33,12 +34,13 @@ mod thread;
 pub use adapters::AdapterFile;
 pub use call_grammar::{Begin, CallGrammar, CallStart};
 pub use config::{
-    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache,
+    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
+pub use footprint::{Bytes, check as check_memory};
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState, TenantView};
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model};

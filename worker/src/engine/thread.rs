@@ -22,7 +22,7 @@ use super::adapters::Adapters;
 use super::config::{EngineConfig, EngineFacts, PrefixCache, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
 use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
-use super::llama::{self, Llama, Probed, Progress};
+use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::messages::{EngineError, EngineUpdate, Event};
 use super::promise::Promiser;
 use super::report::Report;
@@ -130,13 +130,16 @@ fn prepare<'m>(
     inside: &Inside,
 ) -> Result<(Stepper<'m>, EngineFacts), StartError> {
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
-    let model_fingerprint = warmpath_gguf::fingerprint(&config.model).map_err(refuse)?;
+    let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
+    let model_fingerprint = files.fingerprint().map_err(refuse)?;
+    let rope_factors = RopeFactors::of(&files);
     let (config, self_test) = &self_test::settle(model, config, model_fingerprint);
     let mut llama = Llama::open(model, config)?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };
     let memory = llama.probe_memory(model).map_err(unsupported)?;
-    let facts =
-        llama.facts(model, config, Probed { memory, model_fingerprint, adapters: infos, self_test: self_test.clone() });
+    let self_test = self_test.clone();
+    let probed = Probed { memory, model_fingerprint, rope_factors, adapters: infos, self_test };
+    let facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
     let cache = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();

@@ -22,7 +22,8 @@ use crate::backends;
 use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
-use crate::engine::{Engine, EngineHandle, EngineUpdate};
+use crate::engine::{self, Engine, EngineHandle, EngineUpdate};
+use crate::machine;
 use crate::metrics::Metrics;
 use crate::served::{Embedding, Served};
 use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
@@ -76,6 +77,9 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
     let progress = Progress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
+    let checked = config.clone();
+    let checked = tokio::task::spawn_blocking(move || check_memory(&checked)).await;
+    checked.map_err(RunError::Panicked)??;
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
@@ -118,6 +122,13 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
             preparing,
         })),
     })
+}
+
+/// Errors: `Engine` where the machine has too little memory.
+fn check_memory(config: &Config) -> Result<(), RunError> {
+    // What embeds has a context of one text.
+    let available = machine::available_bytes().filter(|_| config.embedding.is_none());
+    available.map_or(Ok(()), |available| engine::check_memory(&config.engine, available)).map_err(RunError::Engine)
 }
 
 fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {

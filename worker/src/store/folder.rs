@@ -37,15 +37,37 @@ pub(super) struct Folder {
     _lock: File,
 }
 
+/// Makes `dir` where there is none, and tries to write into it.
+///
+/// Errors: `Make`, `Unwritable`.
+pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
+    make(dir)?;
+    let tried = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(dir);
+    let has_folders = || {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_type().ok()).any(|kind| kind.is_dir())
+    };
+    match tried {
+        // The folder of this model may be there, and be one that can be written to.
+        Err(_) if has_folders() => Ok(()),
+        Err(source) => Err(StoreError::Unwritable { folder: dir.to_owned(), source }),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Makes a folder. What will lie there was in prompts, so nobody else may read it.
+fn make(path: &Path) -> Result<(), StoreError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| StoreError::Make { folder: path.to_owned(), source })
+}
+
 impl Folder {
     /// Makes the folder of `identity` in `dir` where there is none, and locks it.
     ///
     /// Errors: `Make`; `InUse` where another process has locked it; `Lock`.
     pub fn open(dir: &Path, identity: Identity) -> Result<Self, StoreError> {
         let path = dir.join(folder_name(&identity));
-        // What lies here was in prompts, so nobody else may read it.
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map_err(|source| StoreError::Make { folder: path.clone(), source })?;
+        make(&path)?;
         let lock_error = |source| StoreError::Lock { folder: path.clone(), source };
         let open = File::options().create(true).read(true).write(true).truncate(false).open(path.join(LOCK_FILE));
         let lock = open.map_err(lock_error)?;

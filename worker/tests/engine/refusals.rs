@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{CacheType, Engine, EngineConfig, EngineError, EngineUpdate, StartError, Switch};
+use warmpath_worker::engine::{
+    Bytes, CacheType, Engine, EngineConfig, EngineError, EngineUpdate, StartError, Switch, check_memory,
+};
 
 use super::support::{PATIENCE, ask, config, start, stop, tokens, until};
 
@@ -189,4 +191,25 @@ fn loading_shows_progress_and_can_be_stopped() {
     let stopped = Engine::start(one_slot(), progress, sender).err();
     assert!(matches!(stopped, Some(StartError::Model { .. })), "{stopped:?}");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_a_context_needs_follows_its_size_its_types_and_the_slots() {
+    let needed = |change: fn(&mut EngineConfig)| {
+        let mut config = EngineConfig { context_tokens_total: 1 << 20, ..config(Preset::Tiny) };
+        change(&mut config);
+        match check_memory(&config, 1) {
+            Err(StartError::Memory { needed: Bytes(needed), .. }) => needed,
+            other => panic!("a byte is too little: {other:?}"),
+        }
+    };
+    let base = needed(|_| {});
+    let quantized = needed(|config| (config.cache_type_k, config.flash_attn) = (CacheType::Q8_0, Switch::On));
+    assert!(needed(|config| config.cache_type_k = CacheType::F32) > base && quantized < base);
+    let doubled = needed(|config| config.context_tokens_total *= 2);
+    assert!((base * 3 / 2..=base * 2).contains(&doubled), "{doubled} {base}");
+    let stored = needed(|config| config.store.ram_bytes += 1 << 30);
+    assert_eq!(stored, base + (1 << 30));
+    let config = config(Preset::Tiny);
+    assert!(check_memory(&config, 1 << 40).is_ok());
 }

@@ -8,15 +8,74 @@ use std::time::Instant;
 use futures::StreamExt;
 use reqwest::StatusCode;
 use serde_json::json;
+use warmpath_bench::model::{Preset, write_split_model};
 
-use crate::harness::{PATIENCE, TestWorker, events, folder, tiny};
+use crate::harness::{PATIENCE, TestWorker, events, folder, model, tiny};
 
 fn run_to_end(model: &Path) -> Output {
+    run_to_end_with(model, &[])
+}
+
+fn run_to_end_with(model: &Path, flags: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
         .args(["--listen", "127.0.0.1:0", "--model"])
         .arg(model)
+        .args(flags)
         .output()
         .expect("the worker runs")
+}
+
+/// Runs a worker that must not start; returns its log.
+fn refused(model: &Path, flags: &[&str]) -> String {
+    let output = run_to_end_with(model, flags);
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{flags:?}: {log}");
+    assert!(!log.contains("self-test"), "{flags:?} is refused before the self-test: {log}");
+    log
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
+    for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid] {
+        let model = model(preset, 1);
+        for flags in ["--ctx-size 2000000000", "--ctx-size 4294967295 --cache-type-k q8_0 --slots 200"] {
+            let log = refused(&model, &flags.split(' ').collect::<Vec<_>>());
+            for says in ["are available", "(--ctx-size", "(--cache-ram)", "--ctx-size ", " would fit"] {
+                assert!(log.contains(says), "{preset:?} {flags}: {log}");
+            }
+        }
+        let log = refused(&model, &["--cache-ram", "1000000000"]);
+        assert!(log.contains("no --ctx-size would fit"), "{log}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_hold_state_is_refused_before_loading() {
+    let file = folder().join("not-a-folder");
+    std::fs::write(&file, "a file").expect("the file is written");
+    for path in [file.clone(), file.join("below")] {
+        let log = refused(tiny(), &["--cache-disk", &path.display().to_string()]);
+        assert!(log.contains("cache folder") && log.contains("not-a-folder"), "{log}");
+        assert!(!log.contains("listening on"), "nothing has begun: {log}");
+    }
+}
+
+#[test]
+fn a_context_that_leaves_slots_less_than_they_have_at_least_is_refused() {
+    let log = refused(tiny(), &["-c", "100", "--slots", "8"]);
+    assert!(log.contains("100 tokens for 8 slots are 12 for each") && log.contains("give 2048 or more"), "{log}");
+}
+
+#[test]
+fn a_wrong_file_of_a_split_model_and_missing_files_are_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let first = write_split_model(Preset::Tiny, 1, &folder.path().join("m"), 3).expect("the model is written");
+    let later = folder.path().join("m-00002-of-00003.gguf");
+    let log = refused(&later, &[]);
+    assert!(log.contains("is file 2 of 3 of a split model") && log.contains(&first.display().to_string()), "{log}");
+    std::fs::remove_file(&later).expect("it is there");
+    let log = refused(&first, &[]);
+    assert!(log.contains("there is no m-00002-of-00003.gguf"), "{log}");
 }
 
 #[test]

@@ -1,0 +1,65 @@
+//! Checks the table by which a SentencePiece vocabulary normalizes texts: llama.cpp throws where a text leads out of it.
+//!
+//! Not here: normalizing. The idea: every node that some text can reach is visited once, and every step from it must stay inside.
+
+use crate::check::Header;
+
+const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+
+/// Where a node's children begin, whose child it is, whether a replacement ends there.
+///
+/// Source: llama.cpp's `xcda_array_view`.
+#[derive(Clone, Copy)]
+struct Node(u32);
+
+impl Node {
+    fn base(self) -> usize {
+        ((self.0 >> 10) << ((self.0 & (1 << 9)) >> 6)) as usize
+    }
+
+    fn is_child_by(self, byte: u8) -> bool {
+        self.0 & ((1 << 31) | 0xFF) == u32::from(byte)
+    }
+
+    fn is_leaf(self) -> bool {
+        (self.0 >> 8) & 1 == 1
+    }
+
+    fn value(self) -> usize {
+        (self.0 & ((1 << 31) - 1)) as usize
+    }
+}
+
+/// Errors: says how some text would lead out of the table.
+pub(crate) fn check(header: &Header) -> Result<(), String> {
+    let Some(table) = header.context.raw_bytes(KEY) else { return Ok(()) };
+    let size = table.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
+    let Some((nodes, replacements)) = size.and_then(|size| table[4..].split_at_checked(size)) else {
+        return Err(format!("{KEY} is shorter than it says"));
+    };
+    let nodes: Vec<Node> =
+        nodes.chunks_exact(4).map(|node| Node(u32::from_le_bytes([node[0], node[1], node[2], node[3]]))).collect();
+    // Every replacement that begins somewhere must end.
+    if replacements.last() != Some(&0) {
+        return Err(format!("{KEY} ends within a replacement"));
+    }
+    let Some(root) = nodes.first() else { return Ok(()) };
+    let outside = || format!("{KEY} leads out of itself");
+    let mut is_seen = vec![false; nodes.len()];
+    let mut unseen = vec![root.base()];
+    while let Some(children) = unseen.pop() {
+        for byte in 1..=u8::MAX {
+            let place = children ^ usize::from(byte);
+            let node = *nodes.get(place).ok_or_else(outside)?;
+            if !node.is_child_by(byte) || std::mem::replace(&mut is_seen[place], true) {
+                continue;
+            }
+            let next = place ^ node.base();
+            if node.is_leaf() && nodes.get(next).ok_or_else(outside)?.value() >= replacements.len() {
+                return Err(outside());
+            }
+            unseen.push(next);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Models that are split over several files, as llama.cpp's `gguf-split` writes them.
+//!
+//! Not here: one file's header (`check`).
+//! The idea: the first file names the model; how many there are says its metadata, and where they are follows from its name.
+//! They are looked for beside the path that was given, not beside what a symbolic link leads to: in a cache of Hugging Face
+//! only the links have names. llama.cpp finds them in the same way, and aborts on some that are refused here.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use llama_cpp_sys_2 as sys;
+
+use crate::check::{Header, TensorInfo, check, check_file};
+use crate::error::GgufError;
+
+/// Key of a file's number among those of its model, from 0.
+const NO_KEY: &str = "split.no";
+/// Key of the number of files.
+const COUNT_KEY: &str = "split.count";
+/// Key of the number of tensors in all files.
+const N_TENSORS_KEY: &str = "split.tensors.count";
+
+/// The checked headers of all files of a model.
+#[derive(Debug)]
+pub struct Model {
+    files: Vec<(PathBuf, Header)>,
+}
+
+impl Model {
+    /// Reads and checks the headers of the model whose only or first file is `path`.
+    ///
+    /// Errors: those of [`check`], and `ShardName`, `MissingShards`, `ForeignShard` where it is split.
+    /// Cost: reads headers only, whatever the files' sizes. Panics: never, whatever the bytes.
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let first = check(path)?;
+        let count = first.unsigned(COUNT_KEY).unwrap_or(1);
+        let mut model = Self { files: vec![(path.to_owned(), first)] };
+        if count <= 1 {
+            return Ok(model);
+        }
+        let paths = siblings(path, count)?;
+        for (no, path) in (1..).zip(paths) {
+            let header = check_file(&path)?;
+            model.check_shard((no, count), &path, &header)?;
+            model.files.push((path, header));
+        }
+        model.check_tensors()?;
+        Ok(model)
+    }
+
+    /// Returns the header of the first file, which has the model's metadata.
+    pub fn header(&self) -> &Header {
+        &self.files[0].1
+    }
+
+    /// Returns the files with their headers, in their order.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &Header)> {
+        self.files.iter().map(|(path, header)| (path.as_path(), header))
+    }
+
+    /// Returns the number of files.
+    pub fn n_files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Returns the tensors of all files.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.files.iter().flat_map(|(_, header)| header.tensors())
+    }
+
+    fn foreign(&self, path: &Path, reason: String) -> GgufError {
+        GgufError::ForeignShard { path: path.to_owned(), first: self.files[0].0.clone(), reason }
+    }
+
+    /// Errors: `ForeignShard` where the file says that it is another one.
+    fn check_shard(&self, (no, count): (u64, u64), path: &Path, header: &Header) -> Result<(), GgufError> {
+        let (own_no, own_count) = (header.unsigned(NO_KEY), header.unsigned(COUNT_KEY));
+        // llama.cpp aborts on a number of another width.
+        let is_u16 =
+            header.context.find(NO_KEY).is_some_and(|idx| header.context.key_type(idx) == sys::GGUF_TYPE_UINT16);
+        if own_no != Some(no) || !is_u16 {
+            let own = own_no.map_or_else(|| "none".to_owned(), |own| own.to_string());
+            return Err(self.foreign(path, format!("its {NO_KEY} is {own}, not {no} in 16 bits")));
+        }
+        if own_count.is_some_and(|own| own != count) {
+            return Err(self.foreign(path, format!("its {COUNT_KEY} is not {count}")));
+        }
+        Ok(())
+    }
+
+    /// Errors: `ForeignShard` where a tensor is in two files, or some are in none.
+    fn check_tensors(&self) -> Result<(), GgufError> {
+        let mut seen = HashSet::new();
+        for (path, header) in &self.files {
+            if let Some(tensor) = header.tensors().iter().find(|tensor| !seen.insert(tensor.name.as_str())) {
+                return Err(self.foreign(path, format!("tensor {:?} is in another file, too", tensor.name)));
+            }
+        }
+        let expected = self.header().unsigned(N_TENSORS_KEY);
+        if expected.is_some_and(|expected| expected != seen.len() as u64) {
+            let reason = format!("all files together have {} tensors, {N_TENSORS_KEY} says otherwise", seen.len());
+            return Err(self.foreign(&self.files[0].0, reason));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the path of a split model's file, by the path without the ending; `no` counts from 1.
+///
+/// Source: llama.cpp's `llama_split_path`.
+pub fn shard_path(prefix: &Path, no: u64, count: u64) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(suffix(no, count));
+    path.into()
+}
+
+fn suffix(no: u64, count: u64) -> String {
+    format!("-{no:05}-of-{count:05}.gguf")
+}
+
+/// Returns the path without the ending that file `no` of `count` has; absent where it ends otherwise.
+fn prefix(path: &Path, no: u64, count: u64) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(&suffix(no, count)).filter(|stem| !stem.is_empty())?;
+    Some(path.with_file_name(stem))
+}
+
+/// Returns the paths of the files behind the first.
+///
+/// Errors: `ShardName` where the first one's name does not tell, `MissingShards`.
+fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
+    let Some(prefix) = prefix(path, 1, count) else {
+        return Err(GgufError::ShardName { path: path.to_owned(), count, suffix: suffix(1, count) });
+    };
+    // A header that announces many files is known by the first that is not there.
+    let mut missing = Vec::new();
+    let mut paths = Vec::new();
+    for no in 2..=count {
+        let shard = shard_path(&prefix, no, count);
+        if !shard.exists() {
+            missing.push(shard.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        }
+        if missing.len() > MISSING_NAMED_MAX {
+            missing[MISSING_NAMED_MAX] = "and others".to_owned();
+            break;
+        }
+        paths.push(shard);
+    }
+    if missing.is_empty() { Ok(paths) } else { Err(GgufError::MissingShards { path: path.to_owned(), count, missing }) }
+}
+
+/// Most missing files that an error names.
+const MISSING_NAMED_MAX: usize = 8;
+
+/// Refuses a later file of a split model, which holds no metadata.
+///
+/// Errors: `NotFirst`.
+pub(crate) fn refuse_later(path: &Path, header: &Header) -> Result<(), GgufError> {
+    let no = header.unsigned(NO_KEY).unwrap_or(0);
+    if no == 0 {
+        return Ok(());
+    }
+    let no = no.saturating_add(1);
+    let count = header.unsigned(COUNT_KEY).unwrap_or(no);
+    let first = prefix(path, no, count).map(|prefix| shard_path(&prefix, 1, count).display().to_string());
+    let first = first.unwrap_or_else(|| format!("the one whose name ends with {}", suffix(1, count)));
+    Err(GgufError::NotFirst { path: path.to_owned(), no, count, first })
+}
+
+#[cfg(test)]
+mod tests;

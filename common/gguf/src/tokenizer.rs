@@ -1,0 +1,231 @@
+//! Checks a vocabulary before llama.cpp tokenizes with it: only metadata is read.
+//!
+//! Not here: what llama.cpp's loader refuses by itself, and whether a vocabulary suits a model.
+//! The idea: llama.cpp asserts while it loads some vocabularies, and throws or never returns while it tokenizes certain texts with
+//! others. A router would end of it, so each kind of tokenizer has its rules here, taken from `llama-vocab.cpp`: a vocabulary
+//! that keeps them tokenizes every text.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::charsmap;
+use crate::check::Header;
+
+/// Most tokens of a vocabulary. Source: four times the largest of llama.cpp's (Gemma's 262,144).
+pub const TOKENS_MAX: usize = 1 << 20;
+
+/// Longest token. Units: bytes.
+///
+/// Source: own choice, far above the runs of spaces that are the longest tokens of real vocabularies; with a longer one llama.cpp's
+/// search for the longest match takes time with the product of token and word.
+pub const TOKEN_BYTES_MAX: usize = 4096;
+
+/// GGUF's type of a token that stands for one byte.
+const BYTE: i32 = 6;
+
+/// Why llama.cpp cannot be trusted with a vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file names no kind of tokenizer that is known.
+    #[error("tokenizer.ggml.model is {}, which is not among {}", kind.as_deref().unwrap_or("missing"), KINDS.join(", "))]
+    Kind {
+        /// The kind that it names, if any.
+        kind: Option<String>,
+    },
+    /// There are no tokens, or too many.
+    #[error("it has {n_tokens} tokens, not 1 to {TOKENS_MAX}")]
+    Count {
+        /// The number of tokens.
+        n_tokens: usize,
+    },
+    /// Tokens are spelled alike.
+    #[error("tokens {first} and {second} are both {text:?}")]
+    Alike {
+        /// The first of them.
+        first: usize,
+        /// The second.
+        second: usize,
+        /// Their spelling.
+        text: String,
+    },
+    /// A token is too long.
+    #[error("token {token} has {n_bytes} bytes, more than {TOKEN_BYTES_MAX}")]
+    Long {
+        /// The token.
+        token: usize,
+        /// Its length.
+        n_bytes: usize,
+    },
+    /// A list does not have one entry for each token.
+    #[error("{key} has {n_entries} entries for {n_tokens} tokens")]
+    Length {
+        /// Key of the list.
+        key: &'static str,
+        /// Its length.
+        n_entries: usize,
+        /// The number of tokens.
+        n_tokens: usize,
+    },
+    /// A byte of a text could be spelled by no token.
+    #[error("no token stands for byte 0x{byte:02X}, which {kind} tokenizers need")]
+    Byte {
+        /// The byte.
+        byte: u8,
+        /// The kind of tokenizer.
+        kind: &'static str,
+    },
+    /// Something else that the kind of tokenizer rests on is wrong.
+    #[error("{reason}")]
+    Shape {
+        /// The contradiction.
+        reason: String,
+    },
+}
+
+/// Kinds of tokenizers that are known, as `tokenizer.ggml.model` names them.
+///
+/// Source: llama.cpp's `llama_vocab::impl::load`, less `test` and those without a vocabulary.
+const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"];
+
+impl Header {
+    /// Checks the vocabulary, so that llama.cpp neither aborts while it loads it nor fails on a text later.
+    ///
+    /// Errors: every [`TokenizerError`]. Cost: in proportion to the vocabulary.
+    pub fn check_tokenizer(&self) -> Result<(), TokenizerError> {
+        let kind = self.text("tokenizer.ggml.model");
+        let Some(kind) = KINDS.into_iter().find(|known| kind.as_deref() == Some(known)) else {
+            return Err(TokenizerError::Kind { kind });
+        };
+        let tokens = Tokens::read(self)?;
+        match kind {
+            // A byte that is in no token is looked up, and llama.cpp throws where it is not found.
+            "llama" => {
+                tokens.need_bytes(kind, |tokens, byte| tokens.has(&spelled(byte)) || byte != 0 && tokens.has(&[byte]))
+            }
+            "plamo2" => {
+                tokens.need_bytes(kind, |tokens, byte| tokens.has(&spelled(byte)))?;
+                tokens.need_utf8()
+            }
+            // A match that ends nowhere starts over at the beginning of the text, for ever.
+            "rwkv" => tokens.need_first_bytes(),
+            "bert" => tokens.refuse_bytes(),
+            "t5" => charsmap::check(self).map_err(|reason| TokenizerError::Shape { reason }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns how a token spells a byte that nothing else stands for.
+fn spelled(byte: u8) -> Vec<u8> {
+    format!("<0x{byte:02X}>").into_bytes()
+}
+
+/// The tokens as llama.cpp looks them up.
+struct Tokens {
+    texts: Vec<Vec<u8>>,
+    /// The place of each spelling.
+    places: HashMap<Vec<u8>, usize>,
+    kinds: Option<Vec<i32>>,
+}
+
+impl Tokens {
+    /// Errors: `Shape`, `Count`, `Length`, `Long`, `Alike`.
+    fn read(header: &Header) -> Result<Self, TokenizerError> {
+        let shape = |reason: &str| TokenizerError::Shape { reason: reason.to_owned() };
+        let mut texts = header
+            .texts("tokenizer.ggml.tokens")
+            .ok_or_else(|| shape("it has no vocabulary: tokenizer.ggml.tokens is no list of texts"))?;
+        let n_tokens = texts.len();
+        if !(1..=TOKENS_MAX).contains(&n_tokens) {
+            return Err(TokenizerError::Count { n_tokens });
+        }
+        let kinds = header.numbers("tokenizer.ggml.token_type");
+        let lists = [
+            ("tokenizer.ggml.token_type", kinds.as_ref().map(Vec::len)),
+            ("tokenizer.ggml.scores", header.list_len("tokenizer.ggml.scores")),
+        ];
+        for (key, n_entries) in lists {
+            if let Some(n_entries) = n_entries.filter(|n_entries| *n_entries < n_tokens) {
+                return Err(TokenizerError::Length { key, n_entries, n_tokens });
+            }
+        }
+        let mut places = HashMap::with_capacity(n_tokens);
+        for (token, text) in texts.iter_mut().enumerate() {
+            if text.is_empty() {
+                // Source: llama.cpp's own stand-in.
+                *text = format!("[EMPTY_{token}]").into_bytes();
+            }
+            if text.len() > TOKEN_BYTES_MAX {
+                return Err(TokenizerError::Long { token, n_bytes: text.len() });
+            }
+            if let Some(first) = places.insert(text.clone(), token) {
+                let text = String::from_utf8_lossy(text).into_owned();
+                return Err(TokenizerError::Alike { first, second: token, text });
+            }
+        }
+        Ok(Self { texts, places, kinds })
+    }
+
+    fn has(&self, text: &[u8]) -> bool {
+        self.places.contains_key(text)
+    }
+
+    /// Errors: `Byte` for the first byte that is not there.
+    fn need_bytes(&self, kind: &'static str, is_there: impl Fn(&Self, u8) -> bool) -> Result<(), TokenizerError> {
+        let missing = (0..=u8::MAX).find(|&byte| !is_there(self, byte));
+        missing.map_or(Ok(()), |byte| Err(TokenizerError::Byte { byte, kind }))
+    }
+
+    /// Errors: `Shape` where a token is no UTF-8: its pieces would be looked up under another spelling.
+    fn need_utf8(&self) -> Result<(), TokenizerError> {
+        match self.texts.iter().position(|text| std::str::from_utf8(text).is_err()) {
+            None => Ok(()),
+            Some(token) => Err(TokenizerError::Shape { reason: format!("token {token} is no UTF-8") }),
+        }
+    }
+
+    /// Errors: `Byte` where a token begins with a byte that is no token by itself.
+    fn need_first_bytes(&self) -> Result<(), TokenizerError> {
+        let texts: Vec<Vec<u8>> = self.texts.iter().map(|text| unescaped(text)).collect();
+        let single: HashSet<u8> = texts.iter().filter(|text| text.len() == 1).map(|text| text[0]).collect();
+        let missing = texts.iter().filter_map(|text| text.first()).find(|&byte| !single.contains(byte));
+        missing.map_or(Ok(()), |&byte| Err(TokenizerError::Byte { byte, kind: "rwkv" }))
+    }
+
+    /// Errors: `Shape` where a token stands for a byte: llama.cpp aborts on those of this kind of tokenizer.
+    fn refuse_bytes(&self) -> Result<(), TokenizerError> {
+        match self.kinds.iter().flatten().position(|kind| *kind == BYTE) {
+            None => Ok(()),
+            Some(token) => Err(TokenizerError::Shape { reason: format!("token {token} has the type of a byte") }),
+        }
+    }
+}
+
+/// Returns the bytes that an escaped token of RWKV stands for.
+///
+/// Source: llama.cpp's `llama_unescape_rwkv_token`.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter().copied();
+    while let Some(byte) = rest.next() {
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        let Some(escaped) = rest.next() else { break };
+        match escaped {
+            b't' => bytes.push(b'\t'),
+            b'n' => bytes.push(b'\n'),
+            b'r' => bytes.push(b'\r'),
+            b'x' => {
+                let (Some(high), Some(low)) = (rest.next(), rest.next()) else { break };
+                let value = |digit: u8| digit.wrapping_sub(if digit >= b'a' { b'a' - 10 } else { b'0' });
+                bytes.push((value(high) << 4).wrapping_add(value(low)));
+            }
+            other => bytes.push(other),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! What a worker will take of the machine's memory, and whether that is there; asked before anything is loaded.
+//!
+//! Not here: how much there is (`machine`), the calls into llama.cpp (`llama::measure`).
+//! The idea: llama.cpp says itself what a context of a size would take, without taking it. Beyond a size that is cheap to ask for, the
+//! sizes go on in proportion to the cells. What is mapped from the model's file is not counted: the system takes it back where
+//! room is needed.
+
+use std::fmt;
+
+use super::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
+use super::llama;
+
+/// Largest context that llama.cpp is asked about; sizes of larger ones follow from it. Units: cells.
+///
+/// Source: own choice: llama.cpp keeps 48 bytes for each cell even where it allocates nothing else, and from here on the buffers of
+/// the computation grow in proportion.
+const ASKED_CELLS_MAX: u64 = 1 << 16;
+
+/// What llama.cpp keeps for each cell besides keys and values. Units: bytes.
+///
+/// Source: the fields of its `llama_kv_cells`, and a node of the maps in which a used cell is.
+const CELL_BYTES: u64 = 96;
+
+/// What a context of a size takes. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Cells of all slots together.
+    pub(super) n_cells: u64,
+    /// KV cache and recurrent state.
+    pub(super) context: u64,
+    /// Buffers of the computation.
+    pub(super) compute: u64,
+}
+
+/// What llama.cpp says about a model under a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// Cells that the configuration wants.
+    pub(super) wanted_cells: u64,
+    /// Weights that are mapped from the file.
+    pub(super) mapped: u64,
+    /// Weights that are copied, and adapters.
+    pub(super) copied: u64,
+    /// The answer for at most [`ASKED_CELLS_MAX`] cells.
+    pub(super) large: Taken,
+    /// The answer for half as many.
+    pub(super) small: Taken,
+}
+
+/// What a worker takes of the machine's memory. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    mapped: u64,
+    copied: u64,
+    taken: Taken,
+    stored: u64,
+    /// What a further cell takes, KV and computing together.
+    cell: u64,
+    /// Slots among which cells are shared out.
+    n_slots: u64,
+}
+
+impl Footprint {
+    fn new(asked: &Asked, (stored, n_slots): (u64, u16)) -> Self {
+        let Asked { large, small, wanted_cells, .. } = *asked;
+        let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
+        let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
+        let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
+        // What is recurrent has no cells.
+        let kept = if context > 0 { CELL_BYTES } else { 0 };
+        let n_more = wanted_cells.saturating_sub(large.n_cells);
+        let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
+        let taken = Taken {
+            n_cells: wanted_cells,
+            context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept)),
+            compute: grown(large.compute, compute),
+        };
+        let cell = context + compute + kept;
+        Self { mapped: asked.mapped, copied: asked.copied, taken, stored, cell, n_slots: n_slots.into() }
+    }
+
+    /// Returns what is taken and cannot be given back.
+    fn needed(&self) -> u64 {
+        [self.copied, self.taken.context, self.taken.compute, self.stored].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Returns the largest context that `available` bytes have room for, in whole steps of llama.cpp's; absent where none has.
+    fn cells_that_fit(&self, available: u64) -> Option<u64> {
+        let excess = self.needed().saturating_sub(available);
+        let step = u64::from(SLOT_CELLS_STEP) * self.n_slots;
+        let fitting = self.taken.n_cells.saturating_sub(excess.div_ceil(self.cell.max(1)));
+        Some(fitting / step * step).filter(|cells| *cells > 0)
+    }
+
+    /// Errors: `Memory` where less is available than is needed.
+    fn check(&self, available: u64) -> Result<(), StartError> {
+        if self.needed() <= available {
+            return Ok(());
+        }
+        let fits = match self.cells_that_fit(available) {
+            Some(cells) => format!("--ctx-size {cells} would fit"),
+            None => "no --ctx-size would fit: a smaller --cache-ram, --ubatch-size or model may".to_owned(),
+        };
+        Err(StartError::Memory {
+            needed: Bytes(self.needed()),
+            available: Bytes(available),
+            parts: self.to_string(),
+            fits,
+        })
+    }
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Taken { n_cells, context, compute } = self.taken;
+        write!(
+            out,
+            "{} for the KV cache of {n_cells} tokens (--ctx-size, --cache-type-k, --cache-type-v)",
+            Bytes(context)
+        )?;
+        write!(out, ", {} for computing (--ubatch-size)", Bytes(compute))?;
+        write!(out, ", {} for stored state (--cache-ram)", Bytes(self.stored))?;
+        write!(out, ", {} for weights that are copied", Bytes(self.copied))?;
+        write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
+    }
+}
+
+/// A size, told in the unit that suits it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / f64::from(1 << 20);
+        if mib < 1024.0 { write!(out, "{mib:.1} MiB") } else { write!(out, "{:.1} GiB", mib / 1024.0) }
+    }
+}
+
+/// Refuses to load a model whose context, computation and stored state need more memory than is available.
+///
+/// Where llama.cpp cannot say what they need, the loading itself will say why.
+/// Cost: reads the model's metadata. Errors: `Memory`.
+pub fn check(config: &EngineConfig, available: u64) -> Result<(), StartError> {
+    // Half of what is asked about leaves each slot another size.
+    let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
+    let Some(asked) = llama::measure::ask(config, asked_cells_max) else { return Ok(()) };
+    let footprint = Footprint::new(&asked, (config.store.ram_bytes, config.n_slots));
+    tracing::debug!(needed = %Bytes(footprint.needed()), available = %Bytes(available), %footprint, "memory");
+    if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
+        let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
+        tracing::warn!(%model, %left, "the model's file does not fit into the memory that is left: it is read again and again");
+    }
+    footprint.check(available)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn asked(wanted_cells: u64) -> Asked {
+        let taken = |n_cells: u64| Taken { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
+        let n_cells = wanted_cells.min(ASKED_CELLS_MAX);
+        let (large, small) = (taken(n_cells), taken(n_cells / 2));
+        Asked { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, large, small }
+    }
+
+    fn footprint(wanted_cells: u64) -> Footprint {
+        Footprint::new(&asked(wanted_cells), (2 * MIB, 2))
+    }
+
+    #[test]
+    fn sizes_beyond_what_was_asked_for_grow_with_the_cells() {
+        for n_cells in [1024, ASKED_CELLS_MAX, 1 << 24, u64::from(u32::MAX)] {
+            let expected = 3 * MIB + 2 * MIB + MIB + (100 + CELL_BYTES + 4) * n_cells;
+            assert_eq!(footprint(n_cells).needed(), expected, "{n_cells}");
+        }
+        assert_eq!(
+            Footprint { taken: Taken { context: u64::MAX, ..asked(1024).large }, ..footprint(1024) }.needed(),
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers_and_what_would() {
+        let large = footprint(1 << 24);
+        assert!(large.check(large.needed()).is_ok());
+        let refused = large.check(large.needed() - 1).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("would fit") && refused.contains("500.0 MiB of weights are mapped"), "{refused}");
+        let fits = large.cells_that_fit(100 * MIB).expect("a smaller one fits");
+        assert_eq!(fits % (2 * 256), 0);
+        assert!(footprint(fits).needed() <= 100 * MIB && footprint(fits + 2 * 512).needed() > 100 * MIB, "{fits}");
+        let nothing = large.check(4 * MIB).expect_err("nothing fits").to_string();
+        assert!(nothing.contains("no --ctx-size would fit"), "{nothing}");
+    }
+
+    #[test]
+    fn sizes_are_told_in_the_unit_that_suits_them() {
+        assert_eq!(Bytes(0).to_string(), "0.0 MiB");
+        assert_eq!(Bytes(1536 * MIB).to_string(), "1.5 GiB");
+    }
+}

@@ -1,0 +1,116 @@
+//! The name of the KV layout: everything besides the model's files that decides what the bytes of KV state mean.
+//!
+//! Not here: the name of the model (`warmpath-gguf`), adapters and salts (the root of a chain).
+//! The idea: state that is stored is found again only under the same name. What changes rounding alone (threads, batches, kernels)
+//! is left out; see docs/cache.md for the whole list.
+
+use llama_cpp_2::model::LlamaModel;
+use warmpath_common::model::Fingerprint;
+use warmpath_gguf::Model;
+
+use crate::engine::config::EngineConfig;
+
+/// Variable by which llama.cpp leaves out the rotation of quantized keys and values.
+///
+/// Source: llama.cpp's `llama-kv-cache.cpp`.
+const ROTATION_OFF: &str = "LLAMA_ATTN_ROT_DISABLE";
+
+/// Ends the names of the tensors with a model's rope factors for long contexts.
+const LONG_FACTORS: &str = "rope_factors_long.weight";
+
+/// Whether keys are rotated otherwise in a long context, as models with LongRoPE have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum RopeFactors {
+    /// They are rotated alike.
+    Alike,
+    /// They are rotated by other factors where a sequence can have more cells than these.
+    ByContext { short_cells_max: u64 },
+}
+
+impl RopeFactors {
+    /// Returns what a model's files say.
+    pub(in crate::engine) fn of(files: &Model) -> Self {
+        if !files.tensors().any(|tensor| tensor.name.ends_with(LONG_FACTORS)) {
+            return Self::Alike;
+        }
+        let header = files.header();
+        let number = |key: &str| header.unsigned(&format!("{}.{key}", header.architecture()));
+        // Source: llama.cpp's `get_rope_factors`.
+        let short_cells_max = number("rope.scaling.original_context_length").or_else(|| number("context_length"));
+        Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0) }
+    }
+
+    /// Returns which factors a sequence of so many cells is rotated by; absent where there is one set.
+    pub(in crate::engine) fn chosen(self, sequence_cells: u32) -> Option<&'static str> {
+        match self {
+            Self::Alike => None,
+            Self::ByContext { short_cells_max } if u64::from(sequence_cells) > short_cells_max => Some("long"),
+            Self::ByContext { .. } => Some("short"),
+        }
+    }
+}
+
+/// Returns the name of the layout that a loaded model has under a configuration.
+pub(in crate::engine) fn fingerprint(
+    model: &LlamaModel,
+    config: &EngineConfig,
+    rope_factors: Option<&'static str>,
+) -> Fingerprint {
+    let mut rope: Vec<String> = (0..model.meta_count())
+        .filter_map(|idx| model.meta_key_by_index(idx).ok())
+        .filter(|key| key.contains(".rope."))
+        .map(|key| format!("{key}={}", model.meta_val_str(&key).unwrap_or_default()))
+        .collect();
+    rope.sort();
+    let shape = format!("layers={} heads_kv={} {}", model.n_layer(), model.n_head_kv(), rope.join(" "));
+    let is_quantized = config.cache_type_k.is_quantized() || config.cache_type_v.is_quantized();
+    let no_rotation = is_quantized && std::env::var(ROTATION_OFF).is_ok_and(|value| value.trim() != "0");
+    name(config, &shape, (rope_factors, no_rotation))
+}
+
+/// What is left out where it is as usual keeps the names, and with them the stored state, of earlier releases.
+fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option<&str>, bool)) -> Fingerprint {
+    let (k, v) = (config.cache_type_k, config.cache_type_v);
+    let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.flash_attn_settled());
+    if let Some(factors) = rope_factors {
+        layout.push_str(&format!(" rope_factors={factors}"));
+    }
+    if no_rotation {
+        layout.push_str(" rotation=off");
+    }
+    Fingerprint(blake3::derive_key("warmpath 2026 kv layout v1", layout.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::config::{CacheType, Switch};
+
+    #[test]
+    fn every_setting_that_changes_the_state_s_bytes_changes_the_layout_s_name() {
+        let base = EngineConfig { flash_attn: Switch::Off, ..EngineConfig::default() };
+        let of = |config: &EngineConfig| name(config, "layers=2", (None, false));
+        let names = [
+            of(&base),
+            of(&EngineConfig { cache_type_k: CacheType::Q8_0, ..base.clone() }),
+            of(&EngineConfig { cache_type_v: CacheType::F32, ..base.clone() }),
+            of(&EngineConfig { flash_attn: Switch::On, ..base.clone() }),
+            name(&base, "layers=2 llama.rope.freq_base=1", (None, false)),
+            name(&base, "layers=2", (Some("short"), false)),
+            name(&base, "layers=2", (Some("long"), false)),
+            name(&base, "layers=2", (None, true)),
+        ];
+        for (idx, name) in names.iter().enumerate() {
+            assert!(!names[..idx].contains(name), "{idx}");
+        }
+        let rounding = EngineConfig { threads: 7, ubatch_tokens: 32, n_slots: 2, ..base.clone() };
+        assert_eq!(of(&rounding), of(&base), "what changes rounding alone is left out");
+    }
+
+    #[test]
+    fn long_factors_are_chosen_behind_the_context_that_the_model_began_with() {
+        assert_eq!(RopeFactors::Alike.chosen(u32::MAX), None);
+        let factors = RopeFactors::ByContext { short_cells_max: 4096 };
+        assert_eq!((factors.chosen(4096), factors.chosen(4097)), (Some("short"), Some("long")));
+    }
+}

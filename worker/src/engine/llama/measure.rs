@@ -1,0 +1,96 @@
+//! Asks llama.cpp what a model and its context would take of the machine's memory, without taking it.
+//!
+//! Not here: what is concluded (`footprint`). The idea: llama.cpp can load a model's metadata alone and lay out contexts
+//! over it, as its own `--fit` does. The context's settings are those of `context`.
+
+use std::ffi::CString;
+use std::ptr::NonNull;
+
+use llama_cpp_sys_2 as sys;
+use warmpath_llama_chat::{ContextMemory, context_memory};
+
+use super::{SPARE_CELLS, kv_type};
+use crate::engine::config::{EngineConfig, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX};
+use crate::engine::footprint::{Asked, Taken};
+
+/// A model without memory, freed when it is dropped.
+struct Outline(NonNull<sys::llama_model>);
+
+impl Drop for Outline {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from llama.cpp and is freed once, here; no context of it is left.
+        unsafe { sys::llama_model_free(self.0.as_ptr()) };
+    }
+}
+
+impl Outline {
+    fn load(config: &EngineConfig) -> Option<Self> {
+        // llama.cpp must be initialised.
+        let _ = warmpath_prompt::backend();
+        let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;
+        // SAFETY: no arguments.
+        let mut params = unsafe { sys::llama_model_default_params() };
+        params.no_alloc = true;
+        params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
+        params.n_gpu_layers = i32::try_from(config.n_gpu_layers).unwrap_or(i32::MAX);
+        // SAFETY: `path` lives through the call.
+        NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }).map(Self)
+    }
+
+    /// Returns what a context of at least `n_cells` cells in all would take.
+    fn context(&self, config: &EngineConfig, n_cells: u64) -> Option<ContextMemory> {
+        // SAFETY: no arguments.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        let is_unified = config.kv_unified_settled();
+        let has_spare = is_unified && config.n_slots < SLOTS_MAX;
+        let (spare_sequences, spare_cells) = if has_spare { (1, SPARE_CELLS) } else { (0, 0) };
+        params.n_ctx = u32::try_from(n_cells).ok()?.checked_add(spare_cells)?;
+        params.n_seq_max = u32::from(config.n_slots) + spare_sequences;
+        params.n_batch = config.batch_tokens;
+        params.n_ubatch = config.ubatch_tokens;
+        params.type_k = kv_type(config.cache_type_k).into();
+        params.type_v = kv_type(config.cache_type_v).into();
+        params.flash_attn_type = match config.flash_attn_settled() {
+            true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        };
+        params.kv_unified = is_unified;
+        params.swa_full = true;
+        params.offload_kqv = config.n_gpu_layers > 0;
+        params.op_offload = config.n_gpu_layers > 0;
+        // SAFETY: the model is alive, and stays so until the context is freed below.
+        let context = NonNull::new(unsafe { sys::llama_init_from_model(self.0.as_ptr(), params) })?;
+        // SAFETY: the context is alive and this thread's.
+        let memory = unsafe { context_memory(context.as_ptr()) };
+        // SAFETY: it came from llama.cpp and is freed once.
+        unsafe { sys::llama_free(context.as_ptr()) };
+        Some(memory)
+    }
+}
+
+/// Returns what a configuration would take; absent where llama.cpp cannot say.
+///
+/// Cost: that of reading the model's metadata twice.
+pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
+    let model = Outline::load(config)?;
+    // SAFETY: the model is alive.
+    let n_ctx_train = unsafe { sys::llama_model_n_ctx_train(model.0.as_ptr()) };
+    let per_slot = u32::try_from(n_ctx_train).unwrap_or(0).clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
+    let wanted_cells = match config.context_tokens_total {
+        0 => u64::from(per_slot) * u64::from(config.n_slots),
+        given => given.into(),
+    };
+    let large_cells = wanted_cells.min(asked_cells_max);
+    let large = model.context(config, large_cells)?;
+    let small_cells = (large_cells / 2).max(1);
+    let small = model.context(config, small_cells)?;
+    let taken = |n_cells, memory: &ContextMemory| Taken { n_cells, context: memory.context, compute: memory.compute };
+    let adapters = config.adapters.iter().filter_map(|adapter| std::fs::metadata(&adapter.path).ok());
+    Some(Asked {
+        wanted_cells,
+        mapped: large.weights_as_in_file,
+        copied: adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len())),
+        large: taken(large_cells, &large),
+        small: taken(small_cells, &small),
+    })
+}

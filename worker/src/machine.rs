@@ -1,0 +1,19 @@
+//! The machine's memory, as far as a worker may have it.
+//!
+//! Not here: what a worker takes of it (`engine::footprint`).
+
+use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
+
+/// Returns the memory that this process could get now: what the machine has available, and its control group allows; absent
+/// where the machine does not say. Units: bytes.
+///
+/// What the control group holds of files is not counted as taken: it makes room.
+pub fn available_bytes() -> Option<u64> {
+    let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let mut system = System::new_with_specifics(only_memory).ok()?;
+    let own = Pid::from_u32(std::process::id());
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, ProcessRefreshKind::nothing());
+    let limits = system.process(own).and_then(sysinfo::Process::cgroup_limits).or_else(|| system.cgroup_limits());
+    let allowed = limits.map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
+    Some(system.available_memory().min(allowed)).filter(|bytes| *bytes > 0)
+}
