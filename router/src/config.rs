@@ -82,6 +82,19 @@ pub const VOCABULARY_BYTES_MAX: usize = 256 << 20;
 /// Is how long the download of a vocabulary may take.
 pub const VOCABULARY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long trying a vocabulary in a process of its own may take.
+///
+/// Source: own choice: a large one takes a second of a quiet machine; this is a busy one.
+pub const VOCABULARY_TRIAL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Most memory of that process. Units: bytes of address space.
+///
+/// Source: own choice: the allocator reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth of the rest.
+pub const TRIAL_MEMORY_BYTES_MAX: u64 = 2 << 30;
+
+/// Most processor time of that process. Source: own choice, twenty times what the largest of llama.cpp's vocabularies takes.
+pub const TRIAL_PROCESSOR_TIME_MAX: Duration = Duration::from_secs(20);
+
 /// Is the most vocabularies that are kept at a time; models beyond are routed by load.
 pub const VOCABULARIES_MAX: usize = 32;
 
@@ -214,6 +227,29 @@ pub struct FleetConfig {
     pub token_file: Option<PathBuf>,
     /// Is the files from which workers are spoken to by TLS.
     pub tls: ClientFiles,
+    /// How vocabularies that workers serve are tried.
+    pub trial: TrialConfig,
+}
+
+/// How vocabularies that workers serve are tried in a process of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrialConfig {
+    /// The program to start: this one.
+    pub program: PathBuf,
+    /// Time that it may take.
+    pub timeout: Duration,
+}
+
+impl Default for TrialConfig {
+    fn default() -> Self {
+        Self { program: own_program(), timeout: VOCABULARY_TRIAL_TIMEOUT }
+    }
+}
+
+/// Returns a path that leads to this program, also when another release has taken the place of its file.
+fn own_program() -> PathBuf {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }
 
 /// Is a GGUF file that stock servers tokenize like.
@@ -340,6 +376,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
             token_file: flags.fleet_token_file,
             tls: ClientFiles { ca: flags.worker_ca, own: CertFiles::of(flags.worker_cert, flags.worker_key) },
+            trial: TrialConfig::default(),
         },
         keys_file: flags.api_keys_file,
         tls: flags.tls.files(),

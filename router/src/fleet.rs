@@ -13,6 +13,7 @@ pub mod members;
 pub mod stock;
 pub mod subscriber;
 pub mod tracker;
+pub mod trial;
 pub mod vocabulary;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,7 +39,7 @@ use self::members::Member;
 use self::stock::Visit;
 use self::subscriber::Outbox;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
-use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, WORKER_BLOCKS_MAX};
+use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, TrialConfig, WORKER_BLOCKS_MAX};
 use crate::discovery::Discovered;
 use crate::metrics::Metrics;
 
@@ -58,6 +59,7 @@ pub struct Fleet {
     /// Says that clients have been sent here: from then on what is new in the fleet is no reason to send them away.
     was_ready: AtomicBool,
     models_changed: Notify,
+    trial: TrialConfig,
     metrics: Arc<Metrics>,
 }
 
@@ -82,6 +84,7 @@ impl Fleet {
             started: Instant::now(),
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
+            trial: config.trial.clone(),
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
@@ -330,6 +333,15 @@ pub enum Report {
     },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,
+    /// The vocabulary that a worker serves would harm this router.
+    Refused {
+        /// The worker.
+        worker: WorkerIdx,
+        /// The vocabulary's name.
+        key: VocabularyKey,
+        /// The harm, for a person.
+        reason: String,
+    },
 }
 
 /// Returns a request id, for a client that gave none.

@@ -1,5 +1,6 @@
 //! `warmpath-router`: reads the command line, serves, and stops on SIGTERM or SIGINT.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 
 use anyhow::Context as _;
@@ -7,6 +8,7 @@ use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
+use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
 use warmpath_shell::log;
 
@@ -15,7 +17,14 @@ use warmpath_shell::log;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
-    let flags = Flags::parse();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let [_, command, vocabulary] = &arguments[..]
+        && command == TRIAL_COMMAND
+    {
+        let verdict = serde_json::to_string(&try_here(vocabulary.as_ref())).context("spelling the verdict")?;
+        return writeln!(std::io::stdout(), "{verdict}").context("writing the verdict");
+    }
+    let flags = Flags::parse_from(arguments);
     if let Some(name) = &flags.new_key {
         return print_new_key(name);
     }

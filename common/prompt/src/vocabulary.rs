@@ -103,12 +103,12 @@ impl Vocabulary {
     /// Loads the vocabulary of the GGUF file at `path`.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let failed = |reason: String| OpenError::Load { path: path.to_owned(), reason };
-        if !path.is_file() {
-            return Err(failed("there is no such file".to_owned()));
-        }
+        let refused = |reason: String| OpenError::Vocabulary { path: path.to_owned(), reason };
+        let header = warmpath_gguf::check(path).map_err(|error| failed(error.to_string()))?;
+        header.check_tokenizer().map_err(|error| refused(error.to_string()))?;
         let params = LlamaModelParams::default().with_vocab_only(true);
         let model = LlamaModel::load_from_file(backend(), path, &params).map_err(|error| failed(error.to_string()))?;
-        check(&model).map_err(|reason| OpenError::Vocabulary { path: path.to_owned(), reason })?;
+        check(&model).map_err(refused)?;
         let info = info(&model);
         let words = cuts_at_words(&model).then(Words::default);
         let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new(), words };

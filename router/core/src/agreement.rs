@@ -58,6 +58,12 @@ pub enum Disagreement {
         /// Is the vocabulary's value.
         vocabulary: String,
     },
+    /// The vocabulary that the worker serves would harm a router.
+    #[error("the vocabulary that the worker serves is refused: {reason}")]
+    Refused {
+        /// The harm.
+        reason: String,
+    },
     /// The same process is in the fleet under another URL, and would be counted twice.
     #[error("the worker is the process that is in the fleet as {first}")]
     Twin {
@@ -74,6 +80,7 @@ impl Disagreement {
             Self::Nonsense { .. } => "nonsense",
             Self::Model { .. } => "model",
             Self::Vocabulary { .. } => "vocabulary",
+            Self::Refused { .. } => "vocabulary_refused",
             Self::Twin { .. } => "twin",
         }
     }
@@ -239,6 +246,7 @@ mod tests {
             Disagreement::Nonsense { field, .. }
             | Disagreement::Model { field, .. }
             | Disagreement::Vocabulary { field, .. } => field,
+            Disagreement::Refused { .. } => "refused",
             Disagreement::Twin { .. } => "twin",
         };
         settle(&models).into_iter().map(|verdict| verdict.map(field)).collect()

@@ -40,6 +40,8 @@ struct Tracked {
     view: Arc<WorkerView>,
     /// Says which life of which process it was when it was last heard.
     life: Option<Stamp>,
+    /// The vocabulary that was refused in this life, and why; another life may serve a better one.
+    refused: Option<(VocabularyKey, Disagreement)>,
 }
 
 impl Tracked {
@@ -71,6 +73,7 @@ impl Tracker {
             Report::Lost { worker } => self.lost(worker),
             Report::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
             Report::Vocabulary => self.models_changed = true,
+            Report::Refused { worker, key, reason } => self.refused(worker, key, reason),
         }
     }
 
@@ -90,7 +93,7 @@ impl Tracker {
             is_leaving: false,
         });
         tracing::info!(worker = %view.name, "worker joins");
-        self.workers.insert(worker, Tracked { view, life: None });
+        self.workers.insert(worker, Tracked { view, life: None, refused: None });
     }
 
     fn leaving(&mut self, worker: WorkerIdx) {
@@ -123,6 +126,8 @@ impl Tracker {
     fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         let was_life = tracked.life.replace(stamp);
+        let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
+        tracked.refused.take_if(|_| !same_life);
         let view = tracked.view_mut();
         let was = view.link;
         let same_model = view.model.as_deref() == Some(&opening.model);
@@ -133,10 +138,15 @@ impl Tracker {
         view.load = opening.load;
         (view.link, view.trouble) = (Link::Live, None);
         let name = view.name.clone();
-        let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
         self.models_changed |= !same_model || !same_life || was != Link::Live;
         self.fleet.books().reconnected(worker);
         tracing::info!(worker = %name, uid = %stamp.worker_uid, boot_epoch = stamp.boot_epoch, "worker is connected");
+    }
+
+    fn refused(&mut self, worker: WorkerIdx, key: VocabularyKey, reason: String) {
+        let Some(tracked) = self.workers.get_mut(&worker) else { return };
+        tracked.refused = Some((key, Disagreement::Refused { reason }));
+        self.models_changed = true;
     }
 
     fn update(&mut self, worker: WorkerIdx, accepted: &[RequestId], load: Option<Load>) {
@@ -202,10 +212,14 @@ impl Tracker {
         let views: Vec<_> = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         let models: Vec<_> = views.iter().map(|view| view.model.as_deref().filter(|_| is_there(view))).collect();
         let mut verdicts = agreement::settle(&models);
-        for (verdict, model) in verdicts.iter_mut().zip(&models) {
+        for ((verdict, model), tracked) in verdicts.iter_mut().zip(&models).zip(self.workers.values()) {
             let key = model.map(VocabularyKey::of);
             let state = key.and_then(|key| vocabularies.get(&key));
-            *verdict = verdict.take().or_else(|| state.and_then(|state| state.disagreement()).cloned());
+            let refused = tracked.refused.as_ref().filter(|(refused, _)| key == Some(*refused));
+            *verdict = verdict
+                .take()
+                .or_else(|| refused.map(|(_, refused)| refused.clone()))
+                .or_else(|| state.and_then(|state| state.disagreement()).cloned());
         }
         self.find_twins(&mut verdicts);
         let mut n_by_label: HashMap<&str, i64> = HashMap::new();

@@ -16,12 +16,14 @@ use tokio::time::Instant;
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::VOCABULARY_PATH;
 use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::Disagreement;
 use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
 use warmpath_router_core::stock::text::is_text;
 use warmpath_shell::chain;
 
 use super::client::{CallError, WorkerClient};
+use super::trial::{self, TrialError, Verdict};
 use super::{Fleet, Report};
 use crate::config::{
     VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
@@ -73,6 +75,15 @@ impl VocabularyState {
         match self {
             Self::Disagrees(disagreement) => Some(disagreement),
             Self::Pending | Self::Failed { .. } | Self::Ready(_) => None,
+        }
+    }
+
+    /// Returns why it cannot be used; absent where it can, or is on its way.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Failed { reason } => Some(reason.clone()),
+            Self::Disagrees(disagreement) => Some(disagreement.to_string()),
+            Self::Pending | Self::Ready(_) => None,
         }
     }
 
@@ -140,6 +151,10 @@ enum FetchError {
         #[source]
         source: std::io::Error,
     },
+    #[error("{url} was refused: {reason}")]
+    Refused { worker: WorkerIdx, url: String, reason: String },
+    #[error(transparent)]
+    Trial(#[from] TrialError),
     #[error(transparent)]
     Open(#[from] warmpath_prompt::OpenError),
     #[error("loading the vocabulary of {url} failed")]
@@ -188,17 +203,22 @@ pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
             }
             continue;
         };
-        let state = settle(&fleet, key, &mut retries).await;
-        fleet.metrics.vocabularies.with_label_values(&[state.label()]).inc();
+        let (state, refused) = settle(&fleet, key, &mut retries).await;
+        let outcome = if refused.is_some() { "refused" } else { state.label() };
+        fleet.metrics.vocabularies.with_label_values(&[outcome]).inc();
         publish(&fleet, key, state);
-        if reports.send(Report::Vocabulary).await.is_err() {
+        if reports.send(refused.unwrap_or(Report::Vocabulary)).await.is_err() {
             return;
         }
     }
 }
 
-/// Tries once to have a vocabulary.
-async fn settle(fleet: &Fleet, key: VocabularyKey, retries: &mut HashMap<VocabularyKey, Retry>) -> VocabularyState {
+/// Tries once to have a vocabulary; tells, too, of a worker whose vocabulary was refused.
+async fn settle(
+    fleet: &Fleet,
+    key: VocabularyKey,
+    retries: &mut HashMap<VocabularyKey, Retry>,
+) -> (VocabularyState, Option<Report>) {
     match obtain(fleet, key).await {
         Ok(state) => {
             // Workers may be put right, under the same model.
@@ -209,7 +229,7 @@ async fn settle(fleet: &Fleet, key: VocabularyKey, retries: &mut HashMap<Vocabul
                 }
                 None => drop(retries.remove(&key)),
             }
-            state
+            (state, None)
         }
         Err(error) => {
             let before = retries.get(&key).map_or(VOCABULARY_RETRY_MIN / 2, |retry| retry.pause);
@@ -217,7 +237,11 @@ async fn settle(fleet: &Fleet, key: VocabularyKey, retries: &mut HashMap<Vocabul
             retries.insert(key, Retry { at: Instant::now() + pause, pause });
             let reason = chain(&error);
             tracing::warn!(fingerprint = %key.fingerprint, %reason, "vocabulary cannot be had; routing by load");
-            VocabularyState::Failed { reason }
+            let refused = match error {
+                FetchError::Refused { worker, reason, .. } => Some(Report::Refused { worker, key, reason }),
+                _ => None,
+            };
+            (VocabularyState::Failed { reason }, refused)
         }
     }
 }
@@ -230,6 +254,7 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let view = fleet.view();
     let has_it = |worker: &&Arc<WorkerView>| {
         worker.link.is_there()
+            && !matches!(worker.excluded, Some(Disagreement::Refused { .. }))
             && worker.link != Link::Connecting
             && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
@@ -244,6 +269,9 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(&client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
+    if let Verdict::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
+        return Err(FetchError::Refused { worker: worker.idx, url: url.to_string(), reason });
+    }
     let path = file.path().to_owned();
     let opened = tokio::task::spawn_blocking(move || open(&path)).await;
     let maker = opened.map_err(|_| FetchError::Panicked { url: url.to_string() })??;

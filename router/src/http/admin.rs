@@ -32,7 +32,8 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
         .vocabularies()
         .iter()
         .map(|(key, state)| {
-            json!({"fingerprint": key.fingerprint, "chat_template": key.chat_template, "state": state.label()})
+            let (state, reason) = (state.label(), state.reason());
+            json!({"fingerprint": key.fingerprint, "chat_template": key.chat_template, "state": state, "reason": reason})
         })
         .collect();
     let index = app.fleet.index();

@@ -142,7 +142,10 @@ pub fn config_of(urls: &[String], flags: &[&str]) -> Config {
     let line = ["warmpath-router", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--index-max", "16"];
     let workers = urls.iter().flat_map(|url| ["--worker", url.as_str()]);
     let line: Vec<_> = line.into_iter().chain(workers).chain(flags.iter().copied()).collect();
-    resolve(Flags::try_parse_from(line).expect("good flags")).expect("a good configuration")
+    let mut config = resolve(Flags::try_parse_from(line).expect("good flags")).expect("a good configuration");
+    // This program is the test's.
+    config.fleet.trial.program = env!("CARGO_BIN_EXE_warmpath-router").into();
+    config
 }
 
 pub fn chat_body(text: &str, stream: bool) -> String {

@@ -65,6 +65,8 @@ pub struct Script {
     pub token: Option<String>,
     /// Says whether the vocabulary can be fetched.
     pub has_vocabulary: bool,
+    /// The vocabulary.
+    pub vocabulary: Bytes,
     /// Says whether heartbeats are sent.
     pub has_heartbeat: bool,
     /// Is sent in place of the snapshot's frames.
@@ -104,6 +106,7 @@ impl FakeWorker {
             behaviour: Behaviour::Answer,
             token: None,
             has_vocabulary: true,
+            vocabulary: Bytes::from_static(&VOCABULARY),
             has_heartbeat: true,
             raw_stream: None,
             ring: Ring::new(RING, stamp),
@@ -376,8 +379,9 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
 }
 
 async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
-    if shared.script.lock().expect("no test panics here").has_vocabulary {
-        VOCABULARY.clone().into_response()
+    let script = shared.script.lock().expect("no test panics here");
+    if script.has_vocabulary {
+        script.vocabulary.clone().into_response()
     } else {
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }

@@ -1,0 +1,208 @@
+//! Tries a vocabulary that a worker serves, in a process of its own, before this process uses it.
+//!
+//! Not here: fetching it (`vocabulary`), what it is tried with (`probe`).
+//! The idea: llama.cpp asserts, throws and allocates without limit where a vocabulary or a chat template is made for that, and all of
+//! it would end the router. So the router's own program is started once more, with little memory and time, loads the file,
+//! tokenizes and renders with it and says what became of it. Loading is the same every time, so what was loaded there is loaded
+//! here; what depends on the text is ruled out by the vocabulary's shape (`warmpath_gguf::Header::check_tokenizer`).
+
+mod probe;
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rlimit::Resource;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
+use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_shell::chain;
+
+use crate::config::{TRIAL_MEMORY_BYTES_MAX, TRIAL_PROCESSOR_TIME_MAX, TrialConfig};
+
+/// First argument of a program that is to run [`try_here`] and nothing else; the file follows.
+pub const TRIAL_COMMAND: &str = "try-vocabulary";
+
+/// Most bytes that are read of what the other process says. Source: own choice, far above a verdict and an assertion's text.
+const OUTPUT_BYTES_MAX: u64 = 64 << 10;
+
+/// Stack of the thread that tries: that of the threads which tokenize in a router. Source: tokio's default.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Exit status of a Rust program that panicked.
+const PANICKED: i32 = 101;
+
+/// What came of trying a vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub enum Verdict {
+    /// It tokenizes and renders.
+    Sound,
+    /// It would harm the process that uses it.
+    Refused {
+        /// The harm.
+        reason: String,
+    },
+}
+
+/// Why nothing came of trying, through no fault of the vocabulary.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError {
+    /// The process cannot be started.
+    #[error("cannot start {} to try the vocabulary", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The process cannot be waited for.
+    #[error("cannot wait for the process that tries the vocabulary")]
+    Wait(#[source] std::io::Error),
+    /// It took too long.
+    #[error("trying the vocabulary took longer than {} s", timeout.as_secs_f64())]
+    Timeout {
+        /// The time that it had.
+        timeout: Duration,
+    },
+    /// It ended without a verdict.
+    #[error("the process that tries the vocabulary ended with {status} and said nothing of use: {said}")]
+    NoVerdict {
+        /// How it ended.
+        status: ExitStatus,
+        /// The end of what it said.
+        said: String,
+    },
+}
+
+/// Tries the vocabulary at `path` in a process of its own.
+///
+/// Cost: as much as loading it, and some tenths of a second. Errors: every [`TrialError`].
+pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<Verdict, TrialError> {
+    let mut command = Command::new(&config.program);
+    command.arg(TRIAL_COMMAND).arg(path);
+    // What is tried may find a way to read this process's environment.
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|source| TrialError::Start { program: config.program.clone(), source })?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let ended = async { tokio::join!(read(stdout), read(stderr), child.wait()) };
+    let timeout = config.timeout;
+    let (said, complained, status) =
+        tokio::time::timeout(timeout, ended).await.map_err(|_| TrialError::Timeout { timeout })?;
+    judge(status.map_err(TrialError::Wait)?, &said, &complained)
+}
+
+/// Returns the beginning of what comes through a pipe; an error ends it as its end does.
+async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        let _ = pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes).await;
+    }
+    bytes
+}
+
+/// Errors: `NoVerdict`, where the machine or its operator ended the process, or it is another program.
+fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<Verdict, TrialError> {
+    let complaint = last_line(complained);
+    let refused = |how: String| Ok(Verdict::Refused { reason: format!("{how}: {complaint}") });
+    match (status.code(), status.signal()) {
+        (Some(0), _) => {
+            serde_json::from_slice(said).map_err(|_| TrialError::NoVerdict { status, said: last_line(said) })
+        }
+        (Some(PANICKED), _) => refused("the process that tried it panicked".to_owned()),
+        (_, Some(SIGXCPU)) => {
+            refused(format!("trying it took more than {} s of processor time", TRIAL_PROCESSOR_TIME_MAX.as_secs()))
+        }
+        (_, Some(signal)) if !ENDED_BY_OTHERS.contains(&signal) => {
+            refused(format!("the process that tried it was ended by signal {signal}"))
+        }
+        _ => Err(TrialError::NoVerdict { status, said: complaint }),
+    }
+}
+
+/// Signal of a process that has used up its processor time. Source: Linux's `signal(7)`, as below.
+const SIGXCPU: i32 = 24;
+
+/// Signals by which the machine or its operator ends a process: SIGHUP, SIGINT, SIGKILL, SIGTERM.
+const ENDED_BY_OTHERS: [i32; 4] = [1, 2, 9, 15];
+
+/// Returns the last line that says something, as text without control characters.
+fn last_line(bytes: &[u8]) -> String {
+    const CHARS_MAX: usize = 300;
+    let text = String::from_utf8_lossy(bytes);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it left no word");
+    line.chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
+}
+
+/// Tries the vocabulary at `path` in this process, which may end of it: it should be one that was started for this.
+///
+/// Limits this process's memory and processor time for good.
+pub fn try_here(path: &Path) -> Verdict {
+    if let Err(reason) = limit() {
+        return Verdict::Refused { reason: format!("the limits of the process that tries it cannot be set: {reason}") };
+    }
+    let path = path.to_owned();
+    let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let maker = PromptMaker::open(&path, PromptOptions::default()).map_err(|error| chain(&error))?;
+        probe::run(&maker);
+        Ok(())
+    });
+    match tried.map(std::thread::JoinHandle::join) {
+        Ok(Ok(Ok(()))) => Verdict::Sound,
+        Ok(Ok(Err(reason))) => Verdict::Refused { reason },
+        Ok(Err(_)) => Verdict::Refused { reason: "it panicked".to_owned() },
+        Err(error) => Verdict::Refused { reason: format!("no thread can be started to try it: {error}") },
+    }
+}
+
+fn limit() -> std::io::Result<()> {
+    let limits = [
+        (Resource::AS, TRIAL_MEMORY_BYTES_MAX),
+        (Resource::CPU, TRIAL_PROCESSOR_TIME_MAX.as_secs()),
+        // A process that was ended by what it tried leaves no file behind.
+        (Resource::CORE, 0),
+    ];
+    limits.into_iter().try_for_each(|(resource, most)| {
+        let (_, hard) = resource.get()?;
+        resource.set(most.min(hard), hard)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(raw: i32, said: &str, complained: &str) -> Result<Verdict, String> {
+        judge(ExitStatus::from_raw(raw), said.as_bytes(), complained.as_bytes()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_verdict_is_taken_only_from_a_process_that_ended_well() {
+        let sound = r#"{"verdict": "sound"}"#;
+        assert_eq!(judged(0, sound, ""), Ok(Verdict::Sound));
+        let refused = Verdict::Refused { reason: "why".to_owned() };
+        assert_eq!(judged(0, r#"{"verdict": "refused", "reason": "why"}"#, ""), Ok(refused));
+        assert!(judged(0, "running 0 tests", "").unwrap_err().contains("running 0 tests"), "another program");
+        assert!(judged(2 << 8, sound, "error: unexpected argument").is_err());
+    }
+
+    #[test]
+    fn what_ends_the_process_is_the_vocabulary_s_fault_but_for_others_signals() {
+        let reason = |raw, complained| match judged(raw, "", complained) {
+            Ok(Verdict::Refused { reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            reason(6, "a line\nGGML_ASSERT(a == b) failed\u{7}\n\n"),
+            "the process that tried it was ended by signal 6: GGML_ASSERT(a == b) failed"
+        );
+        assert_eq!(reason(11, ""), "the process that tried it was ended by signal 11: it left no word");
+        assert!(reason(SIGXCPU, "").contains("20 s of processor time"));
+        assert!(reason(PANICKED << 8, "").contains("panicked"));
+        for signal in ENDED_BY_OTHERS {
+            assert!(judged(signal, "", "").is_err(), "signal {signal}");
+        }
+    }
+}

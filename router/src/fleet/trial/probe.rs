@@ -1,0 +1,97 @@
+//! What a vocabulary and its chat templates are tried with.
+//!
+//! Not here: what becomes of it (`trial`). The idea: everything that a request can contain, a little of each; what comes out is of no
+//! interest, only that something does.
+
+use serde_json::{Value as Json, json};
+use warmpath_common::openai::ChatPrompt;
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
+
+/// Distance of the characters that stand for all of Unicode.
+///
+/// Source: own choice: a prime number, so that it meets every block, and some 30,000 characters.
+const CHARACTER_STRIDE: usize = 37;
+
+/// Length of a run of one piece of text. Units: bytes. Source: own choice, longer than any word that is not made to be long.
+const RUN_BYTES: usize = 16 << 10;
+
+/// Pieces whose runs a tokenizer may look at as one word.
+const RUNS: [&str; 9] = ["a", "Z", "0", " ", "\n", ".", "é", "語", "\u{1F600}"];
+
+/// Messages of the longest conversation.
+const MESSAGES: usize = 64;
+
+/// Uses `maker` for everything that a router uses it for.
+pub(super) fn run(maker: &PromptMaker) {
+    pieces(maker);
+    texts(maker);
+    chats(maker);
+}
+
+fn pieces(maker: &PromptMaker) {
+    for token in 0..maker.vocabulary().n_vocab {
+        maker.piece(token);
+        maker.answer_piece(token);
+    }
+}
+
+fn texts(maker: &PromptMaker) {
+    let characters: String = (0..0x11_0000_u32).step_by(CHARACTER_STRIDE).filter_map(char::from_u32).collect();
+    let bytes: String = (0..=u8::MAX).map(char::from).collect();
+    let specials: String = (0..maker.vocabulary().n_vocab)
+        .map(|token| String::from_utf8_lossy(&maker.piece(token)).into_owned())
+        .filter(|piece| piece.starts_with(['<', '[']))
+        .take(MESSAGES * MESSAGES)
+        .collect();
+    let mut texts = vec![String::new(), characters, bytes, specials];
+    texts.extend(RUNS.iter().map(|piece| piece.repeat(RUN_BYTES / piece.len())));
+    for text in &texts {
+        for (add, parse) in [(AddSpecial::Yes, ParseSpecial::Yes), (AddSpecial::No, ParseSpecial::No)] {
+            maker.tokenize(text, add, parse);
+        }
+        maker.text(text);
+    }
+    // One character after the other, so that none is hidden in a token with its neighbours.
+    for character in (0..0x500_u32).filter_map(char::from_u32) {
+        maker.tokenize(character.encode_utf8(&mut [0; 4]), AddSpecial::No, ParseSpecial::No);
+    }
+}
+
+fn chats(maker: &PromptMaker) {
+    for chat in conversations() {
+        let Ok(chat) = serde_json::from_value::<ChatPrompt>(chat) else { continue };
+        // A template may refuse a conversation.
+        let _ = maker.chat(&chat);
+        let _ = maker.chat_prefix(&chat);
+    }
+}
+
+/// Returns requests that differ in everything that templates look at.
+fn conversations() -> Vec<Json> {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let system = json!({"role": "system", "content": "Answer briefly."});
+    let parameters = json!({"type": "object", "properties": {"place": {"type": "string", "description": "where"},
+        "days": {"type": "array", "items": {"type": "integer"}}}, "required": ["place"]});
+    let tool = json!({"type": "function", "function": {"name": "lookup", "description": "looks up", "parameters": parameters}});
+    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function",
+        "function": {"name": "lookup", "arguments": "{\"place\": \"here\"}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "lookup", "content": "done"});
+    let thought = json!({"role": "assistant", "content": "an answer", "reasoning_content": "a thought"});
+    let with_tool = |messages: Json| json!({"messages": messages, "tools": [tool]});
+    let long: Vec<Json> = (0..MESSAGES)
+        .map(|n| json!({"role": if n % 2 == 0 { "user" } else { "assistant" }, "content": format!("message {n}")}))
+        .collect();
+    let parts = json!({"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]});
+    vec![
+        json!({"messages": []}),
+        json!({"messages": [user("a question")]}),
+        json!({"messages": [user("")]}),
+        json!({"messages": [system, user("a question"), thought, user("another question")]}),
+        json!({"messages": [parts, user(&"word ".repeat(RUN_BYTES / 5))]}),
+        json!({"messages": long}),
+        json!({"messages": [user("a question")], "chat_template_kwargs": {"enable_thinking": false}}),
+        with_tool(json!([system, user("a question")])),
+        with_tool(json!([user("a question"), call, result])),
+        with_tool(json!([user("a question"), call, result, thought, user("another question")])),
+    ]
+}
