@@ -15,6 +15,7 @@ mod fragments;
 mod maker;
 mod messages;
 mod partition;
+mod runs;
 mod shield;
 mod template;
 mod vocabulary;

@@ -15,6 +15,7 @@ use warmpath_common::ids::Token;
 use crate::backend::backend;
 use crate::error::OpenError;
 use crate::partition::Special;
+use crate::runs;
 use crate::words::{self, Words, allows_cuts};
 
 /// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
@@ -97,6 +98,8 @@ pub(crate) struct Vocabulary {
     pub suffix: Vec<Token>,
     /// Remembers words; absent where the vocabulary's tokens may reach across them.
     words: Option<Words>,
+    /// Whether long runs of one kind of character are cut, as llama.cpp would end the process on them.
+    cuts_runs: bool,
 }
 
 impl Vocabulary {
@@ -111,7 +114,9 @@ impl Vocabulary {
         check(&model).map_err(refused)?;
         let info = info(&model);
         let words = cuts_at_words(&model).then(Words::default);
-        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new(), words };
+        let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
+        let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
+        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new(), words, cuts_runs };
         vocabulary.find_affixes();
         Ok(vocabulary)
     }
@@ -143,6 +148,19 @@ impl Vocabulary {
     }
 
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
+        let pieces = if self.cuts_runs { runs::pieces(text) } else { vec![text] };
+        if pieces.len() == 1 {
+            return self.tokenize_whole(text, add, parse);
+        }
+        let mut tokens = if add == AddSpecial::Yes { self.prefix.clone() } else { Vec::new() };
+        tokens.extend(pieces.into_iter().flat_map(|piece| self.tokenize_whole(piece, AddSpecial::No, parse)));
+        if add == AddSpecial::Yes {
+            tokens.extend_from_slice(&self.suffix);
+        }
+        tokens
+    }
+
+    fn tokenize_whole(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
         let tokens = self.model.vocab().tokenize(text.as_bytes(), add == AddSpecial::Yes, parse == ParseSpecial::Yes);
         tokens.into_iter().filter_map(|token| Token::try_from(token.0).ok()).collect()
     }

@@ -1,6 +1,7 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
 mod growing;
+mod runs;
 mod words;
 
 use std::path::{Path, PathBuf};
