@@ -107,6 +107,11 @@ pub const VOCABULARY_RETRY_MAX: Duration = Duration::from_secs(30);
 /// Is the longest answer without streaming that is held back until it is whole, so that it can be retried. Units: bytes.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 
+/// Longest beginning of an event that waits for the event's end; of a longer one the beginning is passed on. Units: bytes.
+///
+/// Source: the longest events repeat a request's tools and instructions, or a whole answer: some hundred KiB.
+pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
+
 /// Is the most prompts that wait to be tokenized; one more is routed by load.
 pub const PROMPTS_WAITING_MAX: usize = 256;
 
@@ -142,6 +147,11 @@ pub const WORKERS_FILE_BYTES_MAX: usize = 4 << 20;
 ///
 /// Source: below a worker's own patience (`HEAD_TIMEOUT`), so that it is not the worker that ends it.
 pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
+
+/// Time for the last events of answers that the drain timeout cuts off.
+///
+/// Source: with the last spans below the 5 s that units and charts add to the drain timeout; an event takes milliseconds.
+pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Is how long the end of a router waits for the last spans to be sent.
 ///
@@ -280,7 +290,7 @@ pub struct RequestConfig {
     pub queue_timeout: Duration,
     /// Is how long a worker may take to begin its answer.
     pub response_timeout: Duration,
-    /// Is how long a worker may be silent within an answer.
+    /// Time in which a worker must go on with an answer that has begun, and its client take something of it.
     pub idle_timeout: Duration,
 }
 

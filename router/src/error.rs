@@ -110,6 +110,9 @@ pub enum RequestError {
         /// Is when a place is free again, as far as can be predicted.
         retry_after: Duration,
     },
+    /// The time in which running answers may finish is over.
+    #[error("the router is shutting down")]
+    ShuttingDown,
     /// There is nothing at this path.
     #[error("there is nothing at {path}")]
     PathUnknown {
@@ -207,7 +210,7 @@ impl RequestError {
             Self::RequestsFull { .. } | Self::QueueFull { .. } | Self::QueueLate { .. } | Self::OverQuota(_) => {
                 Class::Overload
             }
-            Self::NoWorker { .. } => Class::Unavailable,
+            Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: Failure::Full, .. } => Class::Overload,
             Self::Upstream { last: Failure::Unready, .. } => Class::Unavailable,
@@ -263,6 +266,7 @@ impl RequestError {
             Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),
             Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),
             Self::QueueLate { .. } => Some("queue_timeout"),
+            Self::ShuttingDown => Some("draining"),
             Self::Upstream { .. } => Some("worker_failed"),
             _ => None,
         }

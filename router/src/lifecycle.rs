@@ -8,6 +8,7 @@
 pub mod choice;
 mod diagnosis;
 mod early;
+mod events;
 mod headers;
 mod relay;
 pub mod turn;
@@ -30,6 +31,7 @@ use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::rest::Rest;
 use warmpath_router_core::retry::{Failure, Verdict};
+use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
@@ -89,9 +91,9 @@ pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestErro
     arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared).await?;
-    let (app, shape) = (app.clone(), arrival.shape);
+    let (app, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
     let attempts = |comments| async move { attempt_until_answered(&app, arrival, prepared, &comments).await };
-    let mut response = early::answer(shape, attempts).await?;
+    let mut response = early::answer(client, attempts).await?;
     diagnosis.add_to(&mut response);
     Ok(response)
 }
@@ -370,12 +372,14 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
             app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());
             Body::from(body)
         }
-        Answer::Stream { head, first, rest } => {
-            let kind = head.body_kind();
+        Answer::Stream { first, rest, .. } => {
+            if event_stream::is_event_stream(&headers) {
+                event_stream::keep_flowing(&mut headers);
+            }
             let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
             let relay = Relay::new(app, arrival, (choice.booking, choice.span), name);
-            Body::from_stream(relay.stream((first, rest), kind, pace))
+            Body::from_stream(relay.stream((first, rest), pace))
         }
     };
     let mut response = Response::new(body);

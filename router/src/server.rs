@@ -13,7 +13,7 @@ use warmpath_shell::tls::{ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
 
-use crate::config::{Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
+use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIMEOUT};
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
@@ -128,13 +128,17 @@ impl Server {
         Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
     }
 
-    /// Takes no more connections, lets running answers finish within the drain timeout, and ends.
+    /// Takes no more connections, lets running answers finish within the drain timeout, and ends; clients of answers that take
+    /// longer are told so.
     pub async fn stop(mut self) {
         self.app.drain();
         self.stop.send_replace(true);
-        let all = async { while self.listeners.join_next().await.is_some() {} };
-        if tokio::time::timeout(self.drain_timeout, all).await.is_err() {
+        let mut all = std::pin::pin!(async { while self.listeners.join_next().await.is_some() {} });
+        if tokio::time::timeout(self.drain_timeout, &mut all).await.is_err() {
             tracing::warn!(seconds = self.drain_timeout.as_secs_f64(), "answers were cut off by the drain timeout");
+            self.app.cut_off.cancel();
+            // An error means that some clients do not read.
+            let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, all).await;
         }
         // An error means that the collector is too slow to wait for.
         let _ = tokio::time::timeout(TRACE_FLUSH_TIMEOUT, self.app.tracer.flush()).await;

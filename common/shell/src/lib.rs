@@ -6,6 +6,7 @@
 pub mod bearer;
 pub mod connect;
 pub mod dialect_errors;
+pub mod event_stream;
 pub mod files;
 pub mod fleet_token;
 pub mod listen;

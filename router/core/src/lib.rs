@@ -13,6 +13,7 @@ pub mod cost;
 pub mod decision_log;
 pub mod dispatch;
 pub mod doubts;
+pub mod event_stream;
 pub mod fair_queue;
 pub mod fleet;
 pub mod follower;

@@ -104,7 +104,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_RESPONSE_TIMEOUT", value_name = "SECONDS", default_value_t = 600.0)]
     pub response_timeout: f64,
 
-    /// Seconds that a worker may be silent within an answer.
+    /// Seconds in which a worker must send something of a streamed answer, comments aside, and its client take something.
     #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 300.0)]
     pub idle_timeout: f64,
 

@@ -38,12 +38,12 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
 /// Returns the last event of a stream that broke off behind `n_events`: what the client has seen stays, and it learns that more
 /// is missing.
 pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
-    failed_stream_event(&format!("the worker {worker} broke off its answer"), shape, n_events)
+    failed_stream_event((&format!("the worker {worker} broke off its answer"), "worker_failed"), shape, n_events)
 }
 
 /// Returns the event that ends a stream behind `n_events` and says why it does not go on.
-pub fn failed_stream_event(message: &str, shape: Shape, n_events: u32) -> String {
-    let code = "worker_failed".to_owned();
+pub fn failed_stream_event((message, code): (&str, &str), shape: Shape, n_events: u32) -> String {
+    let code = code.to_owned();
     let named = |error: String| format!("event: error\ndata: {error}\n\n");
     match shape {
         Shape::Messages => {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
 use warmpath_shell::trace::Tracer;
@@ -43,6 +44,8 @@ pub struct App {
     conversations: Arc<Mutex<Conversations>>,
     places: Arc<Semaphore>,
     draining: Arc<AtomicBool>,
+    /// The end of the time in which running answers may finish.
+    pub cut_off: CancellationToken,
     /// Is the keys that clients must present; absent where everybody may ask.
     pub keys: Option<Arc<Keys>>,
 }
@@ -79,6 +82,7 @@ impl App {
             conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
             draining: Arc::default(),
+            cut_off: CancellationToken::new(),
             keys,
             requests: Arc::new(requests),
             metrics,

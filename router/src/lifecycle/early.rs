@@ -8,14 +8,17 @@ use std::future::Future;
 use std::pin::Pin;
 
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderName, header};
-use axum::response::{IntoResponse, Response};
-use bytes::{Bytes, BytesMut};
+use axum::http::header;
+use axum::response::Response;
+use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use warmpath_router_core::event_stream::Says;
 use warmpath_router_core::retry::Failure;
+use warmpath_shell::event_stream;
 
-use super::upstream::Pieces;
+use super::events::{Events, Passed};
 use crate::error::RequestError;
 use crate::http::error::failed_stream_event;
 use crate::prompt::Shape;
@@ -23,49 +26,38 @@ use crate::prompt::Shape;
 /// Is an event that no client sees: it says that the connection lives.
 const COMMENT: &[u8] = b": the answer goes on\n\n";
 
-/// Is the longest beginning of a stream that is held back as a comment. Units: bytes.
-///
-/// Source: own choice: a comment is a line; what is longer is passed on as it is.
-const COMMENT_BYTES_MAX: usize = 4 << 10;
-
 /// Tells the client that a worker lives; nothing is lost where it is told already.
 #[derive(Debug, Clone)]
 pub(super) struct Comments(mpsc::Sender<()>);
 
 impl Comments {
-    /// Returns the first piece of a stream that is more than comments, or nothing where there is none.
+    /// Returns the first events of a stream that say more than that the worker lives.
     ///
-    /// Errors: that of the piece that failed.
-    pub(super) async fn skip(&self, pieces: &mut Pieces) -> Result<Bytes, Failure> {
-        let mut held = BytesMut::new();
-        while let Some(piece) = pieces.next().await {
-            held.extend_from_slice(&piece?);
-            if !is_comment(&held) || held.len() > COMMENT_BYTES_MAX {
-                return Ok(held.freeze());
+    /// Errors: `Broken` where the stream ends before, `Timeout` where none comes in time.
+    pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, Failure> {
+        while let Some(passed) = events.next().await {
+            let Passed { bytes, says } = passed?;
+            if says > Says::Nothing {
+                return Ok(bytes);
             }
-            if held.ends_with(b"\n") {
-                held.clear();
-                let _ = self.0.try_send(());
-            }
+            let _ = self.0.try_send(());
         }
-        Ok(held.freeze())
+        Err(Failure::Broken)
     }
-}
-
-/// Returns whether every line, whole or begun, is empty or a comment.
-fn is_comment(bytes: &[u8]) -> bool {
-    bytes.split(|&byte| byte == b'\n').all(|line| matches!(line, [] | [b'\r'] | [b':', ..]))
 }
 
 /// Returns what `attempts` come to, or a stream that begins with comments where its worker lets the client wait for so long.
 ///
-/// Errors: that of the attempts, unless a comment came before.
-pub(super) async fn answer<F>(shape: Shape, attempts: impl FnOnce(Comments) -> F) -> Result<Response, RequestError>
+/// Errors: that of the attempts, unless a comment came before; `ShuttingDown` where `cut_off` comes first.
+pub(super) async fn answer<F>(
+    (shape, cut_off): (Shape, CancellationToken),
+    attempts: impl FnOnce(Comments) -> F,
+) -> Result<Response, RequestError>
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
     let (comments, heard) = mpsc::channel(1);
-    let mut waiting = Waiting { attempts: Box::pin(attempts(Comments(comments))), heard, shape };
+    let mut waiting = Waiting { attempts: Box::pin(attempts(Comments(comments))), heard, shape, cut_off };
     match waiting.next().await {
         Heard::Answer(answer) => answer,
         Heard::Comment => Ok(head(Body::from_stream(waiting.stream()))),
@@ -73,13 +65,10 @@ where
 }
 
 fn head(body: Body) -> Response {
-    let described = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-cache"),
-        // Tells nginx not to gather the stream.
-        (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (described, body).into_response()
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, event_stream::CONTENT_TYPE);
+    event_stream::keep_flowing(response.headers_mut());
+    response
 }
 
 /// Is a request whose client has an answer's head at most.
@@ -87,6 +76,8 @@ struct Waiting {
     attempts: Pin<Box<dyn Future<Output = Result<Response, RequestError>> + Send>>,
     heard: mpsc::Receiver<()>,
     shape: Shape,
+    /// The end of the time in which running answers may finish.
+    cut_off: CancellationToken,
 }
 
 /// Is what is heard next of the attempts.
@@ -107,6 +98,7 @@ impl Waiting {
         tokio::select! {
             biased;
             answer = &mut self.attempts => Heard::Answer(answer),
+            () = self.cut_off.cancelled() => Heard::Answer(Err(RequestError::ShuttingDown)),
             Some(()) = self.heard.recv() => Heard::Comment,
         }
     }
@@ -123,51 +115,65 @@ impl Waiting {
                 Stage::Done => None,
             }
         });
-        first.chain(rest)
+        first.chain(rest.fuse())
     }
 }
 
 /// Returns what stands behind the comments: the answer's events, or one that says why there are none.
 async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<(Result<Bytes, axum::Error>, Stage)> {
     match answer {
-        Ok(response) if response.status().is_success() => {
+        Ok(response) if response.status().is_success() && can_follow(&response) => {
             let mut body = response.into_body().into_data_stream();
             body.next().await.map(|piece| (piece, Stage::Passing(body)))
         }
-        Ok(refusal) => {
-            let message = format!("a worker refused with status {}", refusal.status().as_u16());
-            Some((Ok(failed_stream_event(&message, shape, 0).into()), Stage::Done))
+        Ok(other) => {
+            let message = format!("a worker answered with status {} and no events", other.status().as_u16());
+            Some((Ok(failed_stream_event((&message, "worker_failed"), shape, 0).into()), Stage::Done))
         }
-        Err(error) => Some((Ok(failed_stream_event(&error.to_string(), shape, 0).into()), Stage::Done)),
+        Err(error) => {
+            let code = error.code().unwrap_or("worker_failed");
+            Some((Ok(failed_stream_event((&error.to_string(), code), shape, 0).into()), Stage::Done))
+        }
     }
+}
+
+/// Returns whether an answer's body can stand behind comments.
+fn can_follow(response: &Response) -> bool {
+    event_stream::is_event_stream(response.headers()) && !event_stream::is_encoded(response.headers())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+    use warmpath_router_core::event_stream::EndMark;
+
     use super::*;
 
-    fn pieces(pieces: &[&'static str]) -> Pieces {
-        let pieces: Vec<_> = pieces.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
-        futures::stream::iter(pieces).boxed()
-    }
-
-    async fn check(given: &[&'static str], (first, n_left): (&str, usize)) {
+    async fn check(given: &[&'static str], expected: Result<&str, Failure>) {
         let (sender, _heard) = mpsc::channel(1);
-        let mut pieces = pieces(given);
-        let found = Comments(sender).skip(&mut pieces).await.expect("no piece fails");
-        assert_eq!((found, pieces.count().await), (Bytes::from(first.to_owned()), n_left), "{given:?}");
+        let pieces: Vec<_> = given.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
+        let pieces = futures::stream::iter(pieces).fuse().boxed();
+        let patience = (Instant::now() + Duration::from_secs(600), Duration::from_secs(300));
+        let mut events = Events::new(pieces, EndMark::Done, patience);
+        let found = Comments(sender).skip(&mut events).await;
+        assert_eq!(found, expected.map(|first| Bytes::from(first.to_owned())), "{given:?}");
     }
 
     #[tokio::test]
     async fn a_stream_begins_with_its_first_event() {
-        check(&["data: 1\n\n", "data: 2\n\n"], ("data: 1\n\n", 1)).await;
-        check(&[":\n\n", ": a\n\n", "data: 1\n\n", "data: 2\n\n"], ("data: 1\n\n", 1)).await;
-        check(&[": a", " b\n", "\n: c\r\n\r\n", "data"], ("data", 0)).await;
-        check(&[": a\n\ndata: 1\n\n"], (": a\n\ndata: 1\n\n", 0)).await;
-        check(&[": a", "\ndata: 1"], (": a\ndata: 1", 0)).await;
-        check(&[": only\n\n"], ("", 0)).await;
-        check(&[], ("", 0)).await;
-        let long: &'static str = Box::leak(format!(":{}", "x".repeat(COMMENT_BYTES_MAX)).into_boxed_str());
-        check(&[long, "data"], (long, 1)).await;
+        check(&["data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
+        check(&[":\n\n", ": a\n\n", "data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
+        check(&[": a", " b\n", "\n: c\r\n\r\n", "data", ":\n\ndata: 1\n\n"], Ok("data: 1\n\n")).await;
+        check(&[": a\n\ndata: 1\n\n"], Ok(": a\n\ndata: 1\n\n")).await;
+        check(&["retry: 1\n\n", "data: 1\r\r"], Ok("data: 1\r\r")).await;
+    }
+
+    #[tokio::test]
+    async fn a_stream_without_an_event_is_broken() {
+        for given in [&[][..], &[": only\n\n"], &[": a\n", "\n", ":"], &["id: 1\n\n"], &["data: 1"], &["data: 1\n"]] {
+            check(given, Err(Failure::Broken)).await;
+        }
     }
 }

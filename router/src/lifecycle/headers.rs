@@ -56,6 +56,8 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     let mut headers = end_to_end(&arrival.headers);
     headers.remove(header::HOST);
     headers.remove(header::EXPECT);
+    // The events of an encoded stream cannot be read, and none can be put behind them when the worker breaks off.
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     OURS.iter().for_each(|name| drop(headers.remove(*name)));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
     if let Some(parent) = choice.span.traceparent() {

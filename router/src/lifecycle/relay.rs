@@ -1,25 +1,27 @@
 //! The rest of an answer: passes the worker's bytes on untouched, and tells the client if they break off.
 //!
-//! Not here: the first byte (`upstream`). The idea: the relay owns everything that the request holds, its booking and its
+//! Not here: the first byte (`upstream`), whole events (`events`). The idea: the relay owns everything that the request holds, its booking and its
 //! place; whoever ends it, worker or client, frees all of it by dropping the relay.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use prometheus::Histogram;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Arrival;
-use super::upstream::{BodyKind, Pieces};
+use super::upstream::Rest;
 use crate::fleet::Booking;
-use crate::http::error::broken_stream_event;
+use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::{App, Place};
 use crate::metrics::Metrics;
 use crate::prompt::Shape;
 use warmpath_common::ids::RequestId;
+use warmpath_router_core::event_stream::Told;
 use warmpath_router_core::retry::Failure;
-use warmpath_router_core::stock::usage::EventReader;
 use warmpath_shell::trace::Span;
 
 /// Says that an answer broke off; the connection to the client ends with it.
@@ -35,11 +37,11 @@ pub(super) struct Relay {
     arrived: Instant,
     booking: Booking,
     shape: Shape,
-    /// Counts the events of a stream whose events are numbered.
-    numbered: Option<EventReader>,
     /// Are the attempt's part of a trace and the request's, in the order in which they end.
     spans: (Span, Span),
     _place: Place,
+    /// The end of the time in which running answers may finish.
+    cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
     outcome: Outcome,
 }
 
@@ -60,9 +62,9 @@ impl Relay {
             arrived: arrival.at,
             booking,
             shape: arrival.shape,
-            numbered: (arrival.shape == Shape::Responses).then(EventReader::default),
             spans: (attempt, arrival.span),
             _place: arrival.place,
+            cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
             outcome: Outcome::Open,
         }
     }
@@ -70,65 +72,66 @@ impl Relay {
     /// Returns the body that the client gets; what a token of it takes goes into `pace`, if that is wanted.
     pub(super) fn stream(
         self,
-        (first, rest): (Bytes, Pieces),
-        kind: BodyKind,
+        (first, rest): (Bytes, Rest),
         pace: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
-        let pieces = futures::stream::once(std::future::ready(Ok(first))).chain(rest).boxed();
-        let pace = pace.filter(|_| kind == BodyKind::Events).map(Pace::new);
-        let state = State { relay: self, pieces, tail: [0; 2], kind, pace };
-        futures::stream::unfold(state, State::next)
+        let pace = pace.filter(|_| matches!(rest, Rest::Events(_))).map(|histogram| Pace { histogram, times: None });
+        futures::stream::unfold(State { relay: self, first: Some(first), rest, pace }, State::next).fuse()
     }
 }
 
 /// Measures how fast the events of an answer come.
 struct Pace {
     histogram: Histogram,
-    /// Is when the first and the last piece came; they are one at first.
-    times: Option<(Instant, Instant)>,
-    /// Counts the events behind the first piece, comments among them, which are rare.
-    n_further: u32,
-    last_byte: u8,
+    /// When the first and the last piece came, and how many events the stream had by then.
+    times: Option<[(Instant, u32); 2]>,
 }
 
 impl Pace {
-    fn new(histogram: Histogram) -> Self {
-        Self { histogram, times: None, n_further: 0, last_byte: 0 }
-    }
-
-    fn passed(&mut self, piece: &[u8]) {
-        let now = Instant::now();
-        let n_events: u32 = piece
-            .iter()
-            .map(|&byte| {
-                let ends_event = byte == b'\n' && self.last_byte == b'\n';
-                self.last_byte = byte;
-                u32::from(ends_event)
-            })
-            .sum();
-        match &mut self.times {
-            None => self.times = Some((now, now)),
-            Some((_, last)) => {
-                *last = now;
-                self.n_further += n_events;
-            }
-        }
+    fn passed(&mut self, n_events: u32) {
+        let now = (Instant::now(), n_events);
+        self.times = Some([self.times.map_or(now, |[first, _]| first), now]);
     }
 
     fn completed(&self) {
-        if let (Some((first, last)), 1..) = (self.times, self.n_further) {
-            self.histogram.observe((last - first).as_secs_f64() / f64::from(self.n_further));
+        let Some([(began, n_first), (ended, n_events)]) = self.times else { return };
+        if n_events > n_first {
+            self.histogram.observe((ended - began).as_secs_f64() / f64::from(n_events - n_first));
         }
     }
 }
 
+/// An answer on its way to its client.
 struct State {
     relay: Relay,
-    pieces: Pieces,
-    /// Is the last two bytes that were passed on: an event ends with an empty line.
-    tail: [u8; 2],
-    kind: BodyKind,
+    /// What has come already.
+    first: Option<Bytes>,
+    rest: Rest,
     pace: Option<Pace>,
+}
+
+/// Why an answer ends before its end.
+enum Break {
+    /// The worker has failed.
+    Failed(Failure),
+    /// The router's time to finish answers is over.
+    CutOff,
+}
+
+impl Rest {
+    async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+        match self {
+            Self::Events(events) => events.next().await.map(|passed| passed.map(|passed| passed.bytes)),
+            Self::Other(pieces) => pieces.next().await,
+        }
+    }
+
+    fn told(&self) -> Told {
+        match self {
+            Self::Events(events) => events.told(),
+            Self::Other(_) => Told::default(),
+        }
+    }
 }
 
 impl State {
@@ -136,19 +139,22 @@ impl State {
         if !matches!(self.relay.outcome, Outcome::Open) {
             return None;
         }
-        match self.pieces.next().await {
+        let next = match self.first.take() {
+            Some(first) => Some(Ok(first)),
+            None => tokio::select! {
+                biased;
+                () = &mut self.relay.cut_off => Some(Err(Break::CutOff)),
+                next = self.rest.next() => next.map(|piece| piece.map_err(Break::Failed)),
+            },
+        };
+        match next {
             Some(Ok(piece)) => {
+                let told = self.rest.told();
                 if let Some(visit) = self.relay.booking.visit() {
-                    visit.passed(&piece);
-                }
-                if let Some(reader) = &mut self.relay.numbered {
-                    reader.read(&piece);
+                    visit.heard(told);
                 }
                 if let Some(pace) = &mut self.pace {
-                    pace.passed(&piece);
-                }
-                for &byte in piece.iter().rev().take(2).rev() {
-                    self.tail = [self.tail[1], byte];
+                    pace.passed(told.n_events);
                 }
                 Some((Ok(piece), self))
             }
@@ -159,31 +165,43 @@ impl State {
                 }
                 None
             }
-            Some(Err(failure)) => Some((self.broken(failure), self)),
+            Some(Err(cause)) => Some((self.broken(&cause), self)),
         }
     }
 
     /// Ends a stream of events with an event that says so; of anything else the client sees the connection break.
-    fn broken(&mut self, failure: Failure) -> Result<Bytes, BrokenOff> {
+    fn broken(&mut self, cause: &Break) -> Result<Bytes, BrokenOff> {
         let relay = &mut self.relay;
         relay.outcome = Outcome::Broken;
         relay.metrics.broken_answers.inc();
-        relay.booking.failed(failure);
-        relay.spans.0.fail(failure.label());
+        let label = match cause {
+            Break::Failed(failure) => {
+                relay.booking.failed(*failure);
+                failure.label()
+            }
+            Break::CutOff => "cut_off",
+        };
+        relay.spans.0.fail(label);
         tracing::warn!(
             request_id = %relay.request_id,
             trace_id = relay.spans.1.trace_id(),
             worker = %relay.worker,
-            failure = failure.label(),
+            failure = label,
             "answer broke off"
         );
-        if self.kind == BodyKind::Other {
-            return Err(BrokenOff);
+        match &self.rest {
+            Rest::Events(events) if !events.is_within_event() => {
+                let n_events = events.told().n_events;
+                let event = match cause {
+                    Break::Failed(_) => broken_stream_event(&relay.worker, relay.shape, n_events),
+                    Break::CutOff => {
+                        failed_stream_event(("the router is shutting down", "draining"), relay.shape, n_events)
+                    }
+                };
+                Ok(Bytes::from(event))
+            }
+            Rest::Events(_) | Rest::Other(_) => Err(BrokenOff),
         }
-        let n_events = relay.numbered.as_ref().map_or(0, EventReader::n_events);
-        let event = broken_stream_event(&relay.worker, relay.shape, n_events);
-        let is_between_events = self.tail == *b"\n\n" || self.tail == [0; 2];
-        Ok(Bytes::from(if is_between_events { event } else { format!("\n\n{event}") }))
     }
 }
 

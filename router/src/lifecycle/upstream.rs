@@ -7,15 +7,18 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::retry::Failure;
+use warmpath_shell::event_stream;
 
 use super::early::Comments;
+use super::events::{Events, end_mark};
 use super::{Arrival, Choice, headers};
 use crate::config::{RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
@@ -28,7 +31,7 @@ pub(super) struct Upstream<'a> {
     pub(super) comments: &'a Comments,
 }
 
-/// Is the pieces of a body, each awaited no longer than the limit.
+/// The pieces of a body; asking again behind the last one gives nothing.
 pub(super) type Pieces = BoxStream<'static, Result<Bytes, Failure>>;
 
 /// Is the head of an answer.
@@ -37,31 +40,18 @@ pub(super) struct Head {
     pub(super) headers: HeaderMap,
 }
 
-/// Says what a body is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BodyKind {
-    /// Server-sent events, behind which another one can be put.
-    Events,
-    /// Anything else.
-    Other,
-}
-
-impl Head {
-    /// Returns what the body is made of.
-    pub(super) fn body_kind(&self) -> BodyKind {
-        let kind = headers::text(&self.headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
-        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
-            BodyKind::Events
-        } else {
-            BodyKind::Other
-        }
-    }
+/// What is left of an answer's body.
+pub(super) enum Rest {
+    /// Events, behind which another one can be put.
+    Events(Box<Events>),
+    /// Anything else, each piece awaited no longer than the limit.
+    Other(Pieces),
 }
 
 /// Is an answer of which the client may see something.
 pub(super) enum Answer {
     Whole { head: Head, body: Bytes },
-    Stream { head: Head, first: Bytes, rest: Pieces },
+    Stream { head: Head, first: Bytes, rest: Rest },
 }
 
 impl Answer {
@@ -107,11 +97,15 @@ impl Upstream<'_> {
         let url = client.url(&arrival.path);
         let target = (arrival.method.clone(), &url);
         let call = client.call(target, headers::to_worker(arrival, choice), arrival.body.clone());
-        let response = tokio::time::timeout(self.limits.response_timeout, call).await;
+        let deadline = Instant::now() + self.limits.response_timeout;
+        let response = timeout_at(deadline, call).await;
         let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
         let (parts, body) = response.into_parts();
         let head = Head { status: parts.status, headers: parts.headers };
-        let mut pieces = pieces(body, self.limits.idle_timeout);
+        if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
+            return Ok(self.begin_stream((head, body), arrival, deadline).await?);
+        }
+        let mut pieces = patient(pieces(body), self.limits.idle_timeout);
         let refused = match head.status {
             // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's.
             StatusCode::UNAUTHORIZED if self.member.stock.is_none() => return Err(Failure::Refused.into()),
@@ -127,14 +121,31 @@ impl Upstream<'_> {
             };
             return Err(AttemptError { failure, refusal });
         }
-        if head.body_kind() == BodyKind::Events {
-            let first = self.comments.skip(&mut pieces).await?;
-            return Ok(Answer::Stream { head, first, rest: pieces });
-        }
-        match take_in(&mut pieces).await? {
+        match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
             TakenIn::Whole(body) => Ok(Answer::Whole { head, body }),
-            TakenIn::Part(first) => Ok(Answer::Stream { head, first, rest: pieces }),
+            TakenIn::Part(first) => Ok(Answer::Stream { head, first, rest: Rest::Other(pieces) }),
         }
+    }
+
+    /// Waits until a stream shows something: one without an event is no answer.
+    async fn begin_stream(
+        &self,
+        (head, body): (Head, Body),
+        arrival: &Arrival,
+        deadline: Instant,
+    ) -> Result<Answer, Failure> {
+        let pieces = pieces(body);
+        let mark = end_mark(arrival.shape, &arrival.path).filter(|_| !event_stream::is_encoded(&head.headers));
+        let Some(mark) = mark else {
+            // Its events cannot be read, and nothing can be put behind them.
+            let mut pieces = patient(pieces, self.limits.idle_timeout);
+            let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;
+            let first = first.unwrap_or(Err(Failure::Broken))?;
+            return Ok(Answer::Stream { head, first, rest: Rest::Other(pieces) });
+        };
+        let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
+        let first = self.comments.skip(&mut events).await?;
+        Ok(Answer::Stream { head, first, rest: Rest::Events(Box::new(events)) })
     }
 }
 
@@ -142,16 +153,18 @@ fn failure(error: &CallError) -> Failure {
     if error.is_connect() { Failure::Connect } else { Failure::Broken }
 }
 
-fn pieces(body: Body, idle_timeout: Duration) -> Pieces {
-    let body = body.into_data_stream();
-    futures::stream::unfold(body, move |mut body| async move {
-        match tokio::time::timeout(idle_timeout, body.next()).await {
-            Ok(Some(piece)) => Some((piece.map_err(|_| Failure::Broken), body)),
-            Ok(None) => None,
-            Err(_) => Some((Err(Failure::Timeout), body)),
-        }
-    })
-    .boxed()
+fn pieces(body: Body) -> Pieces {
+    body.into_data_stream().map(|piece| piece.map_err(|_| Failure::Broken)).fuse().boxed()
+}
+
+/// Returns these pieces, each awaited no longer than the timeout.
+fn patient(pieces: Pieces, idle_timeout: Duration) -> Pieces {
+    let patient = futures::stream::unfold(pieces, move |mut pieces| async move {
+        let next = tokio::time::timeout(idle_timeout, pieces.next()).await;
+        let piece = next.unwrap_or(Some(Err(Failure::Timeout)))?;
+        Some((piece, pieces))
+    });
+    patient.fuse().boxed()
 }
 
 /// Is what has been taken in of a body.

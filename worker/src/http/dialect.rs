@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError};
 
 use super::body::Body;
@@ -187,7 +188,7 @@ impl<W: Writer> Writing<W> {
             let goes_on = writing.write_next(&mut bytes).await;
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
         });
-        sse::response(futures::StreamExt::chain(first, rest))
+        sse::response(first.chain(rest.fuse()))
     }
 
     /// Writes the next events; returns whether others follow.

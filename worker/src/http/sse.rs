@@ -6,11 +6,12 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderName, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::header;
+use axum::response::Response;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use serde::Serialize;
+use warmpath_shell::event_stream;
 
 /// Writes one event; JSON has no line breaks of its own, so one `data:` line holds it.
 pub fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
@@ -54,17 +55,15 @@ where
         let piece = next.unwrap_or(Some(Ok(Bytes::from_static(COMMENT))))?;
         Some((piece, events))
     })
+    .fuse()
 }
 
 /// Returns the response whose body is these events.
 pub fn response(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
-    let described = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-cache"),
-        // Tells nginx not to gather the stream.
-        (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (described, Body::from_stream(events)).into_response()
+    let mut response = Response::new(Body::from_stream(events));
+    response.headers_mut().insert(header::CONTENT_TYPE, event_stream::CONTENT_TYPE);
+    event_stream::keep_flowing(response.headers_mut());
+    response
 }
 
 #[cfg(test)]
@@ -90,6 +89,14 @@ mod tests {
         assert_eq!((stream.next().await, began.elapsed()), (Some(event("data: 1\n\n")), silence * 3));
         drop(events);
         assert_eq!(stream.next().await, None);
+    }
+
+    #[test]
+    fn every_stream_tells_proxies_not_to_gather_it() {
+        let response = response(futures::stream::empty());
+        let header = |name: &str| response.headers()[name].to_str().expect("a text");
+        assert_eq!(["content-type", "x-accel-buffering"].map(header), ["text/event-stream", "no"]);
+        assert_eq!(header("cache-control"), "no-cache, no-transform");
     }
 
     #[tokio::test(start_paused = true)]

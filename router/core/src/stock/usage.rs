@@ -1,14 +1,8 @@
 //! What an answer says of the tokens behind it: OpenAI's `usage`, and llama-server's `timings` where they are.
 //!
-//! Not here: what follows from it (`stock`). The idea: a whole answer is one JSON text; of a stream every event may say
-//! something, mostly the last ones, so events are looked at as they pass and nothing is held back but a line's beginning.
+//! Not here: what follows from it (`stock`), the events of a stream (`event_stream`), each of which may say something.
 
 use serde::Deserialize;
-
-/// Is the longest line of a stream that is looked at. Units: bytes.
-///
-/// Source: own choice: a chunk with usage and timings has a few hundred.
-const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// Is what an answer says; each part is absent where it does not say it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -67,11 +61,6 @@ impl Counts {
     }
 }
 
-/// Lists the names of the events that end a stream without `[DONE]`.
-///
-/// Source: Anthropic's "Streaming Messages", OpenAI's "Streaming events" of responses.
-const LAST_EVENTS: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.incomplete"];
-
 #[derive(Deserialize)]
 struct Details {
     cached_tokens: Option<u32>,
@@ -115,70 +104,6 @@ impl Usage {
     }
 }
 
-/// Looks at the events of a stream.
-#[derive(Debug, Default)]
-pub struct EventReader {
-    usage: Usage,
-    n_events: u32,
-    is_done: bool,
-    /// Is the beginning of a line whose end has not come.
-    line: Vec<u8>,
-    /// Says that the line is too long to be looked at.
-    is_skipped: bool,
-}
-
-impl EventReader {
-    /// Looks at the next piece of the stream.
-    pub fn read(&mut self, piece: &[u8]) {
-        let mut rest = piece;
-        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
-            self.extend(&rest[..end]);
-            self.end_line();
-            rest = &rest[end + 1..];
-        }
-        self.extend(rest);
-    }
-
-    /// Returns what the stream has said.
-    pub fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    /// Returns how many events with data the stream had.
-    pub fn n_events(&self) -> u32 {
-        self.n_events
-    }
-
-    /// Returns whether the stream has said that it is at its end.
-    pub fn is_done(&self) -> bool {
-        self.is_done
-    }
-
-    fn extend(&mut self, part: &[u8]) {
-        self.is_skipped |= self.line.len() + part.len() > LINE_BYTES_MAX;
-        if !self.is_skipped {
-            self.line.extend_from_slice(part);
-        }
-    }
-
-    fn end_line(&mut self) {
-        if let Some(data) = self.line.strip_prefix(b"data:").filter(|_| !self.is_skipped) {
-            let is_done = data.trim_ascii() == b"[DONE]";
-            self.is_done |= is_done;
-            self.n_events += u32::from(!is_done);
-            let says = |name: &[u8]| data.windows(name.len()).any(|window| window == name);
-            if says(b"\"usage\"") || says(b"\"timings\"") {
-                self.usage.read(data);
-            }
-        }
-        if let Some(name) = self.line.strip_prefix(b"event:") {
-            self.is_done |= LAST_EVENTS.contains(&name.trim_ascii());
-        }
-        self.line.clear();
-        self.is_skipped = false;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counts_of_both_dialects_are_read_whole_and_in_streams() {
+    fn the_counts_of_both_dialects_are_read() {
         let message = r#"{"usage": {"input_tokens": 4, "cache_read_input_tokens": 236, "output_tokens": 8}}"#;
         assert_eq!((read(message).reuse(), read(message).completion_tokens), (Some((240, 236)), Some(8)));
         let created =
@@ -214,18 +139,6 @@ mod tests {
         let response =
             r#"{"usage": {"input_tokens": 240, "input_tokens_details": {"cached_tokens": 236}, "output_tokens": 8}}"#;
         assert_eq!((read(response).reuse(), read(response).completion_tokens), (Some((240, 236)), Some(8)));
-
-        let stream = format!(
-            "event: message_start\ndata: {{\"message\": {message}}}\n\nevent: message_delta\ndata: {{\"usage\": {{\"output_tokens\": 9}}}}\n\n\
-             event: message_stop\ndata: {{}}\n\n"
-        );
-        let mut reader = EventReader::default();
-        reader.read(stream.as_bytes());
-        assert_eq!((reader.usage().reuse(), reader.usage().completion_tokens), (Some((240, 236)), Some(9)));
-        assert_eq!((reader.is_done(), reader.n_events()), (true, 3));
-        let mut reader = EventReader::default();
-        reader.read(format!("event: response.completed\ndata: {{\"response\": {response}}}\n\n").as_bytes());
-        assert_eq!((reader.usage().reuse(), reader.is_done()), (Some((240, 236)), true));
     }
 
     #[test]
@@ -237,27 +150,5 @@ mod tests {
         assert_eq!(read(r#"{"usage": {"prompt_tokens": 9, "prompt_tokens_details": null}}"#).reuse(), None);
         let more = r#"{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 99}}}"#;
         assert_eq!(read(more).reuse(), Some((9, 9)), "no more than all is reused");
-    }
-
-    #[test]
-    fn events_are_read_wherever_the_stream_is_cut() {
-        let usage = OPENAI.replace('\n', " ");
-        let stream = format!(": a comment\n\ndata: {{\"choices\": []}}\r\n\r\ndata:{usage}\n\ndata: [DONE]\n\n");
-        for size in 1..stream.len() {
-            let mut reader = EventReader::default();
-            stream.as_bytes().chunks(size).for_each(|piece| reader.read(piece));
-            let said = (reader.usage().reuse(), reader.n_events(), reader.is_done());
-            assert_eq!(said, (Some((90, 64)), 2, true), "pieces of {size}");
-        }
-    }
-
-    #[test]
-    fn a_line_that_is_too_long_is_not_kept_and_the_next_one_is_read() {
-        let mut reader = EventReader::default();
-        (0..1000).for_each(|_| reader.read(&[b'a'; 1000]));
-        assert!(reader.line.len() <= LINE_BYTES_MAX);
-        reader.read(format!("\ndata: {}\n\n", LLAMA.replace('\n', " ")).as_bytes());
-        assert_eq!(reader.usage().reuse(), Some((240, 236)));
-        assert!(!reader.is_done());
     }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
+use warmpath_router_core::event_stream::Told;
 use warmpath_router_core::retry::Failure;
-use warmpath_router_core::stock::usage::{EventReader, Usage};
+use warmpath_router_core::stock::usage::Usage;
 use warmpath_router_core::stock::{Ending, Reused, Sending, VisitId};
 
 use super::Stock;
@@ -20,7 +21,8 @@ pub struct Visit {
     stock: Arc<Stock>,
     metrics: Arc<Metrics>,
     id: VisitId,
-    reader: EventReader,
+    /// What a streamed answer says.
+    told: Told,
     /// Is what a whole answer says.
     whole: Option<Usage>,
     has_begun: bool,
@@ -35,7 +37,7 @@ impl Visit {
             stock: Arc::clone(stock),
             metrics: Arc::clone(metrics),
             id,
-            reader: EventReader::default(),
+            told: Told::default(),
             whole: None,
             has_begun: false,
         }
@@ -48,9 +50,9 @@ impl Visit {
         self.stock.news.notify_one();
     }
 
-    /// Looks at the next piece of a streamed answer.
-    pub fn passed(&mut self, piece: &[u8]) {
-        self.reader.read(piece);
+    /// Takes note of what a streamed answer has said so far.
+    pub fn heard(&mut self, told: Told) {
+        self.told = told;
     }
 
     /// Looks at a whole answer; returns how many prompt tokens it says were reused.
@@ -75,9 +77,9 @@ impl Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         let ending = self.has_begun.then(|| Ending {
-            usage: self.whole.unwrap_or(self.reader.usage()),
-            is_complete: self.whole.is_some() || self.reader.is_done(),
-            n_events: self.reader.n_events(),
+            usage: self.whole.unwrap_or(self.told.usage),
+            is_complete: self.whole.is_some() || self.told.is_complete,
+            n_events: self.told.n_events,
             at: Instant::now(),
         });
         let reused = self.stock.server().ended(self.id, ending);

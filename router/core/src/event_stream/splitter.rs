@@ -1,0 +1,151 @@
+//! Where whole events end in a stream that is cut anywhere.
+//!
+//! The idea: an event ends with an empty line, and a line with `\n`, `\r\n` or `\r`. A comment with no field before it is whole
+//! by itself, as many servers send one line to keep a connection.
+
+/// Where whole events end in a piece of a stream. Units: bytes from the piece's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// End of the event with which the piece begins, or goes on.
+    pub first: usize,
+    /// End of the last whole event.
+    pub last: usize,
+}
+
+/// Finds the ends of events.
+#[derive(Debug, Clone, Default)]
+pub struct Splitter {
+    line: Line,
+    /// Whether the event has a line that is no comment.
+    has_fields: bool,
+    /// Whether the last byte was a carriage return, whose line feed may follow.
+    after_return: bool,
+}
+
+/// The line that has begun.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Empty,
+    Comment,
+    Field,
+}
+
+impl Splitter {
+    /// Returns where events end in the next piece of the stream, or nothing where none does.
+    ///
+    /// Cost: O(n), no allocation.
+    pub fn split(&mut self, piece: &[u8]) -> Option<Ends> {
+        let mut ends: Option<Ends> = None;
+        for (at, &byte) in piece.iter().enumerate() {
+            let is_rest_of_end = byte == b'\n' && self.after_return;
+            let is_event_end = match byte {
+                // The line feed belongs to the return before it, and to the event that this one has ended.
+                b'\n' if is_rest_of_end => self.is_between_events(),
+                b'\n' | b'\r' => self.end_line(),
+                _ => self.go_on(byte),
+            };
+            self.after_return = byte == b'\r';
+            if is_event_end {
+                let end = at + 1;
+                let first = ends.map_or(end, |ends| ends.first);
+                let first = if is_rest_of_end && first == at { end } else { first };
+                ends = Some(Ends { first, last: end });
+            }
+        }
+        ends
+    }
+
+    /// Returns whether no event has begun and not ended.
+    pub fn is_between_events(&self) -> bool {
+        self.line == Line::Empty && !self.has_fields
+    }
+
+    fn go_on(&mut self, byte: u8) -> bool {
+        if self.line == Line::Empty {
+            self.line = if byte == b':' { Line::Comment } else { Line::Field };
+        }
+        false
+    }
+
+    /// Ends a line; returns whether an event ends with it.
+    fn end_line(&mut self) -> bool {
+        let line = std::mem::take(&mut self.line);
+        match line {
+            Line::Empty => self.has_fields = false,
+            Line::Comment => {}
+            Line::Field => self.has_fields = true,
+        }
+        !self.has_fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns the ends of all events in a text that is there as a whole, by a naive reading of its lines.
+    fn naive_ends(text: &str) -> Vec<usize> {
+        let (mut ends, mut has_fields, mut at) = (Vec::new(), false, 0);
+        while let Some(len) = text[at..].find(['\n', '\r']) {
+            let line = &text[at..at + len];
+            let end_len = if text[at + len..].starts_with("\r\n") { 2 } else { 1 };
+            at += len + end_len;
+            has_fields = if line.is_empty() { false } else { has_fields || !line.starts_with(':') };
+            if !has_fields {
+                ends.push(at);
+            }
+        }
+        ends
+    }
+
+    fn check(piece: &str, expected: Option<(usize, usize)>) {
+        let ends = Splitter::default().split(piece.as_bytes());
+        assert_eq!(ends.map(|ends| (ends.first, ends.last)), expected, "{piece:?}");
+    }
+
+    #[test]
+    fn an_event_ends_with_an_empty_line_in_every_spelling() {
+        check("data: 1", None);
+        check("data: 1\n", None);
+        check("data: 1\n\n", Some((9, 9)));
+        check("data: 1\r\r", Some((9, 9)));
+        check("data: 1\r\n\r\n", Some((11, 11)));
+        check("data: 1\n\ndata: 2\n\ndata", Some((9, 18)));
+        check("event: a\n: comment\ndata: 1\n\n", Some((28, 28)));
+        check(": comment\n", Some((10, 10)));
+        check(": comment", None);
+        check("\n\n", Some((1, 2)));
+    }
+
+    proptest! {
+        #[test]
+        fn ends_are_the_same_wherever_the_stream_is_cut(
+            parts in prop::collection::vec("(data: [a-c]{0,3}|: x|event: e|id|)(\n|\r\n|\r)", 0..12),
+            tail in "[a:]{0,2}",
+            cuts in prop::collection::vec(1_usize..9, 1..20),
+        ) {
+            let text = parts.concat() + &tail;
+            let mut splitter = Splitter::default();
+            let (mut at, mut last_end) = (0, 0);
+            for len in cuts.iter().cycle() {
+                if at == text.len() {
+                    break;
+                }
+                let piece = &text.as_bytes()[at..(at + len).min(text.len())];
+                if let Some(ends) = splitter.split(piece) {
+                    prop_assert!(ends.first <= ends.last);
+                    // No end lies between the one before and the first of this piece, but for a line feed behind its return.
+                    let skipped = naive_ends(&text).into_iter().filter(|end| *end > last_end && *end < at + ends.first);
+                    prop_assert_eq!(skipped.collect::<Vec<_>>(), Vec::<usize>::new());
+                    last_end = at + ends.last;
+                }
+                at += piece.len();
+            }
+            let expected = naive_ends(&text).last().copied().unwrap_or(0);
+            prop_assert_eq!(last_end, expected, "{:?}", text);
+        }
+    }
+}

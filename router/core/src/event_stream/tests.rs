@@ -1,0 +1,131 @@
+//! Tests of what events say, in each dialect.
+
+use super::*;
+
+const OPENAI: &str = r#"{"usage": {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 64}}}"#;
+
+fn read(mark: EndMark, events: &str) -> (Says, EventReader) {
+    let mut reader = EventReader::new(mark);
+    (reader.read(events.as_bytes()), reader)
+}
+
+/// Checks whether a stream of these events may end behind the last one.
+fn check_end(mark: EndMark, events: &str, expected: bool) {
+    assert_eq!(read(mark, events).1.may_end(), expected, "{mark:?}: {events}");
+}
+
+#[test]
+fn each_dialect_has_an_end_of_its_own() {
+    let done = "data: [DONE]\n\n";
+    let stop = "event: message_stop\ndata: {\"type\": \"message_stop\"}\n\n";
+    let completed = "event: response.completed\ndata: {\"type\": \"response.completed\"}\n\n";
+    let last = "data: {\"index\": 0, \"content\": \"\", \"stop\": true}\n\n";
+    let ends =
+        [(EndMark::Done, done), (EndMark::MessageStop, stop), (EndMark::Response, completed), (EndMark::Stop, last)];
+    for (mark, own) in ends {
+        check_end(mark, "", false);
+        check_end(mark, ": a comment\n\n", false);
+        check_end(mark, own, true);
+        // To llama-server's own completions every other object is a last one, and `[DONE]` an end too.
+        let foreign = ends.iter().filter(|(other, _)| *other != mark && mark != EndMark::Stop);
+        foreign.for_each(|(_, end)| check_end(mark, end, false));
+    }
+}
+
+#[test]
+fn ends_are_known_in_every_spelling() {
+    check_end(EndMark::Done, "data:[DONE]\r\n\r\n", true);
+    check_end(EndMark::Done, "data: {\"choices\": [{\"delta\": {\"content\": \"data: [DONE]\"}}]}\n\n", false);
+    check_end(EndMark::MessageStop, "data: {\"type\": \"message_stop\"}\n\n", true);
+    check_end(EndMark::MessageStop, "data: {\"type\": \"ping\", \"text\": \"message_stop\"}\n\n", false);
+    check_end(EndMark::Response, "data: {\"type\": \"response.incomplete\"}\r\r", true);
+    check_end(EndMark::Response, "event: response.failed\ndata: {}\n\n", true);
+    check_end(
+        EndMark::Response,
+        "event: response.output_text.done\ndata: {\"text\": \"response.completed\"}\n\n",
+        false,
+    );
+}
+
+#[test]
+fn llama_servers_own_completions_end_with_the_last_object_of_every_choice() {
+    let part = |index: u32| format!("data: {{\"index\": {index}, \"content\": \"a\", \"stop\": false}}\n\n");
+    let last = |index: u32| format!("data: {{\"index\": {index}, \"content\": \"\", \"stop\": true}}\n\n");
+    let check = |events: &[String], expected| check_end(EndMark::Stop, &events.concat(), expected);
+    check(&[part(0)], false);
+    check(&[part(0), last(0)], true);
+    check(&[part(0), part(1), last(0)], false);
+    check(&[part(0), part(1), last(1), part(0), last(0)], true);
+    check(&[part(0), last(0), part(1)], false);
+    // `response_fields` may leave out both fields in the last object.
+    let bare = "data: {\"content\": \"\"}\n\n".to_owned();
+    check(&[part(0), bare.clone()], true);
+    check(&[part(0), part(1), bare.clone()], false);
+    check(&[part(0), part(1), bare.clone(), bare], true);
+    check(&[part(0), "data: [DONE]\n\n".to_owned()], true);
+}
+
+#[test]
+fn an_error_is_an_end_however_it_is_told() {
+    for (mark, events) in [
+        (EndMark::Done, "data: {\"error\": {\"message\": \"no\"}}\n\n"),
+        (EndMark::Done, "error: {\"code\": 500}\n\n"),
+        (EndMark::Stop, "data: {\"error\":\"no\"}\n\n"),
+        (EndMark::MessageStop, "event: error\ndata: {\"type\": \"error\"}\n\n"),
+        (EndMark::Response, "data: {\"type\": \"error\", \"message\": \"no\"}\n\n"),
+    ] {
+        let (says, reader) = read(mark, events);
+        assert_eq!((says, reader.told().has_failed, reader.may_end()), (Says::Content, true, true), "{events}");
+    }
+    check_end(EndMark::Done, "data: {\"error\": null, \"choices\": []}\n\n", false);
+    check_end(EndMark::Done, "data: {\"text\": \"\\\"error\\\"\", \"choices\": []}\n\n", false);
+    check_end(EndMark::Response, "event: response.created\ndata: {\"response\": {\"error\": {}}}\n\n", false);
+}
+
+#[test]
+fn comments_pings_and_events_without_data_say_nothing() {
+    let check = |mark, events: &str, expected| assert_eq!(read(mark, events).0, expected, "{events}");
+    for events in ["", "\n", ": a\n\n", "event: ping\n\n", "retry: 3000\n\n", "id: 1\n\n", "data\n\n", "data:  \n\n"] {
+        check(EndMark::Done, events, Says::Nothing);
+    }
+    check(EndMark::MessageStop, "event: ping\ndata: {\"type\": \"ping\"}\n\n", Says::Nothing);
+    check(EndMark::MessageStop, "event: message_start\ndata: {}\n\n", Says::Opening);
+    check(EndMark::MessageStop, "event: ping\ndata: {}\n\nevent: message_start\ndata: {}\n\n", Says::Opening);
+    check(EndMark::Response, "event: response.created\ndata: {}\n\n: a\n\n", Says::Opening);
+    check(EndMark::Response, "event: response.output_text.delta\ndata: {}\n\n", Says::Content);
+    check(EndMark::Done, "event: ping\ndata: {}\n\n", Says::Content);
+}
+
+#[test]
+fn usage_is_read_and_events_are_counted() {
+    let events = format!(": a comment\n\ndata: {{\"choices\": []}}\r\n\r\ndata:{OPENAI}\n\ndata: [DONE]\n\n");
+    let told = read(EndMark::Done, &events).1.told();
+    assert_eq!((told.usage.reuse(), told.n_events, told.is_complete), (Some((90, 64)), 2, true));
+
+    let split =
+        "data: {\"usage\":\ndata: {\"prompt_tokens\": 9, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}\n\n";
+    assert_eq!(read(EndMark::Done, split).1.told().usage.reuse(), Some((9, 4)), "an event may have several lines");
+
+    let usage = r#"{"input_tokens": 4, "cache_read_input_tokens": 236, "output_tokens": 8}"#;
+    let message = format!(
+        "event: message_start\ndata: {{\"message\": {{\"usage\": {usage}}}}}\n\n\
+         event: message_delta\ndata: {{\"usage\": {{\"output_tokens\": 9}}}}\n\nevent: message_stop\ndata: {{}}\n\n"
+    );
+    let told = read(EndMark::MessageStop, &message).1.told();
+    assert_eq!((told.usage.reuse(), told.usage.completion_tokens), (Some((240, 236)), Some(9)));
+    assert_eq!((told.is_complete, told.n_events), (true, 3));
+}
+
+#[test]
+fn half_an_event_is_told_from_one_that_lacks_its_end() {
+    for (event, expected) in [
+        ("data: [DONE]\n\n", true),
+        ("event: a\ndata: {\"a\":\ndata: 1}\r\n\n", true),
+        ("event: message_stop\ndata: {\"type\": \"message_st\n\n", false),
+        ("data: [DO\n\n", false),
+        ("event: message_stop\n\n", false),
+        ("\n\n", false),
+    ] {
+        assert_eq!(is_whole(event.as_bytes()), expected, "{event}");
+    }
+}

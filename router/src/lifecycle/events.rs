@@ -1,0 +1,173 @@
+//! A stream of events on its way from a worker: passed on by whole events, and not waited for without end.
+//!
+//! Not here: how an event is read (`warmpath_router_core::event_stream`), what a client is told in place of what is missing
+//! (`relay`). The idea: half an event is of no use to a client and hides what is put behind it, so the beginning of an event
+//! waits for its end. A whole event passes without being copied.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use tokio::time::{Instant, timeout_at};
+use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Says, Splitter, Told, is_whole};
+use warmpath_router_core::retry::Failure;
+
+use super::upstream::Pieces;
+use crate::config::EVENT_HELD_BYTES_MAX;
+use crate::prompt::Shape;
+
+/// A worker's stream of events.
+pub(super) struct Events {
+    pieces: Pieces,
+    splitter: Splitter,
+    reader: EventReader,
+    /// The beginning of an event whose end has not come.
+    held: BytesMut,
+    /// Whole events that come next.
+    ready: Option<Bytes>,
+    /// Whether the event that has begun is longer than what is held back, and its beginning is passed on.
+    is_overlong: bool,
+    /// When something of the answer must have come; absent where the last thing that came was that.
+    deadline: Option<Instant>,
+    idle_timeout: Duration,
+}
+
+/// What is passed on at a time.
+pub(super) struct Passed {
+    /// Whole events, or a part of one that is too long to be held back.
+    pub(super) bytes: Bytes,
+    /// The most that one of them says.
+    pub(super) says: Says,
+}
+
+/// Returns what completes the stream that answers a request; absent where no dialect says how such an answer ends.
+pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
+    match shape {
+        Shape::Chat => Some(EndMark::Done),
+        Shape::Completion if path.starts_with("/v1/") => Some(EndMark::Done),
+        Shape::Completion | Shape::Infill => Some(EndMark::Stop),
+        Shape::Messages => Some(EndMark::MessageStop),
+        Shape::Responses => Some(EndMark::Response),
+        Shape::Embeddings | Shape::Rerank | Shape::Aside(_) => None,
+    }
+}
+
+impl Events {
+    /// Returns the events in `pieces`; the first of the answer must come by the deadline, each further one within the timeout.
+    pub(super) fn new(pieces: Pieces, mark: EndMark, (deadline, idle_timeout): (Instant, Duration)) -> Self {
+        Self {
+            pieces,
+            splitter: Splitter::default(),
+            reader: EventReader::new(mark),
+            held: BytesMut::new(),
+            ready: None,
+            is_overlong: false,
+            deadline: Some(deadline),
+            idle_timeout,
+        }
+    }
+
+    /// Returns what comes next, or nothing once the answer has ended as its dialect ends answers.
+    ///
+    /// Comments are no answer: they pass, and the time runs on. Errors: `Timeout`, and `Broken` where the stream ends before
+    /// the answer does.
+    pub(super) async fn next(&mut self) -> Option<Result<Passed, Failure>> {
+        let passed = match self.ready.take() {
+            Some(events) => self.read(events),
+            None => match self.take_piece().await {
+                Ok(Some(passed)) => passed,
+                Ok(None) => return None,
+                Err(failure) => return self.failed(failure),
+            },
+        };
+        if passed.says == Says::Content {
+            self.deadline = None;
+        }
+        Some(Ok(passed))
+    }
+
+    /// Returns what the stream has said so far.
+    pub(super) fn told(&self) -> Told {
+        self.reader.told()
+    }
+
+    /// Returns whether the client has a part of an event, so that nothing can be put behind it.
+    pub(super) fn is_within_event(&self) -> bool {
+        self.is_overlong
+    }
+
+    async fn take_piece(&mut self) -> Result<Option<Passed>, Failure> {
+        loop {
+            let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.idle_timeout);
+            let piece = timeout_at(deadline, self.pieces.next()).await.map_err(|_| Failure::Timeout)?;
+            let Some(piece) = piece.transpose()? else { return self.end() };
+            let passed = self.cut(piece);
+            let is_content = passed.as_ref().is_some_and(|passed| passed.says == Says::Content);
+            // A flood of comments never lets the timeout above pass.
+            if !is_content && Instant::now() >= deadline {
+                return Err(Failure::Timeout);
+            }
+            if passed.is_some() {
+                return Ok(passed);
+            }
+        }
+    }
+
+    /// Returns what of a piece can be passed on; the beginning of an event waits.
+    fn cut(&mut self, mut piece: Bytes) -> Option<Passed> {
+        let Some(Ends { first, last }) = self.splitter.split(&piece) else { return self.hold(piece) };
+        let beginning = piece.split_off(last);
+        let passed = if self.is_overlong {
+            self.is_overlong = false;
+            self.reader.skip();
+            self.reader.read(&piece[first..]);
+            Passed { bytes: piece, says: Says::Content }
+        } else if self.held.is_empty() {
+            self.read(piece)
+        } else {
+            let rest = piece.split_off(first);
+            self.ready = Some(rest).filter(|rest| !rest.is_empty());
+            self.held.extend_from_slice(&piece);
+            let held = self.held.split().freeze();
+            self.read(held)
+        };
+        self.held.extend_from_slice(&beginning);
+        Some(passed)
+    }
+
+    /// Keeps a part of an event, or passes it on where the event is too long to be kept.
+    fn hold(&mut self, part: Bytes) -> Option<Passed> {
+        if self.is_overlong {
+            return Some(Passed { bytes: part, says: Says::Opening });
+        }
+        self.held.extend_from_slice(&part);
+        if self.held.len() <= EVENT_HELD_BYTES_MAX {
+            return None;
+        }
+        self.is_overlong = true;
+        Some(Passed { bytes: self.held.split().freeze(), says: Says::Opening })
+    }
+
+    fn read(&mut self, events: Bytes) -> Passed {
+        let says = self.reader.read(&events);
+        Passed { bytes: events, says }
+    }
+
+    /// Returns what is left at the end of the connection: the answer's last event may lack its empty line.
+    fn end(&mut self) -> Result<Option<Passed>, Failure> {
+        let mut last = self.held.split();
+        last.extend_from_slice(b"\n\n");
+        let passed = is_whole(&last).then(|| self.read(last.freeze()));
+        if self.is_overlong || !self.reader.may_end() { Err(Failure::Broken) } else { Ok(passed) }
+    }
+
+    /// Returns a failure, unless the answer is over: then the client lacks nothing.
+    fn failed(&mut self, failure: Failure) -> Option<Result<Passed, Failure>> {
+        self.pieces = futures::stream::empty().boxed();
+        self.held.clear();
+        if self.reader.may_end() && !self.is_overlong { None } else { Some(Err(failure)) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
