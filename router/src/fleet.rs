@@ -16,6 +16,7 @@ pub mod tracker;
 pub mod trial;
 pub mod vocabulary;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,8 +28,8 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
-use warmpath_router_core::dispatch::{Dispatch, Ticket};
-use warmpath_router_core::fleet::{FleetView, Link};
+use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
+use warmpath_router_core::fleet::{FleetView, Link, Unavailable};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::Failure;
 use warmpath_router_core::stock::{Declared, Sending};
@@ -169,22 +170,20 @@ impl Fleet {
         member.heard(self.started.elapsed());
     }
 
-    /// Returns why no client should be sent here, or `None` where the fleet can serve.
+    /// Returns why no client should be sent here, or `None` where the fleet can serve. It counts workers and names none: clients
+    /// see it, too.
     pub fn unready(&self) -> Option<String> {
         let view = self.view();
         let now = Instant::now();
         if view.workers.is_empty() {
             return Some("no worker has been found".to_owned());
         }
-        let reasons: Vec<_> = view.workers.iter().filter_map(|worker| worker.unavailable(now)).collect();
-        if reasons.len() == view.workers.len() {
-            let listed: Vec<_> = view
-                .workers
-                .iter()
-                .zip(&reasons)
-                .map(|(worker, why)| format!("{} is {}", worker.name, why.label()))
-                .collect();
-            return Some(format!("no worker can take requests: {}", listed.join(", ")));
+        let mut reasons: BTreeMap<Unavailable, usize> = BTreeMap::new();
+        for why in view.workers.iter().filter_map(|worker| worker.unavailable(now)) {
+            *reasons.entry(why).or_default() += 1;
+        }
+        if reasons.values().sum::<usize>() == view.workers.len() {
+            return Some(NoWorker { reasons }.to_string());
         }
         if self.was_ready.load(Ordering::Relaxed) {
             return None;

@@ -219,14 +219,35 @@ async fn without_workers_the_router_says_so() {
     eventually("it is tried", || async { router.state_of(0).await == "down" }).await;
     let (status, body) = router.get("/readyz").await;
     assert_eq!(status, 503);
-    let expected = format!("no worker can take requests: {} is down", worker.url());
-    assert_eq!(body["reason"], expected);
-    assert_eq!(router.get("/health").await.0, 503);
+    assert_eq!(body["reason"], "no worker can take the request: 1 down", "addresses are not the clients' to know");
+    let (status, health) = router.get("/health").await;
+    assert_eq!((status, &health["error"]["message"]), (503, &body["reason"]));
     assert_eq!(router.get("/livez").await.0, 200);
     let response = router.chat("hello").await;
     assert_eq!(header(&response, "retry-after"), "2");
-    assert_eq!(error_of(response, 503).await["code"], "no_worker");
+    let error = error_of(response, 503).await;
+    assert_eq!(error["code"], "no_worker");
+    let expected = "no worker is ready: 1 known, 0 connected; a worker connects once its model is loaded";
+    assert_eq!(error["message"], expected);
     assert_eq!(router.get("/v1/models").await, (200, json!({"object": "list", "data": []})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_workers_load_clients_hear_how_many_and_operators_which() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    workers.iter().for_each(|worker| worker.with(|script| script.is_loading = true));
+    let router = TestRouter::start(&workers.each_ref(), &[]).await;
+    eventually("both are tried", || async { router.state_of(0).await == "down" && router.state_of(1).await == "down" })
+        .await;
+    let message = error_of(router.chat("hello").await, 503).await["message"].clone();
+    assert_eq!(message, "no worker is ready: 2 known, 0 connected; a worker connects once its model is loaded");
+    assert_eq!(router.get("/readyz").await.1["reason"], "no worker can take the request: 2 down");
+    for worker in router.fleet().await["workers"].as_array().expect("a list") {
+        assert_eq!(worker["trouble"], "the worker answers 503: it is not ready, as while it loads its model");
+    }
+    assert!(router.metric("warmpath_router_resyncs_total{reason=\"unready\"}").await >= 2.0);
+    workers.iter().for_each(|worker| worker.with(|script| script.is_loading = false));
+    eventually("they serve", || async { router.chat("hello").await.status() == 200 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -166,8 +166,13 @@ pub struct FleetView {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// No worker has been heard yet, or none that agrees.
-    #[error("no worker is connected")]
-    NoWorkers,
+    #[error("no worker is ready: {n_known} known, {n_connected} connected; a worker connects once its model is loaded")]
+    NoWorkers {
+        /// Workers that are configured or found.
+        n_known: usize,
+        /// Those of them whose summaries are followed.
+        n_connected: usize,
+    },
     /// No worker serves the name.
     #[error("the model `{name}` does not exist; there is {}", list(.known))]
     Unknown {
@@ -222,7 +227,8 @@ impl FleetView {
     /// Errors: every [`LookupError`]. Workers that are down count: their model exists.
     pub fn lookup(&self, name: Option<&str>, wanted: Option<Capability>) -> Result<Arc<ModelInfo>, LookupError> {
         if self.models().next().is_none() {
-            return Err(LookupError::NoWorkers);
+            let n_connected = self.workers.iter().filter(|worker| worker.link == Link::Live).count();
+            return Err(LookupError::NoWorkers { n_known: self.workers.len(), n_connected });
         }
         let mut named = self.models().filter(|model| name.is_none_or(|name| model.answers_to(name)));
         let is_named = named.clone().next().is_some();
@@ -306,7 +312,7 @@ mod tests {
     fn no_name_means_the_only_model() {
         assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None), Ok(Arc::new(model())));
         let silent = WorkerView { model: None, link: Link::Connecting, ..worker(0) };
-        assert_eq!(fleet(vec![silent]).lookup(None, None), Err(LookupError::NoWorkers));
+        assert_eq!(fleet(vec![silent]).lookup(None, None), Err(LookupError::NoWorkers { n_known: 1, n_connected: 0 }));
     }
 
     #[test]

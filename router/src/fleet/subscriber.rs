@@ -39,6 +39,8 @@ enum StreamError {
     Connect(#[from] CallError),
     #[error("the worker does not let this router in: it wants another fleet token (--fleet-token-file)")]
     Refused,
+    #[error("the worker answers 503: it is not ready, as while it loads its model")]
+    Unready,
     #[error("the worker answered {status}")]
     Status { status: u16 },
     #[error("the worker answered with another content type")]
@@ -68,6 +70,7 @@ impl StreamError {
             Self::Connect(error) if error.is_tls() => "tls",
             Self::Connect(_) => "connect",
             Self::Refused => "refused",
+            Self::Unready => "unready",
             Self::Status { .. } => "status",
             Self::ContentType => "content_type",
             Self::Broken(error) if error.kind() == std::io::ErrorKind::InvalidData => "frame_too_long",
@@ -94,7 +97,10 @@ impl StreamError {
 
     /// Returns whether the worker itself cannot be used, as far as one can see from here.
     fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Refused | Self::Status { .. } | Self::ContentType | Self::Idle)
+        matches!(
+            self,
+            Self::Connect(_) | Self::Refused | Self::Unready | Self::Status { .. } | Self::ContentType | Self::Idle
+        )
     }
 }
 
@@ -194,6 +200,7 @@ impl Subscriber {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED => return Err(StreamError::Refused),
+            StatusCode::SERVICE_UNAVAILABLE => return Err(StreamError::Unready),
             status => return Err(StreamError::Status { status: status.as_u16() }),
         }
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {

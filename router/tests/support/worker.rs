@@ -67,6 +67,8 @@ pub struct Script {
     pub has_vocabulary: bool,
     /// The vocabulary.
     pub vocabulary: Bytes,
+    /// Whether its model is still being loaded: its summary answers 503.
+    pub is_loading: bool,
     /// Says whether heartbeats are sent.
     pub has_heartbeat: bool,
     /// Is sent in place of the snapshot's frames.
@@ -108,6 +110,7 @@ impl FakeWorker {
             has_vocabulary: true,
             vocabulary: Bytes::from_static(&VOCABULARY),
             has_heartbeat: true,
+            is_loading: false,
             raw_stream: None,
             ring: Ring::new(RING, stamp),
         };
@@ -356,6 +359,9 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
     shared.n_streams.fetch_add(1, Ordering::SeqCst);
     let (updates, head) = {
         let script = shared.script.lock().expect("no test panics here");
+        if script.is_loading {
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
         let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
         let missed = after.and_then(|after| Some((after, script.ring.since(after)?)));
         let head = match missed {
