@@ -23,5 +23,6 @@ pub mod store;
 mod summary;
 mod tools;
 mod unsupported;
+pub mod waiting;
 
 pub use http::openapi;

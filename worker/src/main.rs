@@ -10,9 +10,10 @@ use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use warmpath_shell::log;
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::{backends, config, start};
+use warmpath_worker::{backends, config, start, waiting};
 
 fn main() -> ExitCode {
+    let spins = waiting::spin_shortly();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let [_, command, library] = &arguments[..]
         && command == backends::CHECK_COMMAND
@@ -21,6 +22,10 @@ fn main() -> ExitCode {
     }
     let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
     log::start(flags.log_format);
+    if let Err(error) = spins {
+        tracing::warn!(%error, "threads wait as the system has it: this program could not start itself again");
+    }
+    tracing::info!(threads_wait = waiting::described(), "starting");
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

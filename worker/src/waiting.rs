@@ -1,0 +1,54 @@
+//! How llama.cpp's threads wait for each other: how long they spin before they sleep.
+//!
+//! Not here: how many there are (`config`).
+//! The idea: the threads of one step meet hundreds of times. GNU's OpenMP lets a thread that waits spin for milliseconds. That is
+//! best where every thread has a processor to itself, and a disaster where it has not: the thread that spins keeps the
+//! processor from the one that it waits for. A short spin bridges the usual wait and yields in all other cases. The library reads
+//! its settings before `main` does, so the program sets them and starts itself again, in the same process.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+/// Setting of GNU's OpenMP: how often a waiting thread looks before it sleeps.
+const SPIN_COUNT: &str = "GOMP_SPINCOUNT";
+
+/// Setting of every OpenMP: how threads wait.
+const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
+
+/// Looks of a waiting thread before it sleeps: tens of microseconds, longer than threads of a step usually wait.
+///
+/// Source: docs/tuning.md, the section about processors that are shared.
+const SPINS: &str = "1000";
+
+/// Starts the program again with short spins, unless its user has said how threads wait; then it goes on.
+///
+/// Errors: the program cannot be started again; it can go on all the same.
+pub fn spin_shortly() -> io::Result<()> {
+    let is_said = [SPIN_COUNT, WAIT_POLICY].iter().any(|name| std::env::var_os(name).is_some());
+    if is_said || !cfg!(target_os = "linux") {
+        return Ok(());
+    }
+    Err(start_again())
+}
+
+/// Returns how threads wait, in the words of the settings.
+pub fn described() -> String {
+    let said = |name: &&str| std::env::var_os(name).map(|value| format!("{name}={}", value.to_string_lossy()));
+    let settings: Vec<String> = [SPIN_COUNT, WAIT_POLICY].iter().filter_map(said).collect();
+    if settings.is_empty() { "as the system has it".to_owned() } else { settings.join(" ") }
+}
+
+fn start_again() -> io::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let mut arguments = std::env::args_os();
+    let name = arguments.next();
+    let mut command = Command::new(&program);
+    command.arg0(name.as_deref().unwrap_or(OsStr::new("warmpath-worker"))).args(arguments).env(SPIN_COUNT, SPINS);
+    // It returns only where it fails.
+    command.exec()
+}
