@@ -14,6 +14,8 @@ use warmpath_router_core::admission::AdmissionOptions;
 use warmpath_router_core::dispatch::DispatchOptions;
 use warmpath_router_core::membership::MembershipOptions;
 use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
+use warmpath_shell::hosts::{AllowedHosts, HostError};
+use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
 
@@ -214,6 +216,12 @@ pub struct Config {
     pub cors: Option<Cors>,
     /// Is how long a connection may take to send a request's head, the time before it included.
     pub head_timeout: Duration,
+    /// Bounds the connections of clients.
+    pub connections: ConnectionLimits,
+    /// Names by which clients may call this router.
+    pub allowed_hosts: AllowedHosts,
+    /// Names by which operators may.
+    pub admin_allowed_hosts: AllowedHosts,
     /// Says where traces go; absent where there are none.
     pub trace: Option<TraceConfig>,
     /// Is the requests' part.
@@ -280,6 +288,8 @@ pub struct RequestConfig {
     pub body_bytes_max: usize,
     /// Is how long a body may take to arrive.
     pub body_timeout: Duration,
+    /// Most memory of the bodies that are arriving. Units: bytes.
+    pub body_memory_bytes_max: usize,
     /// Bounds the attempts at one request.
     pub retry: RetryOptions,
     /// Bounds the repetitions of all requests together.
@@ -346,6 +356,12 @@ pub enum ConfigError {
         /// Is what was given.
         text: String,
     },
+    /// A name by which the router may be called is none.
+    #[error("--allowed-host {text}: it must be a host name or an address, without a scheme or a port, or *")]
+    Host {
+        /// What was given.
+        text: String,
+    },
     /// A flag's value is out of range.
     #[error("{flag} must be {range}")]
     Range {
@@ -392,11 +408,18 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         tls: flags.tls.files(),
         cors: cors::resolve(&flags.cors_origins)?,
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
+        connections: flags.listener.limits(),
+        allowed_hosts: allowed_hosts(flags.listener.allowed_hosts(flags.listen))?,
+        admin_allowed_hosts: allowed_hosts(flags.listener.admin_allowed_hosts())?,
         trace: flags.trace.config(),
         requests: RequestConfig {
             requests_max: flags.requests_max,
             body_bytes_max: flags.body_max,
             body_timeout: seconds("--body-timeout", flags.body_timeout)?,
+            body_memory_bytes_max: flags
+                .listener
+                .body_memory(flags.body_max)
+                .ok_or(ConfigError::Range { flag: "--body-memory-max", range: "three times --body-max or more" })?,
             retry: RetryOptions {
                 attempts_max: flags.attempts_max,
                 elapsed_max: seconds("--retry-timeout", flags.retry_timeout)?,
@@ -423,6 +446,10 @@ fn seconds(flag: &'static str, value: f64) -> Result<Duration, ConfigError> {
 
 fn at_least_one(flag: &'static str, value: usize) -> Result<(), ConfigError> {
     if value > 0 { Ok(()) } else { Err(ConfigError::Range { flag, range: "1 or more" }) }
+}
+
+fn allowed_hosts(hosts: Result<AllowedHosts, HostError>) -> Result<AllowedHosts, ConfigError> {
+    hosts.map_err(|HostError { text }| ConfigError::Host { text })
 }
 
 fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {
@@ -461,6 +488,11 @@ mod tests {
             ("--worker http://a:1 --idle-timeout NaN", "--idle-timeout must be a number of seconds, 0 or more"),
             ("--worker http://a:1 --attempts-max 0", "--attempts-max must be 1 or more"),
             ("--worker http://a:1 --body-max 0", "--body-max must be 1 or more"),
+            ("--worker http://a:1 --body-memory-max 47", "--body-memory-max must be three times --body-max or more"),
+            (
+                "--worker http://a:1 --allowed-host http://a",
+                "--allowed-host http://a: it must be a host name or an address, without a scheme or a port, or *",
+            ),
             ("--worker http://a:1 --retry-budget 1.5", "--retry-budget must be a share, 0 to 1"),
             ("--worker http://a:1 --queue-timeout=-1", "--queue-timeout must be a number of seconds, 0 or more"),
         ] {

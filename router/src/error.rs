@@ -10,27 +10,20 @@ use warmpath_router_core::admission::RETURN;
 use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::retry::Failure;
+use warmpath_shell::body::BodyError;
+use warmpath_shell::hosts::HostRefusal;
 
 use crate::keys::OverQuota;
 
 /// Says why a request gets no answer from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The body is longer than the limit.
-    #[error("the request body is longer than {bytes_max} bytes")]
-    BodyTooLong {
-        /// Is the limit.
-        bytes_max: usize,
-    },
-    /// The body did not arrive whole.
-    #[error("the request body could not be read")]
-    BodyUnread,
-    /// The body did not arrive in time.
-    #[error("the request body did not arrive within {seconds} s")]
-    BodyLate {
-        /// Is the limit.
-        seconds: f64,
-    },
+    /// The request names no host, or one that this router is not called.
+    #[error(transparent)]
+    Host(#[from] HostRefusal),
+    /// The body did not arrive, or not within its limits.
+    #[error(transparent)]
+    Body(#[from] BodyError),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
@@ -153,6 +146,8 @@ pub enum Class {
     Client,
     /// Nobody knows who asks.
     Unauthorized,
+    /// The request may come from a page that has no business here.
+    Forbidden,
     /// There is no such thing.
     NotFound,
     /// The path is right, the method is not.
@@ -196,7 +191,11 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::BodyUnread | Self::Unreadable(_) | Self::Dialect(_) | Self::Field { .. } => Class::Client,
+            Self::Body(BodyError::Unread)
+            | Self::Host(HostRefusal::NotOne)
+            | Self::Unreadable(_)
+            | Self::Dialect(_)
+            | Self::Field { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } | Self::NotStored { .. } => {
                 Class::NotFound
@@ -205,11 +204,14 @@ impl RequestError {
             Self::Lookup(LookupError::NoWorkers { .. }) => Class::Unavailable,
             Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
             Self::MethodRefused { .. } => Class::Method,
-            Self::BodyTooLong { .. } => Class::TooLong,
-            Self::BodyLate { .. } => Class::TooLate,
-            Self::RequestsFull { .. } | Self::QueueFull { .. } | Self::QueueLate { .. } | Self::OverQuota(_) => {
-                Class::Overload
-            }
+            Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
+            Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
+            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
+            Self::Body(BodyError::NoRoom)
+            | Self::RequestsFull { .. }
+            | Self::QueueFull { .. }
+            | Self::QueueLate { .. }
+            | Self::OverQuota(_) => Class::Overload,
             Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: Failure::Full, .. } => Class::Overload,
@@ -227,7 +229,7 @@ impl RequestError {
             | Self::QueueLate { retry_after, .. }
             | Self::RequestsFull { retry_after, .. }
             | Self::OverQuota(OverQuota::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::OverQuota(OverQuota::AtOnce { .. }) => Some(RETURN),
+            Self::OverQuota(OverQuota::AtOnce { .. }) | Self::Body(BodyError::NoRoom) => Some(RETURN),
             _ if self.class() == Class::Unavailable => Some(RETURN),
             _ => None,
         }
@@ -251,8 +253,10 @@ impl RequestError {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::OverQuota(_) => Some("rate_limit_exceeded"),
-            Self::BodyTooLong { .. } => Some("request_too_large"),
-            Self::BodyLate { .. } => Some("request_timeout"),
+            Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
+            Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
+            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
+            Self::Body(BodyError::NoRoom) => Some("bodies_full"),
             Self::Respelled { source, .. } => source.code(),
             Self::Unreadable(ReadError::Json { .. }) | Self::Dialect(DialectError::Read(ReadError::Json { .. })) => {
                 Some("invalid_json")

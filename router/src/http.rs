@@ -9,6 +9,7 @@ mod cors;
 pub mod error;
 mod fleet_page;
 mod health;
+mod hosts;
 mod models;
 mod name;
 mod openapi;
@@ -70,6 +71,7 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
+        .layer(from_fn_with_state(app.clone(), hosts::clients))
         .layer(from_fn_with_state(app.clone(), around))
         .with_state(app);
     match cors {
@@ -94,6 +96,7 @@ pub fn admin_routes(app: App) -> Router {
         .merge(health_routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
+        .layer(from_fn_with_state(app.clone(), hosts::operators))
         .with_state(app)
 }
 

@@ -154,27 +154,33 @@ impl Key {
         self.entry.priority_max.unwrap_or(PRIORITY_MAX_DEFAULT)
     }
 
-    /// Counts a request; returns its place.
+    /// Counts a request whose body is yet to come.
     ///
-    /// Errors: every [`OverQuota`].
-    pub fn enter(&self) -> Result<KeyPlace, OverQuota> {
-        let name = || self.entry.name.clone();
-        let place = match &self.places {
-            Some(places) => {
-                let at_once = self.entry.requests_at_once.map_or(0, NonZeroU32::get);
-                let full = |_| OverQuota::AtOnce { name: name(), at_once };
-                Some(Arc::clone(places).try_acquire_owned().map_err(full)?)
-            }
-            None => None,
-        };
-        if let Some(limiter) = &self.limiter {
-            limiter.check().map_err(|until| OverQuota::Rate {
-                name: name(),
-                per_minute: self.entry.requests_per_minute.map_or(0, NonZeroU32::get),
-                retry_after: until.wait_time_from(DefaultClock::default().now()),
-            })?;
+    /// Errors: every [`OverQuota`]; `AtOnce` is what [`Self::place`] would say now.
+    pub fn count(&self) -> Result<(), OverQuota> {
+        if self.places.as_ref().is_some_and(|places| places.available_permits() == 0) {
+            return Err(self.at_once());
         }
-        Ok(KeyPlace(place))
+        let Some(limiter) = &self.limiter else { return Ok(()) };
+        limiter.check().map_err(|until| OverQuota::Rate {
+            name: self.entry.name.clone(),
+            per_minute: self.entry.requests_per_minute.map_or(0, NonZeroU32::get),
+            retry_after: until.wait_time_from(DefaultClock::default().now()),
+        })
+    }
+
+    /// Returns the place of a request that has arrived whole.
+    ///
+    /// Errors: `AtOnce`.
+    pub fn place(&self) -> Result<KeyPlace, OverQuota> {
+        let Some(places) = &self.places else { return Ok(KeyPlace::default()) };
+        let place = Arc::clone(places).try_acquire_owned().map_err(|_| self.at_once())?;
+        Ok(KeyPlace(Some(place)))
+    }
+
+    fn at_once(&self) -> OverQuota {
+        let at_once = self.entry.requests_at_once.map_or(0, NonZeroU32::get);
+        OverQuota::AtOnce { name: self.entry.name.clone(), at_once }
     }
 }
 
@@ -274,6 +280,11 @@ mod tests {
 
     use super::*;
 
+    fn enter(key: &Key) -> Result<KeyPlace, OverQuota> {
+        key.count()?;
+        key.place()
+    }
+
     fn entry(name: &str, more: &str) -> (String, String) {
         let (key, entry) = new_key(name).expect("a good name");
         (key, format!("{entry}{more}\n"))
@@ -302,12 +313,12 @@ mod tests {
     fn a_key_has_its_requests_at_a_time_and_a_minute() {
         let (key, text) = entry("a", "requests_at_once = 2\nrequests_per_minute = 3");
         let key = open(&text).expect("a good file").find(key.as_bytes()).expect("it is listed");
-        let first = key.enter().expect("one");
-        let _second = key.enter().expect("two");
-        assert_eq!(key.enter().expect_err("three"), OverQuota::AtOnce { name: "a".into(), at_once: 2 });
+        let first = enter(&key).expect("one");
+        let _second = enter(&key).expect("two");
+        assert_eq!(enter(&key).expect_err("three"), OverQuota::AtOnce { name: "a".into(), at_once: 2 });
         drop(first);
-        drop(key.enter().expect("a place is free again"));
-        let error = key.enter().expect_err("the fourth in this minute");
+        drop(enter(&key).expect("a place is free again"));
+        let error = enter(&key).expect_err("the fourth in this minute");
         let OverQuota::Rate { per_minute: 3, retry_after, .. } = error else { panic!("{error:?}") };
         assert!(retry_after > Duration::ZERO && retry_after <= Duration::from_secs(20), "{retry_after:?}");
     }
@@ -316,11 +327,11 @@ mod tests {
     fn a_key_whose_entry_stays_keeps_its_counts() {
         let (key, text) = entry("a", "requests_at_once = 1");
         let keys = open(&text).expect("a good file");
-        let _place = keys.find(key.as_bytes()).expect("it is listed").enter().expect("one");
+        let _place = enter(&keys.find(key.as_bytes()).expect("it is listed")).expect("one");
         let reread = |text: &str| {
             let entries = toml::from_str::<File>(text).expect("TOML").key;
             keys.by_hash.store(Arc::new(keyed(entries, &keys.by_hash.load()).expect("good entries")));
-            keys.find(key.as_bytes()).map(|key| key.enter().is_ok())
+            keys.find(key.as_bytes()).map(|key| enter(&key).is_ok())
         };
         assert_eq!(reread(&text), Some(false), "the same entry");
         assert_eq!(reread(&text.replace("once = 1", "once = 2")), Some(true), "another one");

@@ -10,7 +10,7 @@ use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
-use warmpath_shell::log;
+use warmpath_shell::{descriptors, log};
 
 /// Replaces the system's allocator, which takes a seventh of the time of a long prompt (docs/decisions/0021-prompt-path.md).
 #[global_allocator]
@@ -28,9 +28,11 @@ fn main() -> anyhow::Result<()> {
     if let Some(name) = &flags.new_key {
         return print_new_key(name);
     }
-    log::start(flags.log_format);
+    let _log = log::start(flags.log_format);
+    // Before the configuration, which shares out what is allowed.
+    let limit = descriptors::raise();
     let config = resolve(flags)?;
-    raise_file_limit(&config);
+    check_file_limit(limit, &config);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
@@ -55,10 +57,10 @@ fn print_new_key(name: &str) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "# The key, shown this once: {key}\n{entry}").context("writing the key")
 }
 
-/// Raises the soft limit on open files as far as it goes: a request takes two.
-fn raise_file_limit(config: &Config) {
+/// Tells where fewer open files are allowed than requests may need: each takes two.
+fn check_file_limit(limit: std::io::Result<u64>, config: &Config) {
     let wanted = u64::try_from(config.requests.requests_max).unwrap_or(u64::MAX).saturating_mul(2);
-    match rlimit::increase_nofile_limit(u64::MAX) {
+    match limit {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => tracing::warn!(limit, wanted, "fewer open files are allowed than --requests-max may need"),
         Err(error) => tracing::warn!(%error, "the limit on open files cannot be raised"),

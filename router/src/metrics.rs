@@ -2,6 +2,7 @@
 //!
 //! Not here: where they are counted. What can be read off the fleet at any time is copied when somebody asks.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -12,6 +13,7 @@ use prometheus::{
 };
 use warmpath_common::cached_share;
 use warmpath_router_core::history::Totals;
+use warmpath_shell::listen::Connections;
 
 /// Is the buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
 pub const REQUEST_BUCKETS: &[f64] =
@@ -37,6 +39,9 @@ macro_rules! metrics {
         #[derive(Debug)]
         pub struct Metrics {
             registry: Registry,
+            /// Lets one caller at a time copy counts, or both would add the same difference; held for microseconds, never across
+            /// `.await`.
+            copying: Mutex<()>,
             $(#[doc = $help] pub $field: $kind,)*
         }
 
@@ -50,7 +55,7 @@ macro_rules! metrics {
                     let $field = $make(concat!("warmpath_router_", $name), $help.trim() $(, $extra)*);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
-                let metrics = Self { registry, $($field,)* };
+                let metrics = Self { registry, copying: Mutex::new(()), $($field,)* };
                 metrics.begin();
                 metrics
             }
@@ -159,6 +164,16 @@ metrics! {
     index_shed: IntGauge = gauge("index_shed_claims");
     /// Spans of traces that were dropped because the collector was away or slow.
     lost_spans: IntGauge = gauge("lost_spans");
+    /// Connections of clients that are open.
+    connections: IntGauge = gauge("connections");
+    /// Connections of clients that were refused because there were too many, and none of them was silent.
+    refused_connections: IntCounter = counter("refused_connections_total");
+    /// Connections of silent clients that were closed to make room for others.
+    displaced_connections: IntCounter = counter("displaced_connections_total");
+    /// Memory of request bodies that are still arriving.
+    body_bytes: IntGauge = gauge("arriving_body_bytes");
+    /// Lines of the log that could not be written, or were too many to wait.
+    lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// The version, as a label.
     info: IntGaugeVec = gauges("info", &["version"]);
 }
@@ -205,6 +220,18 @@ impl Metrics {
         for label in cached_share::LABELS.iter().chain([&cached_share::UNKNOWN]) {
             self.ttft.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
+        }
+    }
+
+    /// Copies what is counted elsewhere.
+    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64) {
+        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        for (counter, n) in [
+            (&self.refused_connections, connections.n_refused()),
+            (&self.displaced_connections, connections.n_displaced()),
+            (&self.lost_log_lines, n_lost_log_lines),
+        ] {
+            counter.inc_by(n.saturating_sub(counter.get()));
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
-use warmpath_shell::listen;
+use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
 use warmpath_shell::tls::{ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
@@ -18,7 +18,7 @@ use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
 use crate::fleet::given::{Given, GivenError};
-use crate::http::state::App;
+use crate::http::state::{App, Doors, Hosts};
 use crate::http::{admin_routes, client_routes};
 use crate::keys::{Keys, KeysError};
 use crate::metrics::Metrics;
@@ -104,7 +104,10 @@ impl Server {
         let keys = open_keys(config.keys_file, &metrics, &mut tasks)?;
         let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
-        let app = App::new(fleet, config.requests, (keys, metrics, tracer));
+        let connections = Connections::new(config.connections);
+        let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
+        let doors = Doors { connections: Arc::clone(&connections), hosts };
+        let app = App::new(fleet, config.requests, (keys, metrics, tracer), doors);
         tasks.spawn(Arc::clone(&app.recent).keep(Arc::clone(&app.metrics)));
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
@@ -119,9 +122,11 @@ impl Server {
             tracing::warn!("--cors-origin *: every web page that somebody opens may ask, with whatever key it has");
         }
         let routes = client_routes(app.clone(), config.cors.as_ref());
-        listeners.spawn(listen::serve(listener, routes, (tls, config.head_timeout), stopped));
+        let head_timeout = config.head_timeout;
+        listeners.spawn(listen::serve(listener, routes, Door { tls, head_timeout, connections }, stopped));
         // Operators may look on until the last answer has ended.
-        tasks.spawn(serve_admin(admin_listener, admin_routes(app.clone()), stopped_never));
+        let admin = Door { tls: None, head_timeout, connections: Connections::new(ConnectionLimits::ADMIN) };
+        tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");
         tracing::info!("admin: listening on http://{admin_address}");
         let drain_timeout = config.drain_timeout;
@@ -172,14 +177,4 @@ fn open_clients(config: &FleetConfig, metrics: &Arc<Metrics>, tasks: &mut JoinSe
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
-}
-
-async fn serve_admin(listener: TcpListener, routes: axum::Router, mut stopped: watch::Receiver<bool>) {
-    let until_stopped = async move {
-        // An error means that the server was dropped.
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-    };
-    if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(until_stopped).await {
-        tracing::error!(%error, "the admin listener failed");
-    }
 }

@@ -98,7 +98,8 @@ async fn a_body_that_does_not_arrive_is_given_up() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--body-timeout", "0.2"]).await;
     let mut socket = tokio::net::TcpStream::connect(router.server.address).await.expect("a connection");
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
     socket.write_all(head.as_bytes()).await.expect("it is sent");
     let mut answer = String::new();
     socket.read_to_string(&mut answer).await.expect("an answer");

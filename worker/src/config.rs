@@ -15,6 +15,8 @@ use std::time::Duration;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
+use warmpath_shell::hosts::{AllowedHosts, HostError};
+use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
@@ -38,6 +40,11 @@ const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Source: own choice: longer than the 90 s for which routers keep a connection that they do not use, so that none is ended just
 /// when a request is sent.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Longest time for a whole request body.
+///
+/// Source: the router's default for its clients.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Is the whole configuration.
 #[derive(Debug, Clone)]
@@ -75,8 +82,16 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
     /// Is the files from which TLS is spoken; absent where it is not.
     pub tls: Option<ServerFiles>,
+    /// Bounds the connections of clients.
+    pub connections: ConnectionLimits,
+    /// Names by which clients may call this worker.
+    pub allowed_hosts: AllowedHosts,
+    /// Names by which probes and scrapers may at their own address.
+    pub admin_allowed_hosts: AllowedHosts,
     /// Is the longest request body. Units: bytes.
     pub body_bytes_max: usize,
+    /// Most memory of the bodies that are arriving. Units: bytes.
+    pub body_memory_bytes_max: usize,
     /// Is the folder for the state of slots, where clients may save it.
     pub slot_save_path: Option<PathBuf>,
     /// Is how long a stream may be silent before its client is told that it goes on; absent for ever.
@@ -192,12 +207,24 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     }
     let silence_max = fields::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
+    let host = |HostError { text }| ConfigError::Range {
+        flag: "allowed-host",
+        reason: format!("{text} must be a host name or an address, without a scheme or a port, or *"),
+    };
+    let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {
+        flag: "body-memory-max",
+        reason: "must be three times --body-max or more".to_owned(),
+    })?;
     Ok(HttpConfig {
         listen: flags.listen,
         admin_listen: flags.admin_listen,
         token_file: flags.fleet_token_file.clone(),
         tls: flags.tls.clone().files(),
+        connections: flags.listener.limits(),
+        allowed_hosts: flags.listener.allowed_hosts(flags.listen).map_err(host)?,
+        admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,
         body_bytes_max: flags.body_max,
+        body_memory_bytes_max,
         slot_save_path,
         silence_max,
     })

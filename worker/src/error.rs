@@ -6,6 +6,8 @@ use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
 use warmpath_common::lora::AdapterError;
 use warmpath_prompt::{NoFim, PromptError};
+use warmpath_shell::body::BodyError;
+use warmpath_shell::hosts::HostRefusal;
 
 use crate::engine::{CacheError, EngineError};
 use crate::store::slot_file::SlotFileError;
@@ -13,15 +15,12 @@ use crate::store::slot_file::SlotFileError;
 /// Says why a request gets no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The body is longer than the limit.
-    #[error("the request body is longer than {bytes_max} bytes")]
-    BodyTooLong {
-        /// Is the limit.
-        bytes_max: usize,
-    },
-    /// The body did not arrive whole.
-    #[error("the request body could not be read")]
-    BodyUnread,
+    /// The request names no host, or one that this worker is not called.
+    #[error(transparent)]
+    Host(#[from] HostRefusal),
+    /// The body did not arrive, or not within its limits.
+    #[error(transparent)]
+    Body(#[from] BodyError),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
@@ -189,8 +188,12 @@ pub enum Class {
     NotFound,
     /// The path is right, the method is not.
     Method,
+    /// The request may come from a page that has no business here.
+    Forbidden,
     /// The body is over the limit.
     TooLong,
+    /// The body took too long.
+    TooLate,
     /// The worker does not do such things, or not as it was started.
     NotSupported,
     /// Every place is taken; later there will be room.
@@ -222,7 +225,8 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::BodyUnread
+            Self::Body(BodyError::Unread)
+            | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
             | Self::Dialect(_)
             | Self::Field { .. }
@@ -245,8 +249,11 @@ impl RequestError {
             Self::NotEnabled { .. } | Self::NoFim(_) | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::Unauthorized => Class::Unauthorized,
             Self::MethodRefused { .. } => Class::Method,
-            Self::BodyTooLong { .. } => Class::TooLong,
-            Self::PreparingFull { .. }
+            Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
+            Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
+            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
+            Self::Body(BodyError::NoRoom)
+            | Self::PreparingFull { .. }
             | Self::Engine(EngineError::QueueFull { .. })
             | Self::Cache(CacheError::Busy) => Class::Overload,
             Self::Loading { .. }
@@ -285,7 +292,10 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::BodyTooLong { .. } => Some("request_too_large"),
+            Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
+            Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
+            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
+            Self::Body(BodyError::NoRoom) => Some("bodies_full"),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Respelled { source, .. } => source.code(),
             Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),

@@ -15,6 +15,7 @@ mod dialect;
 mod embeddings;
 mod error;
 mod health;
+mod hosts;
 mod logprobs;
 mod lora;
 mod models;
@@ -34,7 +35,6 @@ mod tokenize;
 mod wire;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{any, delete, get, post};
@@ -90,15 +90,19 @@ pub fn router(app: App) -> Router {
         .route(VOCABULARY_PATH, get(summary::vocabulary))
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)
-        .layer(DefaultBodyLimit::max(app.body_bytes_max))
         .layer(middleware::from_fn_with_state(app.clone(), access::check))
+        .layer(middleware::from_fn_with_state(app.clone(), hosts::clients))
         .layer(middleware::from_fn_with_state(app.clone(), context::around))
         .with_state(app)
 }
 
 /// Returns the service that answers probes and scrapers alone.
 pub fn admin_router(app: App) -> Router {
-    health_routes().method_not_allowed_fallback(method_refused).fallback(path_unknown).with_state(app)
+    health_routes()
+        .method_not_allowed_fallback(method_refused)
+        .fallback(path_unknown)
+        .layer(middleware::from_fn_with_state(app.clone(), hosts::probes))
+        .with_state(app)
 }
 
 fn health_routes() -> Router<App> {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use warmpath_shell::log;
+use warmpath_shell::{descriptors, log};
 use warmpath_worker::config::flags::Flags;
 use warmpath_worker::{backends, config, start, waiting};
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         return check(library.as_ref());
     }
     let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
-    log::start(flags.log_format);
+    let _log = log::start(flags.log_format);
     if let Err(error) = spins {
         tracing::warn!(%error, "threads wait as the system has it: this program could not start itself again");
     }
@@ -45,6 +45,10 @@ fn check(library: &Path) -> ExitCode {
 
 #[tokio::main]
 async fn run(flags: Flags) -> anyhow::Result<()> {
+    // Before the configuration, which shares out what is allowed.
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(%error, "the limit on open files cannot be raised");
+    }
     let config = config::resolve(flags)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;

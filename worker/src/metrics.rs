@@ -14,6 +14,7 @@ use prometheus::{
 
 use warmpath_common::cached_share;
 use warmpath_common::summary::Tier;
+use warmpath_shell::listen::Connections;
 
 use crate::engine::{CacheTotals, CounterValues};
 
@@ -76,6 +77,16 @@ metrics! {
     token_file_failures: IntCounter = counter("token_file_failures_total");
     /// Looks at changed files for TLS that failed; the last certificates stand.
     tls_failures: IntCounter = counter("tls_failures_total");
+    /// Connections of clients that are open.
+    connections: IntGauge = gauge("connections");
+    /// Connections of clients that were refused because there were too many, and none of them was silent.
+    refused_connections: IntCounter = counter("refused_connections_total");
+    /// Connections of silent clients that were closed to make room for others.
+    displaced_connections: IntCounter = counter("displaced_connections_total");
+    /// Memory of request bodies that are still arriving.
+    body_bytes: IntGauge = gauge("arriving_body_bytes");
+    /// Lines of the log that could not be written, or were too many to wait.
+    lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// Spans of traces that were dropped because the collector was away or slow.
     lost_spans: IntGauge = gauge("lost_spans");
     /// Time from a request's arrival to its first token, by how much of its prompt was reused: none, some, half (or more), most (nine tenths).
@@ -238,6 +249,18 @@ impl Metrics {
         let rate = self.prefill_rate.get();
         if rate > 0.0 {
             self.saved_prefill.inc_by(f64::from(n_tokens) / rate);
+        }
+    }
+
+    /// Copies what is counted elsewhere.
+    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64) {
+        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        for (counter, n) in [
+            (&self.refused_connections, connections.n_refused()),
+            (&self.displaced_connections, connections.n_displaced()),
+            (&self.lost_log_lines, n_lost_log_lines),
+        ] {
+            counter.inc_by(n.saturating_sub(counter.get()));
         }
     }
 

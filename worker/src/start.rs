@@ -18,14 +18,15 @@ use tracing::{info, warn};
 use warmpath_common::ids::WorkerUid;
 use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::OpenError;
+use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
-use warmpath_shell::listen;
-use warmpath_shell::tls::{RustlsConfig, ServerFiles, TlsError};
+use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
+use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
 use crate::backends::BackendError;
-use crate::config::{Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
+use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::engine::StartError;
 use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
@@ -95,7 +96,7 @@ pub struct Bound {
 
 /// Is what stands between the network and the worker.
 struct Doors {
-    tls: Option<RustlsConfig>,
+    tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
@@ -190,7 +191,14 @@ impl Bound {
         let app = App {
             phase: phase_seen,
             worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
-            body_bytes_max: config.http.body_bytes_max,
+            bodies: Arc::new(BodyLimits {
+                bytes_max: config.http.body_bytes_max,
+                timeout: BODY_TIMEOUT,
+                room: BodyRoom::new(config.http.body_memory_bytes_max),
+            }),
+            connections: Connections::new(config.http.connections),
+            allowed_hosts: Arc::new(config.http.allowed_hosts.clone()),
+            admin_allowed_hosts: Arc::new(config.http.admin_allowed_hosts.clone()),
             slot_save_path: config.http.slot_save_path.clone(),
             tokens,
             tracer: tracer.clone(),
@@ -234,15 +242,18 @@ impl Bound {
 
 fn serve_http(
     (listener, admin): (TcpListener, Option<TcpListener>),
-    tls: Option<RustlsConfig>,
+    tls: Option<CurrentServer>,
     app: App,
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
         // Nobody waits for it to end: no answer is on its way there.
-        tokio::spawn(listen::serve(admin, admin_router(app.clone()), (None, HEAD_TIMEOUT), closed.clone()));
+        let connections = Connections::new(ConnectionLimits::ADMIN);
+        let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, connections };
+        tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));
     }
-    let http = tokio::spawn(listen::serve(listener, router(app), (tls, HEAD_TIMEOUT), closed));
+    let door = Door { tls, head_timeout: HEAD_TIMEOUT, connections: Arc::clone(&app.connections) };
+    let http = tokio::spawn(listen::serve(listener, router(app), door, closed));
     (http, close)
 }
 

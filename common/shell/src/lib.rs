@@ -4,11 +4,14 @@
 //! Not here: what is served, decided or computed. The idea: whatever keeps a door is written once, so that both have the same.
 
 pub mod bearer;
+pub mod body;
 pub mod connect;
+pub mod descriptors;
 pub mod dialect_errors;
 pub mod event_stream;
 pub mod files;
 pub mod fleet_token;
+pub mod hosts;
 pub mod listen;
 pub mod log;
 pub mod tls;

@@ -1,44 +1,282 @@
-//! The listener: TLS where it is asked for, and no patience for slow heads.
+//! The listener: HTTP/1.1 over TCP, TLS where it is asked for, and limits on what connections may cost.
 //!
-//! Not here: what is served, the certificates (`tls`), the router's admin listener, which is for a network of the operator's own.
+//! Not here: what is served, the certificates (`tls`), which connection is displaced (`connections`).
+//! The idea: a client that lets the server wait is closed after the head timeout. Where there are as many connections as are
+//! allowed, the one whose client has been silent for longest makes room for the next: silence never locks others out.
 
-use std::net::SocketAddr;
+mod connections;
+mod watched;
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use axum_server::Handle;
-use axum_server::accept::NoDelayAcceptor;
-use axum_server::tls_rustls::RustlsAcceptor;
-use hyper_util::rt::TokioTimer;
-use tokio::net::TcpListener;
+use axum::body::Body;
+use clap::Args;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt as _;
 
-use crate::tls::RustlsConfig;
+use self::connections::{Entered, Seat};
+use self::watched::{Download, Upload};
+use crate::body::ROOM_BODIES_MIN;
+use crate::descriptors;
+use crate::hosts::{self, AllowedHosts, HostError};
+use crate::tls::CurrentServer;
 
-/// Serves clients until it is told to stop, and then until the last answer has ended.
-pub async fn serve(
-    listener: TcpListener,
-    routes: axum::Router,
-    (tls, head_timeout): (Option<RustlsConfig>, Duration),
-    mut stopped: watch::Receiver<bool>,
-) {
-    let handle: Handle<SocketAddr> = Handle::new();
-    let stopper = handle.clone();
-    let stop = tokio::spawn(async move {
-        // An error means that the server was dropped.
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-        stopper.graceful_shutdown(None);
-    });
-    let mut server = axum_server::Server::from_listener(listener).handle(handle).http1_only();
-    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(head_timeout);
-    let service = routes.into_make_service();
-    let served = match tls {
-        None => server.acceptor(NoDelayAcceptor::new()).serve(service).await,
-        Some(config) => {
-            server.acceptor(RustlsAcceptor::new(config).acceptor(NoDelayAcceptor::new())).serve(service).await
+pub use self::connections::Connections;
+
+/// Connections to an admin listener: probes, scrapers and operators.
+///
+/// Source: own choice: a probe, two scrapers and some pages that are open take about ten.
+pub const ADMIN_CONNECTIONS_MAX: usize = 32;
+
+/// Pause after a connection could not be accepted.
+///
+/// Source: own choice: descriptors come back when a connection ends; a probe waits for a second at least.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time in which a displaced connection may send the end of an answer.
+///
+/// Source: own choice: the answer is complete, and most of the time it is already with the system.
+const DISPLACED_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Response to a connection for which there is no room.
+static REFUSAL: LazyLock<String> = LazyLock::new(|| {
+    let error = r#"{"error":{"message":"there are too many connections","type":"unavailable_error","param":null,"code":"connections_full"}}"#;
+    let head =
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
+    format!("{head}\r\ncontent-length: {}\r\n\r\n{error}", error.len())
+});
+
+/// Flags of the listener for clients.
+#[derive(Debug, Clone, Args)]
+pub struct ListenFlags {
+    /// Most connections of clients at a time; one more displaces the one that has been silent for longest, or is refused with 503
+    /// [default: what the limit on open files allows, at most 16384].
+    #[arg(long, env = "WARMPATH_CONNECTIONS_MAX", value_name = "N")]
+    connections_max: Option<NonZeroUsize>,
+
+    /// Most connections of one client address at a time; without it there is no such limit, as clients behind a proxy share an address.
+    #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
+    connections_per_address_max: Option<NonZeroUsize>,
+
+    /// Most memory of request bodies that are still arriving, at least three times --body-max; a sender gets a third at most, and less
+    /// where others send; beyond it bodies are refused with 429 [default: 256, or what --body-max needs].
+    #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
+    body_memory_max: Option<usize>,
+
+    /// Name or address by which clients may call this server, besides those of the machine for itself, or * for all; may be repeated, or a
+    /// list with commas. Without it a server that listens on loopback takes no other, and one that listens elsewhere takes all.
+    #[arg(long = "allowed-host", env = "WARMPATH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
+    allowed_hosts: Vec<String>,
+
+    /// Name by which operators may call the admin address, besides addresses, localhost and the names of --allowed-host, or * for all; may be
+    /// repeated, or a list with commas.
+    #[arg(
+        long = "admin-allowed-host",
+        env = "WARMPATH_ADMIN_ALLOWED_HOST",
+        value_name = "HOST",
+        value_delimiter = ','
+    )]
+    admin_allowed_hosts: Vec<String>,
+}
+
+/// Memory of request bodies that are arriving, where no flag says otherwise. Units: bytes.
+///
+/// Source: own choice: sixteen times the longest body by default.
+const BODY_MEMORY_DEFAULT: usize = 256 << 20;
+
+impl ListenFlags {
+    /// Returns the limits that the flags set.
+    ///
+    /// Reads: the limit on open files.
+    pub fn limits(&self) -> ConnectionLimits {
+        ConnectionLimits {
+            connections_max: self.connections_max.map_or_else(descriptors::connections_max, NonZeroUsize::get),
+            per_address_max: self.connections_per_address_max.map(NonZeroUsize::get),
         }
-    };
-    stop.abort();
-    if let Err(error) = served {
-        tracing::error!(%error, "the listener failed");
+    }
+
+    /// Returns the names by which clients may call a server that listens at `listen`.
+    ///
+    /// Errors: a name is none.
+    pub fn allowed_hosts(&self, listen: SocketAddr) -> Result<AllowedHosts, HostError> {
+        AllowedHosts::of_clients(&self.allowed_hosts, listen)
+    }
+
+    /// Returns the names by which operators may call the admin address.
+    ///
+    /// Errors: a name is none.
+    pub fn admin_allowed_hosts(&self) -> Result<AllowedHosts, HostError> {
+        let of_clients = self.allowed_hosts.iter().filter(|name| *name != hosts::ANY);
+        AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
+    }
+
+    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` where that is less than they need. Units: bytes.
+    pub fn body_memory(&self, body_bytes_max: usize) -> Option<usize> {
+        let needed = body_bytes_max.saturating_mul(ROOM_BODIES_MIN);
+        match self.body_memory_max {
+            None => Some(needed.max(BODY_MEMORY_DEFAULT)),
+            Some(mib) => mib.checked_mul(1 << 20).filter(|bytes| *bytes >= needed),
+        }
     }
 }
+
+/// Limits on the connections to one listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Most connections at a time.
+    pub connections_max: usize,
+    /// Most connections of one address at a time; absent where there is no such limit.
+    pub per_address_max: Option<usize>,
+}
+
+impl ConnectionLimits {
+    /// Limits of an admin listener.
+    pub const ADMIN: Self = Self { connections_max: ADMIN_CONNECTIONS_MAX, per_address_max: None };
+}
+
+/// Address of the client whose request this is; an extension of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientAddress(pub IpAddr);
+
+/// What stands between the network and a listener's routes.
+#[derive(Clone)]
+pub struct Door {
+    /// Certificates with which TLS is spoken; absent where it is not.
+    pub tls: Option<CurrentServer>,
+    /// Time in which a client must have sent a request's head, the time before it included.
+    pub head_timeout: Duration,
+    /// Connections that are open.
+    pub connections: Arc<Connections>,
+}
+
+/// Serves clients until it is told to stop, and then until the last answer has ended.
+pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stopped: watch::Receiver<bool>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(door.head_timeout);
+    let mut open = JoinSet::new();
+    let mut is_failing = false;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = open.join_next() => continue,
+            () = stop(stopped.clone()) => break,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                is_failing = false;
+                let Some(seat) = admit(&door, &stream, peer) else { continue };
+                let served = Served { http: http.clone(), routes: routes.clone(), door: door.clone(), seat };
+                open.spawn(served.connection(stream, stopped.clone()));
+            }
+            Err(error) => {
+                if !is_failing {
+                    tracing::error!(%error, "connections cannot be accepted");
+                }
+                is_failing = true;
+                // Out of descriptors: a silent client has one.
+                door.connections.displace_one();
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    while open.join_next().await.is_some() {}
+}
+
+/// Returns once it is told to stop, or whoever could tell it is gone.
+async fn stop(mut stopped: watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+/// Returns the place of a new connection, if there is one.
+fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
+    match Connections::enter(&door.connections, peer.ip()) {
+        Entered::Seat(seat) => Some(Arc::new(seat)),
+        Entered::Full => {
+            if door.tls.is_none() {
+                // What has come is read, or the system would throw the refusal away with it. No error matters: the connection is closed.
+                let _ = stream.try_read(&mut [0; 4096]);
+                let _ = stream.try_write(REFUSAL.as_bytes());
+            }
+            None
+        }
+    }
+}
+
+/// One connection and what it is served with.
+struct Served {
+    http: http1::Builder,
+    routes: axum::Router,
+    door: Door,
+    seat: Arc<Seat>,
+}
+
+impl Served {
+    async fn connection(self, stream: TcpStream, stopped: watch::Receiver<bool>) {
+        // An error means that the connection is gone; reading it will say so.
+        let _ = stream.set_nodelay(true);
+        match &self.door.tls {
+            None => self.requests(stream, stopped).await,
+            Some(config) => {
+                let handshake = TlsAcceptor::from(config.load_full()).accept(stream);
+                let stream = tokio::select! {
+                    stream = tokio::time::timeout(self.door.head_timeout, handshake) => stream,
+                    () = self.seat.displaced() => return,
+                    () = stop(stopped.clone()) => return,
+                };
+                if let Ok(Ok(stream)) = stream {
+                    self.requests(stream, stopped).await;
+                }
+            }
+        }
+    }
+
+    async fn requests<I: AsyncRead + AsyncWrite + Unpin>(self, stream: I, stopped: watch::Receiver<bool>) {
+        let Self { http, routes, seat, .. } = self;
+        let service = service_fn(|request| answer(routes.clone(), &seat, request));
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        // An error means that the client is gone, late, or speaks no HTTP/1.1: nothing is owed to it.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = seat.displaced() => {
+                if seat.has_answered() {
+                    connection.as_mut().graceful_shutdown();
+                    let _ = tokio::time::timeout(DISPLACED_TIMEOUT, connection).await;
+                }
+                return;
+            }
+            () = stop(stopped) => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}
+
+/// Answers one request, and notes whose turn it is: the client's, as long as it has something to send.
+async fn answer(
+    routes: axum::Router,
+    seat: &Arc<Seat>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(|body| Body::new(Upload::new(body, Arc::clone(seat))));
+    request.extensions_mut().insert(ClientAddress(seat.address()));
+    let response = routes.oneshot(request).await?;
+    Ok(response.map(|body| Body::new(Download::new(body, Arc::clone(seat)))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,12 @@
 //! The log on stderr.
 //!
-//! Not here: what is logged.
+//! Not here: what is logged. The idea: whoever logs must never fail or wait because of it. A thread of its own writes; a line that cannot be written, or
+//! that finds too many waiting, is lost and counted.
 
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -10,6 +14,19 @@ use tracing_subscriber::EnvFilter;
 /// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every file it loads, and the Kubernetes client
 /// an error at each try to reach an API server that is away, which discovery says once.
 const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
+
+/// Lines that wait to be written.
+///
+/// Source: own choice: some megabytes at most; what llama.cpp says of a file it loads takes some hundred.
+const LINES_WAITING_MAX: usize = 8192;
+
+/// Time that the end of a process waits for the last lines.
+///
+/// Source: own choice: as long as a reader that lives may be busy.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Lines that were lost.
+static N_LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Is the form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,13 +37,146 @@ pub enum LogFormat {
     Json,
 }
 
+/// A log that runs; dropping it waits for its last lines.
+#[derive(Debug)]
+pub struct Log(SyncSender<Order>);
+
+/// Order to the thread that writes.
+#[derive(Debug)]
+enum Order {
+    /// Writes a line.
+    Line(Box<[u8]>),
+    /// Tells that all lines before have been written.
+    Tell(SyncSender<()>),
+}
+
 /// Starts the log of this process; to be called once.
-pub fn start(format: LogFormat) {
+pub fn start(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let (log, orders) = channel();
+    // Where there is no thread, every line is lost, and counted.
+    let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || write_to(io::stderr(), &orders));
+    let lines = log.0.clone();
+    let writer = move || Lines(lines.clone());
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours);
     match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => subscriber.init(),
+        LogFormat::Json => subscriber.json().init(),
+    }
+    log
+}
+
+/// Returns how many lines this process has lost.
+pub fn n_lost() -> u64 {
+    N_LOST.load(Ordering::Relaxed)
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let (tell, told) = sync_channel(1);
+        if self.0.try_send(Order::Tell(tell)).is_ok() {
+            // An error means that the lines cannot be written.
+            let _ = told.recv_timeout(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+fn channel() -> (Log, Receiver<Order>) {
+    let (orders, taken) = sync_channel(LINES_WAITING_MAX);
+    (Log(orders), taken)
+}
+
+fn write_to(mut out: impl Write, orders: &Receiver<Order>) {
+    while let Ok(order) = orders.recv() {
+        match order {
+            Order::Line(line) => {
+                if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                    N_LOST.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            // An error means that nobody waits any more.
+            Order::Tell(tell) => drop(tell.try_send(())),
+        }
+    }
+}
+
+/// Takes lines, each in one piece, as `tracing_subscriber` writes them.
+struct Lines(SyncSender<Order>);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.0.try_send(Order::Line(line.into())).is_err() {
+            N_LOST.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Lets one test at a time look at what is lost.
+    static LOOKING: Mutex<()> = Mutex::new(());
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Broken;
+
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_last_lines_are_written_before_the_log_is_gone() {
+        let _looking = LOOKING.lock().expect("no panic");
+        let ((log, orders), kept) = (channel(), Kept::default());
+        let out = kept.clone();
+        std::thread::spawn(move || write_to(out, &orders));
+        for n in 0..100 {
+            writeln!(Lines(log.0.clone()), "{n}").expect("a line is never refused");
+        }
+        drop(log);
+        let text = String::from_utf8(kept.0.lock().expect("no panic").clone()).expect("text");
+        assert!(text.replace('\n', " ").ends_with("98 99 "), "{text}");
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_or_are_too_many_are_lost_and_counted() {
+        let _looking = LOOKING.lock().expect("no panic");
+        let before = n_lost();
+        let (log, orders) = channel();
+        for _ in 0..LINES_WAITING_MAX + 3 {
+            Lines(log.0.clone()).write_all(b"a line").expect("a line is never refused");
+        }
+        assert_eq!(n_lost() - before, 3, "nobody writes, and nobody waits for it");
+        let writing = std::thread::spawn(move || write_to(Broken, &orders));
+        drop(log);
+        writing.join().expect("no panic");
+        assert_eq!(n_lost() - before, LINES_WAITING_MAX as u64 + 3);
     }
 }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-pub use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
@@ -141,18 +140,21 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
+/// What a server speaks now, to be looked at for each connection.
+pub type CurrentServer = Arc<ArcSwap<ServerConfig>>;
+
 impl ServerFiles {
     /// Returns what is spoken with the certificates that the files hold.
     ///
     /// Errors: every [`TlsError`] but `Root` where no roots are given.
-    pub fn open(&self) -> Result<RustlsConfig, TlsError> {
-        Ok(RustlsConfig::from_config(Arc::new(self.read()?)))
+    pub fn open(&self) -> Result<CurrentServer, TlsError> {
+        Ok(Arc::new(ArcSwap::from_pointee(self.read()?)))
     }
 
     /// Follows the files for as long as it is polled.
-    pub async fn watch(self, config: RustlsConfig, failed: impl FnMut()) {
+    pub async fn watch(self, config: CurrentServer, failed: impl FnMut()) {
         let paths = self.own.paths().into_iter().chain(self.client_ca.clone()).collect();
-        let take = |new| config.reload_from_config(Arc::new(new));
+        let take = |new| config.store(Arc::new(new));
         follow(paths, || self.read().map(take), failed).await;
     }
 

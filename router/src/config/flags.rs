@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use warmpath_router_core::choose::Policy;
+use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
@@ -115,6 +116,10 @@ pub struct Flags {
     /// File of the API keys that clients must present, by their hashes; read again when it changes. Without it everybody may ask.
     #[arg(long, env = "WARMPATH_API_KEYS_FILE", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
+
+    /// Are those of the listener for clients.
+    #[command(flatten)]
+    pub listener: ListenFlags,
 
     /// Are those of TLS with clients.
     #[command(flatten)]

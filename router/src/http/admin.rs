@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::breaker::BreakerState;
 use warmpath_router_core::fleet::{Link, WorkerView};
+use warmpath_shell::log;
 
 use super::state::App;
 
@@ -135,6 +136,9 @@ fn copy_fleet(app: &App) {
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));
     metrics.lost_spans.set(i64::try_from(app.tracer.n_lost()).unwrap_or(i64::MAX));
+    metrics.connections.set(gauge(app.doors.connections.n_open()));
+    metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
+    metrics.copy_counts(&app.doors.connections, log::n_lost());
     metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
 }
 

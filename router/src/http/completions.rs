@@ -9,12 +9,14 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use warmpath_common::headers::CACHE_SALT;
 
 use warmpath_common::model::Capability;
+use warmpath_shell::body::Sender;
+use warmpath_shell::listen::ClientAddress;
 
 use super::Context;
 use super::name::Name;
@@ -113,11 +115,13 @@ pub async fn pass_chat(
 async fn answer(app: App, context: Context, request: Request, shape: Shape) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
     let key = parts.extensions.remove::<Arc<Key>>();
-    let place = app.place(key.as_deref())?;
+    // What a key may not ask is not read. Places are for requests that have arrived.
+    key.as_deref().map_or(Ok(()), Key::count)?;
     if let Some(key) = &key {
         salt(&mut parts.headers, key);
     }
-    let body = read_whole(&app, body).await?;
+    let body = read_whole(&app, body, sender(&parts, key.as_deref())).await?;
+    let place = app.place(key.as_deref())?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());
@@ -144,15 +148,15 @@ fn salt(headers: &mut HeaderMap, key: &Key) {
     headers.insert(CACHE_SALT, salt);
 }
 
+/// Returns by whom a body is sent.
+pub(super) fn sender(parts: &Parts, key: Option<&Key>) -> Sender {
+    let at = || parts.extensions.get::<ClientAddress>().map(|client| Sender::at(client.0));
+    key.map(|key| Sender::Key(key.name().to_owned())).or_else(at).unwrap_or(Sender::Unknown)
+}
+
 /// Returns the whole body.
 ///
-/// Errors: `BodyTooLong`, `BodyLate`, `BodyUnread`.
-pub(super) async fn read_whole(app: &App, body: Body) -> Result<Bytes, RequestError> {
-    let (bytes_max, timeout) = (app.requests.body_bytes_max, app.requests.body_timeout);
-    let read = tokio::time::timeout(timeout, Limited::new(body, bytes_max).collect()).await;
-    match read.map_err(|_| RequestError::BodyLate { seconds: timeout.as_secs_f64() })? {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLong { bytes_max }),
-        Err(_) => Err(RequestError::BodyUnread),
-    }
+/// Errors: `Body`.
+pub(super) async fn read_whole(app: &App, body: Body, sender: Sender) -> Result<Bytes, RequestError> {
+    Ok(app.bodies.read(body, sender).await?)
 }

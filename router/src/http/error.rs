@@ -18,6 +18,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
         Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate => "invalid_request_error",
         Class::Unauthorized => "authentication_error",
+        Class::Forbidden => "permission_error",
         Class::NotSupported => "not_supported_error",
         Class::Overload => "rate_limit_error",
         Class::Unavailable => "unavailable_error",
@@ -73,6 +74,7 @@ fn status(class: Class) -> StatusCode {
     match class {
         Class::Client => StatusCode::BAD_REQUEST,
         Class::Unauthorized => StatusCode::UNAUTHORIZED,
+        Class::Forbidden => StatusCode::FORBIDDEN,
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,

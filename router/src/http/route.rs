@@ -15,7 +15,7 @@ use warmpath_router_core::fleet::Link;
 use warmpath_router_core::index::Match;
 
 use super::admin::mode;
-use super::completions::read_whole;
+use super::completions::{read_whole, sender};
 use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
@@ -43,7 +43,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let unreadable =
         |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
     let Query(asked) = asked.map_err(unreadable)?;
-    let body = read_whole(&app, body).await?;
+    let body = read_whole(&app, body, sender(&parts, None)).await?;
     let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
     let draft = Draft {
         shape: shape_of(asked.path.as_deref(), &body),

@@ -8,6 +8,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use warmpath_router_core::conversations::Conversations;
 use warmpath_router_core::retry::RetryBudget;
+use warmpath_shell::body::{BodyLimits, BodyRoom};
+use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
 use crate::config::RequestConfig;
@@ -48,6 +51,27 @@ pub struct App {
     pub cut_off: CancellationToken,
     /// Is the keys that clients must present; absent where everybody may ask.
     pub keys: Option<Arc<Keys>>,
+    /// Limits on the bodies of requests.
+    pub bodies: Arc<BodyLimits>,
+    /// What stands between the network and the routes.
+    pub doors: Doors,
+}
+
+/// What stands between the network and the routes.
+#[derive(Clone)]
+pub struct Doors {
+    /// Connections of clients.
+    pub connections: Arc<Connections>,
+    /// Names by which the router may be called.
+    pub hosts: Arc<Hosts>,
+}
+
+/// Names by which the router may be called.
+pub struct Hosts {
+    /// Those that clients may use.
+    pub clients: AllowedHosts,
+    /// Those that operators may use.
+    pub operators: AllowedHosts,
 }
 
 /// Is a request's place among those that are being answered; it is free again when this is dropped.
@@ -69,11 +93,19 @@ impl App {
         fleet: Arc<Fleet>,
         requests: RequestConfig,
         (keys, metrics, tracer): (Option<Arc<Keys>>, Arc<Metrics>, Tracer),
+        doors: Doors,
     ) -> Self {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let bodies = Arc::new(BodyLimits {
+            bytes_max: requests.body_bytes_max,
+            timeout: requests.body_timeout,
+            room: BodyRoom::new(requests.body_memory_bytes_max),
+        });
         Self {
             fleet,
             tracer,
+            bodies,
+            doors,
             preparing: Arc::default(),
             recent: Arc::default(),
             started_s: started.as_secs(),
@@ -89,11 +121,11 @@ impl App {
         }
     }
 
-    /// Returns a place for one more request of a key, where keys are asked for.
+    /// Returns a place for one more request of a key, where keys are asked for; it has arrived whole.
     ///
-    /// Errors: `OverQuota` where the key may not ask now, `RequestsFull` where every place is taken.
+    /// Errors: `OverQuota` where the key has as many as it may, `RequestsFull` where every place is taken.
     pub fn place(&self, key: Option<&Key>) -> Result<Place, RequestError> {
-        let of_key = key.map(Key::enter).transpose()?.unwrap_or_default();
+        let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
             requests_max: self.requests.requests_max,
             retry_after: self.fleet.relief(None).retry_after(1),

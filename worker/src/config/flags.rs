@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
+use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
@@ -214,6 +215,10 @@ pub struct Flags {
     /// Are those of TLS with routers and other clients.
     #[command(flatten)]
     pub tls: TlsFlags,
+
+    /// Are those of the listener for clients.
+    #[command(flatten)]
+    pub listener: ListenFlags,
 
     /// Seconds that running answers get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]

@@ -4,10 +4,11 @@
 //! fields cost nothing and break nothing.
 
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::extract::{FromRequest, Request};
 use serde::de::DeserializeOwned;
 use warmpath_common::fields;
+use warmpath_shell::body::Sender;
+use warmpath_shell::listen::ClientAddress;
 
 use super::state::App;
 use crate::error::RequestError;
@@ -19,13 +20,10 @@ impl FromRequest<App> for Body {
     type Rejection = RequestError;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, RequestError> {
-        match Bytes::from_request(request, app).await {
-            Ok(bytes) => Ok(Self(bytes)),
-            Err(BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))) => {
-                Err(RequestError::BodyTooLong { bytes_max: app.body_bytes_max })
-            }
-            Err(_) => Err(RequestError::BodyUnread),
-        }
+        let (parts, body) = request.into_parts();
+        let client = parts.extensions.get::<ClientAddress>();
+        let sender = client.map_or(Sender::Unknown, |client| Sender::at(client.0));
+        Ok(Self(app.bodies.read(body, sender).await?))
     }
 }
 

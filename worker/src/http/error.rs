@@ -21,7 +21,8 @@ const RETRY_UNAVAILABLE_S: u32 = 5;
 /// Returns the error's object, as a response body or as the last event of a stream.
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
-        Class::Client | Class::NotFound | Class::Method | Class::TooLong => "invalid_request_error",
+        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate => "invalid_request_error",
+        Class::Forbidden => "permission_error",
         Class::Unauthorized => "authentication_error",
         Class::NotSupported => "not_supported_error",
         Class::Overload => "rate_limit_error",
@@ -59,7 +60,9 @@ fn status(class: Class) -> StatusCode {
         Class::Unauthorized => StatusCode::UNAUTHORIZED,
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
+        Class::Forbidden => StatusCode::FORBIDDEN,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::TooLate => StatusCode::REQUEST_TIMEOUT,
         Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
         Class::Overload => StatusCode::TOO_MANY_REQUESTS,
         Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,

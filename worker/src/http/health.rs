@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use warmpath_shell::log;
 
 use super::state::App;
 use crate::error::RequestError;
@@ -36,6 +37,9 @@ const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-ti
 
 /// Answers `/metrics` in Prometheus' text format, the engine's counters under llama-server's names too.
 pub async fn metrics(State(app): State<App>) -> Response {
+    app.metrics.connections.set(gauge(app.connections.n_open()));
+    app.metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
+    app.metrics.copy_counts(&app.connections, log::n_lost());
     let mut as_llama_server = String::new();
     if let Ok(served) = app.served() {
         let (counters, cache) = served.counted();
@@ -48,4 +52,8 @@ pub async fn metrics(State(app): State<App>) -> Response {
         (PROCESS_START_TIME, app.metrics.started_at_s.to_string()),
     ];
     (described, app.metrics.encode() + &as_llama_server).into_response()
+}
+
+fn gauge(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use tokio::sync::watch;
+use warmpath_shell::body::BodyLimits;
 use warmpath_shell::fleet_token::FleetTokens;
+use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
 use crate::engine::EngineError;
@@ -21,8 +24,14 @@ pub struct App {
     pub phase: watch::Receiver<Phase>,
     /// Is the worker's name, for the response header.
     pub worker: HeaderValue,
-    /// Is the longest request body. Units: bytes.
-    pub body_bytes_max: usize,
+    /// Limits on the bodies of requests.
+    pub bodies: Arc<BodyLimits>,
+    /// Connections of clients.
+    pub connections: Arc<Connections>,
+    /// Names by which clients may call this worker.
+    pub allowed_hosts: Arc<AllowedHosts>,
+    /// Names by which probes and scrapers may at their own address.
+    pub admin_allowed_hosts: Arc<AllowedHosts>,
     /// Is the folder for the state of slots, where clients may save it.
     pub slot_save_path: Option<PathBuf>,
     /// Is the tokens of which a request must present one; absent where everybody may ask.

@@ -6,9 +6,13 @@ use axum::http::HeaderValue;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use warmpath_shell::body::{BodyLimits, BodyRoom};
+use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::listen::{ConnectionLimits, Connections};
 use warmpath_shell::trace::Tracer;
 
 use super::*;
+use crate::config::BODY_TIMEOUT;
 use crate::metrics::Metrics;
 use crate::serving::Phase;
 
@@ -19,7 +23,10 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let app = App {
         phase: seen,
         worker,
-        body_bytes_max: 1000,
+        bodies: Arc::new(BodyLimits { bytes_max: 1000, timeout: BODY_TIMEOUT, room: BodyRoom::new(10_000) }),
+        connections: Connections::new(ConnectionLimits::ADMIN),
+        allowed_hosts: Arc::new(AllowedHosts::Any),
+        admin_allowed_hosts: Arc::new(AllowedHosts::Any),
         slot_save_path: None,
         tokens: None,
         tracer: Tracer::default(),

@@ -204,3 +204,51 @@ async fn a_stream_that_outlasts_the_drain_ends_with_an_error() {
     assert_eq!(events.last().map(|event| &event["error"]["code"]), Some(&json!("draining")));
     worker.stop().await.expect("it was asked to stop");
 }
+
+/// Starts the worker's program at an address that is free now, with a log that goes nowhere.
+fn start_mute(address: &str, log: Stdio) -> Program {
+    let child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+        .args(["--listen", address, "--slots", "1", "--threads", "1", "--model"])
+        .arg(tiny())
+        .env("RUST_LOG", "trace")
+        .stderr(log)
+        .spawn()
+        .expect("the worker starts");
+    Program { child, base: format!("http://{address}") }
+}
+
+#[tokio::test]
+async fn a_worker_whose_log_cannot_be_written_loads_and_answers() {
+    for log in ["full", "closed", "stalled"] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let address = free.expect("a port is free").to_string();
+        let stderr = match log {
+            "full" => std::fs::File::options().write(true).open("/dev/full").expect("Linux has it").into(),
+            _ => Stdio::piped(),
+        };
+        let mut program = start_mute(&address, stderr);
+        // One that nobody reads is full after 64 KiB.
+        let _unread = program.child.stderr.take().filter(|_| log == "stalled");
+        let client = reqwest::Client::new();
+        let deadline = Instant::now() + PATIENCE;
+        while !client.get(format!("{}/readyz", program.base)).send().await.is_ok_and(|ready| ready.status() == 200) {
+            assert!(program.child.try_wait().expect("it can be waited for").is_none(), "{log}: the worker ended");
+            assert!(Instant::now() < deadline, "{log}: the worker is not ready");
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..20 {
+            let url = format!("{}/v1/completions", program.base);
+            let answer = client.post(url).body(r#"{"prompt": "more", "max_tokens": 2}"#).send().await;
+            assert_eq!(answer.expect("an answer").status(), StatusCode::OK, "{log}");
+        }
+        if log != "stalled" {
+            let metrics = client.get(format!("{}/metrics", program.base)).send().await.expect("an answer");
+            let text = metrics.text().await.expect("text");
+            let lost = text.lines().find_map(|line| line.strip_prefix("warmpath_worker_log_lines_lost_total "));
+            assert_ne!(lost, Some("0"), "{log}");
+            assert!(lost.is_some(), "{text}");
+        }
+        program.terminate();
+        assert_eq!(program.exit_code().await, Some(0), "{log}");
+    }
+}

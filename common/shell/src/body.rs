@@ -1,0 +1,207 @@
+//! Bodies of requests, read whole: within limits of length, of time, and of the memory that all bodies take that are still arriving.
+//!
+//! Not here: what is in them, requests that have arrived. The idea: memory is taken as bytes come, not as they are announced. A client may have half
+//! as much of it as is left free, so the more clients there are, the less each may have, and some is always left for the next one.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use tokio::time::timeout;
+
+/// Longest time without a byte of a body that is still arriving, where the whole of it may take longer.
+///
+/// Source: own choice: a lost packet on a bad line is sent again within seconds; a browser's upload that pauses longer is given up.
+pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Longest time in which the rest of a refused body is read and thrown away, so that its client reads the answer: closing a connection with
+/// unread bytes takes the answer back.
+///
+/// Source: own choice: 16 MiB come within a second in a network, and a slower client has usually looked for the answer by then.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Sender of a body, by whom memory is shared out.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Sender {
+    /// Whoever has this API key.
+    Key(String),
+    /// Whoever has this address.
+    Address(IpAddr),
+    /// Nobody is known.
+    Unknown,
+}
+
+impl Sender {
+    /// Returns the sender at an address; of IPv6 addresses the network counts, since a host has as many as it likes.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            }
+            address => address,
+        })
+    }
+}
+
+/// Reason why there is no whole body.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum BodyError {
+    /// The body is longer than the limit.
+    #[error("the request body is longer than {bytes_max} bytes")]
+    TooLong {
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("the request body did not arrive within {seconds} s")]
+    Late {
+        /// The limit.
+        seconds: f64,
+    },
+    /// The body stopped arriving.
+    #[error("nothing of the request body arrived for {seconds} s")]
+    Silent {
+        /// The limit.
+        seconds: f64,
+    },
+    /// The bodies that are arriving take too much memory.
+    #[error("too many request bodies are arriving at a time")]
+    NoRoom,
+    /// The connection broke, or what came is no body.
+    #[error("the request body could not be read")]
+    Unread,
+}
+
+/// Limits on bodies.
+#[derive(Debug, Clone)]
+pub struct BodyLimits {
+    /// Longest body. Units: bytes.
+    pub bytes_max: usize,
+    /// Longest time for a whole body.
+    pub timeout: Duration,
+    /// Memory of all bodies that are arriving.
+    pub room: Arc<BodyRoom>,
+}
+
+impl BodyLimits {
+    /// Returns a whole body.
+    ///
+    /// Errors: every [`BodyError`].
+    pub async fn read(&self, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
+        let mut claim = BodyRoom::claim(&self.room, sender);
+        let late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
+        let read =
+            timeout(self.timeout, self.take(&mut body, &mut claim)).await.unwrap_or_else(|error| Err(late(error)));
+        drop(claim);
+        if let Err(BodyError::TooLong { .. } | BodyError::NoRoom) = read {
+            let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+            // Whoever has not finished by then may miss the answer.
+            let _ = timeout(DISCARD_TIMEOUT, rest).await;
+        }
+        read
+    }
+
+    async fn take(&self, body: &mut Body, claim: &mut Claim) -> Result<Bytes, BodyError> {
+        let silence_max = BODY_SILENCE_MAX.min(self.timeout);
+        let silent = |_| BodyError::Silent { seconds: silence_max.as_secs_f64() };
+        let mut whole = BytesMut::new();
+        while let Some(frame) = timeout(silence_max, body.frame()).await.map_err(silent)? {
+            let Ok(data) = frame.map_err(|_| BodyError::Unread)?.into_data() else { continue };
+            if whole.len() + data.len() > self.bytes_max {
+                return Err(BodyError::TooLong { bytes_max: self.bytes_max });
+            }
+            if whole.is_empty() && hyper::body::Body::is_end_stream(body) {
+                return Ok(data);
+            }
+            claim.grow(data.len())?;
+            // Copied, since a piece of some bytes keeps the kilobytes that it was read with.
+            whole.extend_from_slice(&data);
+        }
+        Ok(whole.freeze())
+    }
+}
+
+/// Memory of the bodies that are arriving.
+#[derive(Debug)]
+pub struct BodyRoom {
+    bytes_max: usize,
+    /// Guards what is taken; held for one addition, never across `.await`.
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    n_bytes: usize,
+    by_sender: HashMap<Sender, usize>,
+}
+
+/// Memory that one body has; free again when this is dropped.
+#[derive(Debug)]
+struct Claim {
+    room: Arc<BodyRoom>,
+    sender: Sender,
+    n_bytes: usize,
+}
+
+/// How many times the longest body fits into the memory of all, at least: a third of the memory is the most that one sender has.
+pub const ROOM_BODIES_MIN: usize = 3;
+
+impl BodyRoom {
+    /// Returns room for so much. Units: bytes.
+    pub fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { bytes_max, taken: Mutex::default() })
+    }
+
+    /// Returns how much is taken. Units: bytes.
+    pub fn n_bytes(&self) -> usize {
+        self.taken().n_bytes
+    }
+
+    fn claim(room: &Arc<Self>, sender: Sender) -> Claim {
+        Claim { room: Arc::clone(room), sender, n_bytes: 0 }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    /// Takes more; a sender may have half as much as stays free: a third if it is alone.
+    ///
+    /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998. Each
+    /// sender leaves two thirds of what it finds, so ten of them leave 1.7 %.
+    fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
+        let mut taken = self.room.taken();
+        let n_free = self.room.bytes_max - taken.n_bytes;
+        let n_of_sender = taken.by_sender.get(&self.sender).copied().unwrap_or(0);
+        if 2 * (n_of_sender + n_bytes) > n_free.saturating_sub(n_bytes) {
+            return Err(BodyError::NoRoom);
+        }
+        taken.n_bytes += n_bytes;
+        *taken.by_sender.entry(self.sender.clone()).or_default() += n_bytes;
+        self.n_bytes += n_bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut taken = self.room.taken();
+        taken.n_bytes -= self.n_bytes;
+        if let Some(n) = taken.by_sender.get_mut(&self.sender) {
+            *n -= self.n_bytes;
+            if *n == 0 {
+                taken.by_sender.remove(&self.sender);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

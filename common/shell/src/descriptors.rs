@@ -1,0 +1,52 @@
+//! Open files: as many as the system allows, and how many of them connections of clients may take.
+//!
+//! The idea: whoever connects from outside can take a known share only; the rest is for upstreams, files and the admin listener.
+
+use crate::listen::ADMIN_CONNECTIONS_MAX;
+
+/// Open files that are neither connections of clients nor of operators nor to upstreams: the runtime's own, libraries, the cache.
+///
+/// Source: own choice: a worker with a disk tier has some 40.
+const RESERVED: usize = 64;
+
+/// Most connections of clients where no flag says otherwise, however many open files are allowed.
+///
+/// Source: own choice: four times the requests that a router answers at a time; a connection takes some 20 KiB.
+const CONNECTIONS_MAX_DEFAULT: usize = 16_384;
+
+/// Fewest connections of clients where no flag says otherwise.
+///
+/// Source: own choice.
+const CONNECTIONS_MIN_DEFAULT: usize = 8;
+
+/// Raises the soft limit on open files as far as it goes; returns it.
+///
+/// Errors: the system's.
+pub fn raise() -> std::io::Result<u64> {
+    rlimit::increase_nofile_limit(u64::MAX)
+}
+
+/// Returns how many connections of clients the limit on open files allows: each may need another to an upstream.
+pub fn connections_max() -> usize {
+    // Where it is not known, it is not what matters.
+    let limit = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+    of_limit(usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+fn of_limit(limit: usize) -> usize {
+    let free = limit.saturating_sub(RESERVED + ADMIN_CONNECTIONS_MAX);
+    (free / 2).clamp(CONNECTIONS_MIN_DEFAULT, CONNECTIONS_MAX_DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_take_at_most_half_of_what_is_left() {
+        assert_eq!(of_limit(256), 80);
+        assert_eq!(of_limit(1024), 464);
+        assert_eq!(of_limit(1 << 20), CONNECTIONS_MAX_DEFAULT);
+        assert_eq!(of_limit(16), CONNECTIONS_MIN_DEFAULT);
+    }
+}

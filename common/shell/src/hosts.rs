@@ -1,0 +1,237 @@
+//! Names by which a server may be called.
+//!
+//! The idea: a web page reaches a server that its own origin does not lead to by having the name of its origin resolve to the server's address (DNS
+//! rebinding). The browser then sends that name as `Host`. Addresses and names that only the operator can make resolve are no such names.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr as _;
+
+use axum::http::uri::Authority;
+use axum::http::{Request, Version, header};
+
+/// Value of a flag that allows every name.
+pub(crate) const ANY: &str = "*";
+
+/// Names by which a server may be called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AllowedHosts {
+    /// Every name.
+    Any,
+    /// The names of this machine for itself, these, and some addresses.
+    Listed {
+        /// Names and addresses, normalized.
+        names: Vec<String>,
+        /// Addresses besides these.
+        addresses: Addresses,
+    },
+}
+
+/// Addresses by which a server may be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addresses {
+    /// Those of this machine for itself.
+    Loopback,
+    /// All.
+    Every,
+}
+
+/// A name that cannot be allowed, since it is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostError {
+    /// What was given.
+    pub text: String,
+}
+
+/// Reason why a request is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostRefusal {
+    /// It must name one host, and does not.
+    #[error("an HTTP/1.1 request must have one `Host` header")]
+    NotOne,
+    /// It names a host that is not allowed.
+    #[error("this server may not be called `{host}`: --allowed-host names the hosts that it may be called")]
+    Unknown {
+        /// The name.
+        host: String,
+    },
+}
+
+impl AllowedHosts {
+    /// Returns what clients may call a server that listens at `listen`: anything where that is not loopback and nothing is given.
+    ///
+    /// Errors: a name is none.
+    pub fn of_clients(given: &[String], listen: SocketAddr) -> Result<Self, HostError> {
+        let is_loopback = listen.ip().is_loopback();
+        if given.iter().any(|name| name == ANY) || (given.is_empty() && !is_loopback) {
+            return Ok(Self::Any);
+        }
+        let addresses = if is_loopback { Addresses::Loopback } else { Addresses::Every };
+        Ok(Self::Listed { names: names(given)?, addresses })
+    }
+
+    /// Returns what operators may call an admin listener: any address, and these names.
+    ///
+    /// Errors: a name is none.
+    pub fn of_operators(given: &[String]) -> Result<Self, HostError> {
+        if given.iter().any(|name| name == ANY) {
+            return Ok(Self::Any);
+        }
+        Ok(Self::Listed { names: names(given)?, addresses: Addresses::Every })
+    }
+
+    /// Checks that a request calls the server by an allowed name.
+    ///
+    /// Errors: every [`HostRefusal`].
+    pub fn check<B>(&self, request: &Request<B>) -> Result<(), HostRefusal> {
+        let mut hosts = request.headers().get_all(header::HOST).iter();
+        let (host, second) = (hosts.next(), hosts.next());
+        if second.is_some() || (host.is_none() && request.version() >= Version::HTTP_11) {
+            return Err(HostRefusal::NotOne);
+        }
+        let Self::Listed { names, addresses } = self else { return Ok(()) };
+        let named = host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
+        // In its absolute form a request line has the last word; whoever checks only one of them is fooled by the other.
+        for host in named.into_iter().chain(request.uri().authority().map(ToString::to_string)) {
+            if !is_allowed(&host, names, *addresses) {
+                return Err(HostRefusal::Unknown { host });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_allowed(authority: &str, names: &[String], addresses: Addresses) -> bool {
+    let Ok(parsed) = Authority::from_str(authority) else { return false };
+    if authority.contains('@') {
+        return false;
+    }
+    let host = normalized(parsed.host());
+    let is_own = match (host.parse::<IpAddr>(), addresses) {
+        (Ok(_), Addresses::Every) => true,
+        (Ok(address), Addresses::Loopback) => address.to_canonical().is_loopback(),
+        // No browser asks DNS for these: RFC 6761.
+        (Err(_), _) => host == "localhost" || host.ends_with(".localhost"),
+    };
+    is_own || names.contains(&host)
+}
+
+fn names(given: &[String]) -> Result<Vec<String>, HostError> {
+    let name = |text: &String| {
+        let host = normalized(text);
+        let is_address = host.parse::<IpAddr>().is_ok();
+        let is_name = Authority::from_str(&host).is_ok_and(|parsed| parsed.host() == host);
+        if is_address || is_name { Ok(host) } else { Err(HostError { text: text.clone() }) }
+    };
+    given.iter().map(name).collect()
+}
+
+/// Returns a host as hosts are compared: in lower case, without the dot of the root and the brackets of an address.
+fn normalized(host: &str) -> String {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(given: &[&str]) -> Vec<String> {
+        given.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn on(listen: &str, given: &[&str]) -> AllowedHosts {
+        AllowedHosts::of_clients(&listed(given), listen.parse().expect("an address")).expect("good names")
+    }
+
+    fn takes(hosts: &AllowedHosts, host: &str) -> bool {
+        let request = Request::get("/").header("host", host).body(()).expect("a request");
+        match hosts.check(&request) {
+            Ok(()) => true,
+            Err(HostRefusal::Unknown { host: refused }) => {
+                assert_eq!(refused, host);
+                false
+            }
+            Err(HostRefusal::NotOne) => panic!("{host} is one"),
+        }
+    }
+
+    #[test]
+    fn on_loopback_names_of_the_machine_for_itself_and_given_names_are_taken_and_no_others() {
+        for listen in ["127.0.0.1:8080", "[::1]:8080"] {
+            let hosts = on(listen, &["Router.example.", "10.0.0.5"]);
+            for host in [
+                "localhost",
+                "LOCALHOST:8080",
+                "localhost.:1",
+                "app.localhost:3000",
+                "127.0.0.1",
+                "127.9.9.9:80",
+                "[::1]:8080",
+                "[::ffff:127.0.0.1]",
+                "router.example",
+                "ROUTER.example:443",
+                "10.0.0.5:8080",
+            ] {
+                assert!(takes(&hosts, host), "{host} on {listen}");
+            }
+            for host in [
+                "evil.example",
+                "evil.example:8080",
+                "localhost.evil.example",
+                "127.0.0.1.evil.example",
+                "notlocalhost",
+                "127.0.0.1@evil.example",
+                "evil.example@127.0.0.1",
+                "10.0.0.6",
+                "0.0.0.0:8080",
+                "127.1",
+                "",
+                "[::2]",
+                "a b",
+            ] {
+                assert!(!takes(&hosts, host), "{host} on {listen}");
+            }
+        }
+    }
+
+    #[test]
+    fn elsewhere_every_name_is_taken_until_names_are_given() {
+        assert!(takes(&on("0.0.0.0:8080", &[]), "evil.example"));
+        assert!(takes(&on("127.0.0.1:8080", &["*"]), "evil.example"));
+        let hosts = on("10.0.0.5:8080", &["router.example"]);
+        assert!(takes(&hosts, "router.example") && takes(&hosts, "10.9.9.9:8080") && takes(&hosts, "localhost"));
+        assert!(!takes(&hosts, "evil.example"));
+    }
+
+    #[test]
+    fn operators_come_by_any_address_and_by_given_names() {
+        let hosts = AllowedHosts::of_operators(&listed(&["router"])).expect("good names");
+        assert!(takes(&hosts, "10.1.2.3:9090") && takes(&hosts, "[fd00::1]:9090") && takes(&hosts, "router:9090"));
+        assert!(takes(&hosts, "localhost:9090") && !takes(&hosts, "evil.example:9090"));
+    }
+
+    #[test]
+    fn a_request_has_one_host_and_its_request_line_none_that_is_not_allowed() {
+        let hosts = on("127.0.0.1:8080", &[]);
+        let get = |uri: &str| Request::get(uri).header("host", "localhost");
+        let check = |request: axum::http::request::Builder| hosts.check(&request.body(()).expect("a request"));
+        assert_eq!(check(Request::get("/")), Err(HostRefusal::NotOne));
+        assert_eq!(on("0.0.0.0:1", &[]).check(&Request::get("/").body(()).expect("one")), Err(HostRefusal::NotOne));
+        assert_eq!(check(Request::get("/").version(Version::HTTP_10)), Ok(()), "HTTP/1.0 has none");
+        assert_eq!(check(get("/").header("host", "localhost")), Err(HostRefusal::NotOne));
+        assert_eq!(check(get("http://localhost:8080/")), Ok(()));
+        let host = "evil.example".to_owned();
+        assert_eq!(check(get("http://evil.example/")), Err(HostRefusal::Unknown { host }));
+        let bytes = Request::get("/").header("host", &b"\xff"[..]);
+        assert!(matches!(check(bytes), Err(HostRefusal::Unknown { .. })));
+    }
+
+    #[test]
+    fn what_is_no_name_is_told() {
+        for text in ["http://a", "a:80", "a/b", "", "a b", "u@a"] {
+            let refused = AllowedHosts::of_operators(&listed(&[text]));
+            assert_eq!(refused, Err(HostError { text: text.to_owned() }));
+        }
+        assert!(AllowedHosts::of_operators(&listed(&["::1", "[::1]", "a.b-c", "10.0.0.1"])).is_ok());
+    }
+}

@@ -1,0 +1,288 @@
+//! The connections to one listener: how many there are, whose turn it is at each, and which one makes room.
+//!
+//! Not here: sockets. The idea: where it is the client's turn, what counts is for how long it has been silent.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::ConnectionLimits;
+
+/// Shortest silence that is told apart from none while a body arrives.
+///
+/// Source: own choice: bodies come in thousands of pieces, and the books need not be opened for each.
+const SILENCE_STEP: Duration = Duration::from_millis(500);
+
+/// Connections to one listener.
+#[derive(Debug)]
+pub struct Connections {
+    limits: ConnectionLimits,
+    /// Guards the books; held for one entry, never across `.await`.
+    books: Mutex<Books>,
+    n_refused: AtomicU64,
+    n_displaced: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    next: u64,
+    open: HashMap<u64, Open>,
+    /// Connections at which it is the client's turn, by the beginning of its silence.
+    silent: BTreeSet<(Instant, u64)>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+#[derive(Debug)]
+struct Open {
+    address: IpAddr,
+    silent_since: Option<Instant>,
+    displaced: Arc<Notify>,
+}
+
+/// Answer to a new connection.
+#[derive(Debug)]
+pub(super) enum Entered {
+    /// There is a place for it.
+    Seat(Seat),
+    /// There is none.
+    Full,
+}
+
+impl Connections {
+    /// Returns the books of a listener to which nobody is connected.
+    pub fn new(limits: ConnectionLimits) -> Arc<Self> {
+        let books = Mutex::default();
+        Arc::new(Self { limits, books, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
+    }
+
+    /// Returns how many connections are open.
+    pub fn n_open(&self) -> usize {
+        self.books().open.len()
+    }
+
+    /// Returns how many connections have been refused.
+    pub fn n_refused(&self) -> u64 {
+        self.n_refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many connections have been closed to make room.
+    pub fn n_displaced(&self) -> u64 {
+        self.n_displaced.load(Ordering::Relaxed)
+    }
+
+    /// Takes in a connection from `address`, in the place of a silent one where there is no other.
+    pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Entered {
+        let mut books = connections.books();
+        let n_of_address = books.by_address.get(&address).copied().unwrap_or(0);
+        let is_full_for_address = connections.limits.per_address_max.is_some_and(|max| n_of_address >= max);
+        let has_room = books.open.len() < connections.limits.connections_max;
+        if is_full_for_address || !(has_room || connections.displace(&mut books)) {
+            connections.n_refused.fetch_add(1, Ordering::Relaxed);
+            return Entered::Full;
+        }
+        let (number, displaced) = (books.next, Arc::new(Notify::new()));
+        books.next += 1;
+        books.open.insert(number, Open { address, silent_since: None, displaced: Arc::clone(&displaced) });
+        *books.by_address.entry(address).or_default() += 1;
+        books.turn(number, Some(Instant::now()));
+        drop(books);
+        let connections = Arc::clone(connections);
+        let told_at = Mutex::new(Instant::now());
+        Entered::Seat(Seat { connections, number, address, displaced, told_at, has_answered: AtomicBool::new(false) })
+    }
+
+    /// Closes the connection whose client has been silent for longest, if there is one.
+    pub(super) fn displace_one(&self) {
+        self.displace(&mut self.books());
+    }
+
+    fn displace(&self, books: &mut Books) -> bool {
+        let Some((_, number)) = books.silent.first().copied() else { return false };
+        if let Some(open) = books.leave(number) {
+            open.displaced.notify_one();
+            self.n_displaced.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Books {
+    /// Notes since when a client has been silent; `None` where it is not its turn.
+    fn turn(&mut self, number: u64, silent_since: Option<Instant>) {
+        let Some(open) = self.open.get_mut(&number) else { return };
+        let before = std::mem::replace(&mut open.silent_since, silent_since);
+        if let Some(before) = before {
+            self.silent.remove(&(before, number));
+        }
+        if let Some(since) = silent_since {
+            self.silent.insert((since, number));
+        }
+    }
+
+    fn leave(&mut self, number: u64) -> Option<Open> {
+        self.turn(number, None);
+        let open = self.open.remove(&number)?;
+        if let Some(n) = self.by_address.get_mut(&open.address) {
+            *n -= 1;
+            if *n == 0 {
+                self.by_address.remove(&open.address);
+            }
+        }
+        Some(open)
+    }
+}
+
+/// Place of one connection; free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    connections: Arc<Connections>,
+    number: u64,
+    address: IpAddr,
+    displaced: Arc<Notify>,
+    /// Guards when the books were last told that the client has spoken; held for one comparison, never across `.await`.
+    told_at: Mutex<Instant>,
+    has_answered: AtomicBool,
+}
+
+impl Seat {
+    /// Returns the client's address.
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Returns once the connection must make room.
+    pub(super) async fn displaced(&self) {
+        self.displaced.notified().await;
+    }
+
+    /// Returns whether a request has been answered here.
+    pub(super) fn has_answered(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the client must send something now.
+    pub(super) fn client_s_turn(&self) {
+        self.connections.books().turn(self.number, Some(Instant::now()));
+    }
+
+    /// Notes that the client has sent a part of what it must send.
+    pub(super) fn client_spoke(&self) {
+        let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if told_at.elapsed() >= SILENCE_STEP {
+            *told_at = Instant::now();
+            drop(told_at);
+            self.client_s_turn();
+        }
+    }
+
+    /// Notes that it is not the client for whom the connection waits.
+    pub(super) fn server_s_turn(&self) {
+        self.connections.books().turn(self.number, None);
+    }
+
+    /// Notes that an answer is complete.
+    pub(super) fn answered(&self) {
+        self.has_answered.store(true, Ordering::Relaxed);
+        self.client_s_turn();
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.connections.books().leave(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn connections(connections_max: usize, per_address_max: Option<usize>) -> Arc<Connections> {
+        Connections::new(ConnectionLimits { connections_max, per_address_max })
+    }
+
+    fn enter(connections: &Arc<Connections>, address: IpAddr) -> Option<Seat> {
+        match Connections::enter(connections, address) {
+            Entered::Seat(seat) => Some(seat),
+            Entered::Full => None,
+        }
+    }
+
+    fn is_displaced(connections: &Connections, seat: &Seat) -> bool {
+        !connections.books().open.contains_key(&seat.number)
+    }
+
+    #[test]
+    fn the_client_that_has_been_silent_for_longest_makes_room() {
+        let all = connections(3, None);
+        let seats: Vec<_> = (0..3).map(|_| enter(&all, HERE).expect("there is room")).collect();
+        seats[0].server_s_turn();
+        seats[1].answered();
+        let _fourth = enter(&all, HERE).expect("the third is silent");
+        assert_eq!(seats.iter().map(|seat| is_displaced(&all, seat)).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!((all.n_open(), all.n_displaced(), all.n_refused()), (3, 1, 0));
+    }
+
+    #[test]
+    fn where_every_connection_is_being_answered_one_more_is_refused() {
+        let all = connections(2, None);
+        let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
+        seats.iter().for_each(Seat::server_s_turn);
+        assert!(enter(&all, HERE).is_none());
+        assert_eq!((all.n_open(), all.n_refused()), (2, 1));
+        drop(seats);
+        assert!(enter(&all, HERE).is_some());
+    }
+
+    #[test]
+    fn an_address_may_have_so_many_and_others_still_come_in() {
+        let all = connections(10, Some(2));
+        let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
+        assert!(enter(&all, HERE).is_none());
+        assert!(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))).is_some());
+        drop(seats);
+        assert!(enter(&all, HERE).is_some());
+        assert!(all.books().by_address.len() <= 1, "an address without connections is forgotten");
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_agree_with_each_other(
+            steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), 0..3u8), 1..80),
+            max in 1..6usize,
+            per_address in prop::option::of(1..4usize),
+        ) {
+            let all = connections(max, per_address);
+            let mut seats: Vec<Seat> = Vec::new();
+            for (step, which, address) in steps {
+                match (step, seats.len()) {
+                    (0, _) | (_, 0) => seats.extend(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, address)))),
+                    (1, n) => drop(seats.swap_remove(which.index(n))),
+                    (2, n) => seats[which.index(n)].server_s_turn(),
+                    (3, n) => seats[which.index(n)].answered(),
+                    (_, n) => seats[which.index(n)].client_s_turn(),
+                }
+                let books = all.books();
+                let silent = books.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
+                prop_assert_eq!(silent.collect::<BTreeSet<_>>(), books.silent.clone());
+                prop_assert_eq!(books.by_address.values().sum::<usize>(), books.open.len());
+                prop_assert!(books.open.len() <= max);
+                prop_assert!(books.by_address.values().all(|n| *n <= per_address.unwrap_or(max)));
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Bodies that tell their connection whose turn it is.
+//!
+//! Not here: what is done with silent connections (`connections`).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use bytes::Bytes;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+
+use super::connections::Seat;
+
+/// Body of a request: until its end it is the client's turn.
+pub(super) struct Upload {
+    body: Incoming,
+    seat: Arc<Seat>,
+}
+
+impl Upload {
+    pub(super) fn new(body: Incoming, seat: Arc<Seat>) -> Self {
+        if body.is_end_stream() {
+            seat.server_s_turn();
+        } else {
+            seat.client_s_turn();
+        }
+        Self { body, seat }
+    }
+}
+
+impl hyper::body::Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(_))) if !self.body.is_end_stream() => self.seat.client_spoke(),
+            Poll::Ready(_) => self.seat.server_s_turn(),
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        // A handler that does not want the rest answers now.
+        self.seat.server_s_turn();
+    }
+}
+
+/// Body of a response: after its end it is the client's turn.
+pub(super) struct Download {
+    body: Body,
+    seat: Arc<Seat>,
+}
+
+impl Download {
+    pub(super) fn new(body: Body, seat: Arc<Seat>) -> Self {
+        seat.server_s_turn();
+        Self { body, seat }
+    }
+}
+
+impl hyper::body::Body for Download {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        self.seat.answered();
+    }
+}
