@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
+use warmpath_prompt::TokenCount;
 use warmpath_router_core::admission::RETURN;
 use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
@@ -59,6 +60,16 @@ pub enum RequestError {
         param: String,
         /// Says what is wrong with it.
         reason: String,
+    },
+    /// No worker's context has room for the prompt.
+    #[error(
+        "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included"
+    )]
+    PromptTooLong {
+        /// Length of the prompt, as far as it was counted.
+        n_tokens: TokenCount,
+        /// Largest context of the model's workers.
+        context_tokens: u32,
     },
     /// The model cannot be found.
     #[error(transparent)]
@@ -195,7 +206,8 @@ impl RequestError {
             | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
             | Self::Dialect(_)
-            | Self::Field { .. } => Class::Client,
+            | Self::Field { .. }
+            | Self::PromptTooLong { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } | Self::NotStored { .. } => {
                 Class::NotFound
@@ -253,6 +265,7 @@ impl RequestError {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::OverQuota(_) => Some("rate_limit_exceeded"),
+            Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
             Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),

@@ -39,8 +39,8 @@ macro_rules! metrics {
         #[derive(Debug)]
         pub struct Metrics {
             registry: Registry,
-            /// Lets one caller at a time copy counts, or both would add the same difference; held for microseconds, never across
-            /// `.await`.
+            /// Lets one caller at a time copy counts, or both would add the same difference; held for microseconds,
+            /// never across `.await`.
             copying: Mutex<()>,
             $(#[doc = $help] pub $field: $kind,)*
         }

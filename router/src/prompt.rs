@@ -307,6 +307,8 @@ struct Begun {
     has_one_prompt: bool,
     /// Says whether stock servers serve the model: of what they hold nothing is known but what they were sent.
     has_stock: bool,
+    /// Largest context of the model's workers; absent where some of them are stock servers, which may have any.
+    context_tokens_max: Option<u32>,
     reading: Reading,
     phases: Phases,
 }
@@ -327,12 +329,25 @@ impl Begun {
         };
         let has_one_prompt =
             options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
-        let is_stock_of = |worker: &Arc<WorkerView>| {
-            worker.stock.is_some() && worker.model.as_ref().is_some_and(|of| of.fingerprint == model.fingerprint)
-        };
-        let has_stock = view.workers.iter().any(is_stock_of);
+        let of_model =
+            |worker: &&Arc<WorkerView>| worker.model.as_ref().is_some_and(|of| of.fingerprint == model.fingerprint);
+        let has_stock = view.workers.iter().filter(of_model).any(|worker| worker.stock.is_some());
+        let contexts = view.workers.iter().filter(of_model).filter_map(|worker| worker.model.as_ref());
+        let context_tokens_max = contexts.map(|of| of.context_tokens).max().filter(|_| !has_stock);
         let reading = Reading::Parsed(parsed);
-        Ok(Self { draft, options, spelling, model, affinity, marks, has_one_prompt, has_stock, reading, phases })
+        Ok(Self {
+            draft,
+            options,
+            spelling,
+            model,
+            affinity,
+            marks,
+            has_one_prompt,
+            has_stock,
+            context_tokens_max,
+            reading,
+            phases,
+        })
     }
 
     /// Renders the prompt, unless that is done.
@@ -340,7 +355,9 @@ impl Begun {
         let reading = std::mem::replace(&mut self.reading, Reading::Unknown("refused"));
         let rendered = timed(&mut self.phases.prompt, || reading.rendered(fleet, &self.model));
         self.reading = rendered.map_err(|error| error.respelled(&self.spelling))?;
-        Ok(())
+        let Some(context_tokens) = self.context_tokens_max else { return Ok(()) };
+        let checked = timed(&mut self.phases.prompt, || self.reading.check_length(context_tokens));
+        checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
     }
 
     /// Returns how much of the prompt is tokenized before a worker is chosen.

@@ -5,10 +5,11 @@ mod support;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
-use support::worker::FakeWorker;
+use support::worker::{FakeWorker, model};
 use support::{TestRouter, chat_body, error_of, eventually, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use warmpath_common::model::ModelInfo;
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
 
@@ -118,6 +119,35 @@ async fn requests_for_a_host_that_is_not_this_router_are_refused_as_each_api_has
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_no_worker_has_room_for_is_refused_in_each_dialect_and_no_worker_sees_it() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let larger = ModelInfo { context_tokens: 16_384, ..model() };
+    workers[1].with(|script| script.snapshot.model = larger);
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    eventually("the vocabulary is there", || async { router.fleet().await["vocabularies"][0]["state"] == "ready" })
+        .await;
+    let text = ".".repeat(4 << 20);
+    let messages = json!([{"role": "user", "content": text}]);
+    for (path, body) in [
+        ("chat/completions", json!({"messages": messages})),
+        ("completions", json!({"prompt": text})),
+        ("responses", json!({"model": "tiny", "input": text})),
+        ("messages", json!({"model": "tiny", "max_tokens": 9, "messages": messages})),
+    ] {
+        let refused = router.post(&format!("/v1/{path}"), body.to_string()).await;
+        let error = error_of(refused, 400).await;
+        let says = "the prompt of at least 16385 tokens exceeds the available context size, which is 16384 tokens";
+        assert!(error["message"].as_str().is_some_and(|text| text.starts_with(says)), "{path}: {error}");
+        assert_eq!(error["type"], "invalid_request_error", "{path}");
+        if path != "messages" {
+            assert_eq!(error["code"], "context_length_exceeded", "{path}");
+        }
+    }
+    assert!(workers.iter().all(|worker| worker.seen().is_empty()));
+    assert_eq!(router.chat(&"long ".repeat(9000)).await.status(), 200, "what may fit is a worker's to refuse");
+}
+
 /// A router's process, ended when the test is.
 struct Process(Child);
 
@@ -152,11 +182,11 @@ async fn a_log_that_cannot_be_written_loses_lines_and_nothing_else() {
         let _unread = pipe.filter(|_| stderr == "stalled");
         let _process = Process(child);
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        let ready = async || {
+        eventually("it is ready", || async {
             let answer = client.get(format!("http://{address}/readyz")).send().await;
             answer.is_ok_and(|answer| answer.status() == 200)
-        };
-        eventually("it is ready", || ready()).await;
+        })
+        .await;
         let lost = async || {
             let answer = client.get(format!("http://{admin}/metrics")).send().await.expect("an answer");
             let text = answer.text().await.expect("text");

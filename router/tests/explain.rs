@@ -3,9 +3,10 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::worker::{FakeWorker, MAKER, chat_keys, full, idle};
+use support::worker::{FakeWorker, MAKER, chat_keys, full, idle, model};
 use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
 use warmpath_common::ids::RequestId;
+use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Change, Load, Rates};
 
 async fn dry_run(router: &TestRouter, body: &str) -> reqwest::Response {
@@ -187,6 +188,7 @@ async fn conversations_are_counted_where_nobody_asks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_chats_have_the_same_tokens_wherever_they_are_prepared() {
     let worker = FakeWorker::start(1);
+    worker.with(|script| script.snapshot.model = ModelInfo { context_tokens: 1 << 20, ..model() });
     let router = TestRouter::ready(&[&worker], &[]).await;
     let chat = |n_messages: usize, n_words: usize| {
         let message = |n: usize| {

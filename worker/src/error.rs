@@ -5,7 +5,7 @@
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
 use warmpath_common::lora::AdapterError;
-use warmpath_prompt::{NoFim, PromptError};
+use warmpath_prompt::{PromptError, RawError, TokenCount};
 use warmpath_shell::body::BodyError;
 use warmpath_shell::hosts::HostRefusal;
 
@@ -78,7 +78,7 @@ pub enum RequestError {
     )]
     PromptTooLong {
         /// Is the prompt's length.
-        n_tokens: usize,
+        n_tokens: TokenCount,
         /// Is the context of one slot.
         context_tokens: u32,
     },
@@ -93,13 +93,13 @@ pub enum RequestError {
         /// Is the field's path.
         param: String,
         /// Is the text's length.
-        n_tokens: usize,
+        n_tokens: TokenCount,
         /// Is the limit.
         text_tokens_max: u32,
     },
     /// The model cannot fill gaps.
-    #[error(transparent)]
-    NoFim(#[from] NoFim),
+    #[error("{}", RawError::NoFim)]
+    NoFim,
     /// No prompt can be made of the messages.
     #[error(transparent)]
     Prompt(#[from] PromptError),
@@ -210,6 +210,22 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
+    /// Returns the error of a chat that has no prompt in a context of so many tokens.
+    pub fn of_chat(error: PromptError, context_tokens: u32) -> Self {
+        match error {
+            PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), context_tokens },
+            error => error.into(),
+        }
+    }
+
+    /// Returns the error of another prompt that has no tokens in a context of so many.
+    pub fn of_raw(error: RawError, context_tokens: u32) -> Self {
+        match error {
+            RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), context_tokens },
+            RawError::NoFim => Self::NoFim,
+        }
+    }
+
     /// Returns the same error with the names that a dialect's client wrote.
     pub fn respelled(self, spelling: &Spelling) -> Self {
         let Some(chat_param) = self.param() else { return self };
@@ -246,7 +262,7 @@ impl RequestError {
             | Self::NotStored { .. }
             | Self::PinUnknown { .. }
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
-            Self::NotEnabled { .. } | Self::NoFim(_) | Self::Cache(CacheError::NoStore) => Class::NotSupported,
+            Self::NotEnabled { .. } | Self::NoFim | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::Unauthorized => Class::Unauthorized,
             Self::MethodRefused { .. } => Class::Method,
             Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
@@ -314,7 +330,7 @@ impl RequestError {
             Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
             | Self::Cache(CacheError::Unfit { .. }) => Some("unusable_file"),
             Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Some("not_enabled"),
-            Self::NoFim(_) => Some("not_supported"),
+            Self::NoFim => Some("not_supported"),
             Self::Loading { .. } => Some("model_loading"),
             _ => None,
         }

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{self, Applied, Wanted};
+use warmpath_prompt::TokenCount;
 use warmpath_shell::trace::Span;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 use warmpath_worker_core::tenants::TenantId;
@@ -385,7 +386,7 @@ pub fn check_prompt(serving: &Serving, prompt: &[Token]) -> Result<(), RequestEr
         return Err(RequestError::field("prompt", "the prompt is empty"));
     }
     if prompt.len() >= context_tokens as usize {
-        return Err(RequestError::PromptTooLong { n_tokens: prompt.len(), context_tokens });
+        return Err(RequestError::PromptTooLong { n_tokens: TokenCount::Exactly(prompt.len()), context_tokens });
     }
     if let Some(token) = prompt.iter().find(|token| **token >= n_vocab) {
         let reason = format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens");

@@ -2,6 +2,7 @@
 //!
 //! Not here: HTTP status codes. The idea: the variant says whose fault it was.
 
+use std::fmt;
 use std::path::PathBuf;
 
 /// Says why a model's vocabulary or chat template cannot be used.
@@ -81,6 +82,9 @@ pub enum PromptError {
         /// Says what is wrong with it.
         reason: String,
     },
+    /// The prompt has more tokens than it may have.
+    #[error(transparent)]
+    TooManyTokens(#[from] TooManyTokens),
     /// The rendered prompt, or the template itself, is longer than its limit.
     #[error("{what} is longer than {bytes_max} bytes")]
     TooLong {
@@ -89,6 +93,46 @@ pub enum PromptError {
         /// Is the limit.
         bytes_max: usize,
     },
+}
+
+/// Number of a prompt's tokens, as far as it has been counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenCount {
+    /// All of them.
+    Exactly(usize),
+    /// These, and perhaps more: it was far too long to be counted to its end.
+    AtLeast(usize),
+}
+
+impl TokenCount {
+    /// Returns the tokens that were counted.
+    pub fn number(self) -> usize {
+        let (Self::Exactly(n) | Self::AtLeast(n)) = self;
+        n
+    }
+}
+
+impl fmt::Display for TokenCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(n) => write!(f, "{n}"),
+            Self::AtLeast(n) => write!(f, "at least {n}"),
+        }
+    }
+}
+
+/// A prompt has more tokens than it may have, and was not tokenized to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the prompt has at least {n_tokens_min} tokens")]
+pub struct TooManyTokens {
+    /// Number of tokens that it has at least.
+    pub n_tokens_min: usize,
+}
+
+impl From<TooManyTokens> for TokenCount {
+    fn from(TooManyTokens { n_tokens_min }: TooManyTokens) -> Self {
+        Self::AtLeast(n_tokens_min)
+    }
 }
 
 impl PromptError {

@@ -12,6 +12,7 @@ mod error;
 mod fitted;
 mod formats;
 mod fragments;
+mod least_tokens;
 mod maker;
 mod messages;
 mod partition;
@@ -23,9 +24,9 @@ mod words;
 
 pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, hear_logs};
-pub use error::{OpenError, PromptError};
+pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::CacheCounters;
-pub use maker::{Beginning, BegunPrompt, NoFim, Prompt, PromptMaker, PromptOptions};
+pub use maker::{Beginning, BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

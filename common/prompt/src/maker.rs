@@ -26,7 +26,7 @@ use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use begun::{Beginning, BegunPrompt};
-pub use infill::NoFim;
+pub use infill::RawError;
 use rerank::PairPrompt;
 
 /// Says how a [`PromptMaker`] differs from what the model's file says.
@@ -137,8 +137,15 @@ impl PromptMaker {
     ///
     /// Cost: rendering, plus tokenizing those fragments that are not cached. Errors: see [`PromptError`].
     pub fn chat(&self, request: &ChatPrompt) -> Result<Prompt, PromptError> {
+        self.chat_within(request, usize::MAX)
+    }
+
+    /// Returns the prompt of a chat request, unless it is far longer than so many tokens.
+    ///
+    /// Cost: as [`Self::chat`], but little of what is far too long is tokenized. Errors: see [`PromptError`].
+    pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
         let begun = self.begin_chat(request)?;
-        Ok(Prompt { tokens: self.tokens(&begun), text: begun.cut.into_text() })
+        Ok(Prompt { tokens: self.tokens_within(&begun, n_tokens_max)?, text: begun.cut.into_text() })
     }
 
     /// Returns the tokens with which every conversation begins that begins with these messages and goes on.

@@ -14,6 +14,7 @@ use warmpath_common::ids::Token;
 
 use crate::backend::backend;
 use crate::error::OpenError;
+use crate::least_tokens::{LeastTokens, Tokenizer};
 use crate::partition::Special;
 use crate::runs;
 use crate::words::{self, Words, allows_cuts};
@@ -100,6 +101,8 @@ pub(crate) struct Vocabulary {
     words: Option<Words>,
     /// Whether long runs of one kind of character are cut, as llama.cpp would end the process on them.
     cuts_runs: bool,
+    /// Bounds the number of a text's tokens; absent where they may stand for texts of any length.
+    pub least_tokens: Option<LeastTokens>,
 }
 
 impl Vocabulary {
@@ -116,8 +119,10 @@ impl Vocabulary {
         let words = cuts_at_words(&model).then(Words::default);
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
-        let mut vocabulary = Self { model, info, prefix: Vec::new(), suffix: Vec::new(), words, cuts_runs };
+        let (prefix, suffix) = (Vec::new(), Vec::new());
+        let mut vocabulary = Self { model, info, prefix, suffix, words, cuts_runs, least_tokens: None };
         vocabulary.find_affixes();
+        vocabulary.least_tokens = vocabulary.find_least_tokens();
         Ok(vocabulary)
     }
 
@@ -128,6 +133,20 @@ impl Vocabulary {
         let start = whole.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
         self.prefix = whole[..start].to_vec();
         self.suffix = whole.get(start + bare.len()..).unwrap_or_default().to_vec();
+    }
+
+    /// Returns the bound on the number of a text's tokens, if there is one.
+    fn find_least_tokens(&self) -> Option<LeastTokens> {
+        // Such a token takes white space with it, wherever it comes from: a client's text may have one.
+        if self.specials().iter().any(|special| !special.control && (special.lstrip || special.rstrip)) {
+            return None;
+        }
+        let vocab = self.model.vocab();
+        let spelling = |token: Token| vocab.text(LlamaToken(i32::try_from(token).ok()?))?.to_str().ok();
+        // Of a token without a spelling nothing is known.
+        let spellings: Vec<&str> = (0..self.info.n_vocab).map(spelling).collect::<Option<_>>()?;
+        let pre = self.model.meta_val_str("tokenizer.ggml.pre").unwrap_or_default();
+        LeastTokens::of(Tokenizer { kind: &kind(&self.model), pre: &pre }, &spellings)
     }
 
     /// Returns whether texts are cut at words.

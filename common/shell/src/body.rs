@@ -1,7 +1,9 @@
-//! Bodies of requests, read whole: within limits of length, of time, and of the memory that all bodies take that are still arriving.
+//! Bodies of requests, read whole: within limits of length, of time, and of the memory that all bodies take that are
+//! still arriving.
 //!
-//! Not here: what is in them, requests that have arrived. The idea: memory is taken as bytes come, not as they are announced. A client may have half
-//! as much of it as is left free, so the more clients there are, the less each may have, and some is always left for the next one.
+//! Not here: what is in them, requests that have arrived. The idea: memory is taken as bytes come, not as they are
+//! announced. A client may have half as much of it as is left free, so the more clients there are, the less each may
+//! have, and some is always left for the next one.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,13 +17,15 @@ use tokio::time::timeout;
 
 /// Longest time without a byte of a body that is still arriving, where the whole of it may take longer.
 ///
-/// Source: own choice: a lost packet on a bad line is sent again within seconds; a browser's upload that pauses longer is given up.
+/// Source: own choice: a lost packet on a bad line is sent again within seconds; a browser's upload that pauses longer
+/// is given up.
 pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time in which the rest of a refused body is read and thrown away, so that its client reads the answer: closing a connection with
-/// unread bytes takes the answer back.
+/// Longest time in which the rest of a refused body is read and thrown away, so that its client reads the answer:
+/// closing a connection with unread bytes takes the answer back.
 ///
-/// Source: own choice: 16 MiB come within a second in a network, and a slower client has usually looked for the answer by then.
+/// Source: own choice: 16 MiB come within a second in a network, and a slower client has usually looked for the answer
+/// by then.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sender of a body, by whom memory is shared out.
@@ -148,7 +152,8 @@ struct Claim {
     n_bytes: usize,
 }
 
-/// How many times the longest body fits into the memory of all, at least: a third of the memory is the most that one sender has.
+/// How many times the longest body fits into the memory of all, at least: a third of the memory is the most that one
+/// sender has.
 pub const ROOM_BODIES_MIN: usize = 3;
 
 impl BodyRoom {
@@ -174,8 +179,8 @@ impl BodyRoom {
 impl Claim {
     /// Takes more; a sender may have half as much as stays free: a third if it is alone.
     ///
-    /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998. Each
-    /// sender leaves two thirds of what it finds, so ten of them leave 1.7 %.
+    /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet
+    /// switches, 1998. Each sender leaves two thirds of what it finds, so ten of them leave 1.7 %.
     fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
         let mut taken = self.room.taken();
         let n_free = self.room.bytes_max - taken.n_bytes;

@@ -1,10 +1,12 @@
 //! Open files: as many as the system allows, and how many of them connections of clients may take.
 //!
-//! The idea: whoever connects from outside can take a known share only; the rest is for upstreams, files and the admin listener.
+//! The idea: whoever connects from outside can take a known share only; the rest is for upstreams, files and the admin
+//! listener.
 
 use crate::listen::ADMIN_CONNECTIONS_MAX;
 
-/// Open files that are neither connections of clients nor of operators nor to upstreams: the runtime's own, libraries, the cache.
+/// Open files that are neither connections of clients nor of operators nor to upstreams: the runtime's own, libraries,
+/// the cache.
 ///
 /// Source: own choice: a worker with a disk tier has some 40.
 const RESERVED: usize = 64;

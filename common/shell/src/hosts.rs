@@ -1,7 +1,8 @@
 //! Names by which a server may be called.
 //!
-//! The idea: a web page reaches a server that its own origin does not lead to by having the name of its origin resolve to the server's address (DNS
-//! rebinding). The browser then sends that name as `Host`. Addresses and names that only the operator can make resolve are no such names.
+//! The idea: a web page reaches a server that its own origin does not lead to by having the name of its origin resolve
+//! to the server's address (DNS rebinding). The browser then sends that name as `Host`. Addresses and names that only
+//! the operator can make resolve are no such names.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr as _;
@@ -57,7 +58,8 @@ pub enum HostRefusal {
 }
 
 impl AllowedHosts {
-    /// Returns what clients may call a server that listens at `listen`: anything where that is not loopback and nothing is given.
+    /// Returns what clients may call a server that listens at `listen`: anything where that is not loopback and nothing
+    /// is given.
     ///
     /// Errors: a name is none.
     pub fn of_clients(given: &[String], listen: SocketAddr) -> Result<Self, HostError> {
@@ -90,7 +92,8 @@ impl AllowedHosts {
         }
         let Self::Listed { names, addresses } = self else { return Ok(()) };
         let named = host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
-        // In its absolute form a request line has the last word; whoever checks only one of them is fooled by the other.
+        // In its absolute form a request line has the last word; whoever checks only one of them is fooled by the
+        // other.
         for host in named.into_iter().chain(request.uri().authority().map(ToString::to_string)) {
             if !is_allowed(&host, names, *addresses) {
                 return Err(HostRefusal::Unknown { host });

@@ -1,7 +1,7 @@
 //! The listener: HTTP/1.1 over TCP, TLS where it is asked for, and limits on what connections may cost.
 //!
-//! Not here: what is served, the certificates (`tls`), which connection is displaced (`connections`).
-//! The idea: a client that lets the server wait is closed after the head timeout. Where there are as many connections as are
+//! Not here: what is served, the certificates (`tls`), which connection is displaced (`connections`). The idea: a
+//! client that lets the server wait is closed after the head timeout. Where there are as many connections as are
 //! allowed, the one whose client has been silent for longest makes room for the next: silence never locks others out.
 
 mod connections;
@@ -62,27 +62,30 @@ static REFUSAL: LazyLock<String> = LazyLock::new(|| {
 /// Flags of the listener for clients.
 #[derive(Debug, Clone, Args)]
 pub struct ListenFlags {
-    /// Most connections of clients at a time; one more displaces the one that has been silent for longest, or is refused with 503
-    /// [default: what the limit on open files allows, at most 16384].
+    /// Most connections of clients at a time; one more displaces the one that has been silent for longest, or is
+    /// refused with 503 [default: what the limit on open files allows, at most 16384].
     #[arg(long, env = "WARMPATH_CONNECTIONS_MAX", value_name = "N")]
     connections_max: Option<NonZeroUsize>,
 
-    /// Most connections of one client address at a time; without it there is no such limit, as clients behind a proxy share an address.
+    /// Most connections of one client address at a time; without it there is no such limit, as clients behind a proxy
+    /// share an address.
     #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
     connections_per_address_max: Option<NonZeroUsize>,
 
-    /// Most memory of request bodies that are still arriving, at least three times --body-max; a sender gets a third at most, and less
-    /// where others send; beyond it bodies are refused with 429 [default: 256, or what --body-max needs].
+    /// Most memory of request bodies that are still arriving, at least three times --body-max; a sender gets a third at
+    /// most, and less where others send; beyond it bodies are refused with 429 [default: 256, or what --body-max
+    /// needs].
     #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
     body_memory_max: Option<usize>,
 
-    /// Name or address by which clients may call this server, besides those of the machine for itself, or * for all; may be repeated, or a
-    /// list with commas. Without it a server that listens on loopback takes no other, and one that listens elsewhere takes all.
+    /// Name or address by which clients may call this server, besides those of the machine for itself, or * for all;
+    /// may be repeated, or a list with commas. Without it a server that listens on loopback takes no other, and one
+    /// that listens elsewhere takes all.
     #[arg(long = "allowed-host", env = "WARMPATH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 
-    /// Name by which operators may call the admin address, besides addresses, localhost and the names of --allowed-host, or * for all; may be
-    /// repeated, or a list with commas.
+    /// Name by which operators may call the admin address, besides addresses, localhost and the names of
+    /// --allowed-host, or * for all; may be repeated, or a list with commas.
     #[arg(
         long = "admin-allowed-host",
         env = "WARMPATH_ADMIN_ALLOWED_HOST",
@@ -123,7 +126,8 @@ impl ListenFlags {
         AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
     }
 
-    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` where that is less than they need. Units: bytes.
+    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` where that is less than they
+    /// need. Units: bytes.
     pub fn body_memory(&self, body_bytes_max: usize) -> Option<usize> {
         let needed = body_bytes_max.saturating_mul(ROOM_BODIES_MIN);
         match self.body_memory_max {
@@ -207,7 +211,8 @@ fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>>
         Entered::Seat(seat) => Some(Arc::new(seat)),
         Entered::Full => {
             if door.tls.is_none() {
-                // What has come is read, or the system would throw the refusal away with it. No error matters: the connection is closed.
+                // What has come is read, or the system would throw the refusal away with it. No error matters: the
+                // connection is closed.
                 let _ = stream.try_read(&mut [0; 4096]);
                 let _ = stream.try_write(REFUSAL.as_bytes());
             }

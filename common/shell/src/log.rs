@@ -1,7 +1,7 @@
 //! The log on stderr.
 //!
-//! Not here: what is logged. The idea: whoever logs must never fail or wait because of it. A thread of its own writes; a line that cannot be written, or
-//! that finds too many waiting, is lost and counted.
+//! Not here: what is logged. The idea: whoever logs must never fail or wait because of it. A thread of its own writes;
+//! a line that cannot be written, or that finds too many waiting, is lost and counted.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};

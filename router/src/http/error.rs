@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::json;
 use warmpath_common::dialects::anthropic;
-use warmpath_common::openai::{ErrorBody, ErrorObject};
+use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
 use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
@@ -25,15 +25,14 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
         Class::Upstream | Class::UpstreamLate | Class::Internal => "server_error",
     };
     let code = error.code().map(str::to_owned);
-    ErrorBody {
-        error: ErrorObject {
-            message: error.to_string(),
-            kind: kind.to_owned(),
-            param: error.param(),
-            code,
-            excess: None,
-        },
-    }
+    let excess = match error {
+        RequestError::PromptTooLong { n_tokens, context_tokens } => {
+            Some(Excess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
+        }
+        _ => None,
+    };
+    let (message, kind) = (error.to_string(), kind.to_owned());
+    ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
 }
 
 /// Returns the last event of a stream that broke off behind `n_events`: what the client has seen stays, and it learns that more

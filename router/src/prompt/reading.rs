@@ -9,7 +9,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{Beginning, BegunPrompt, PromptError};
+use warmpath_prompt::{Beginning, BegunPrompt, PromptError, TooManyTokens};
 use warmpath_router_core::stock::text;
 
 use super::body::Parsed;
@@ -69,6 +69,16 @@ impl Reading {
             Self::Begun(_, begun) => begun.unseen_bytes(),
             Self::Raw(_, prompt) => prompt.n_bytes(),
             Self::Parsed(_) | Self::Tokens(_) | Self::Unknown(_) => 0,
+        }
+    }
+
+    /// Checks that what is rendered is not far longer than a context.
+    ///
+    /// Errors: `TooManyTokens`.
+    pub(super) fn check_length(&self, context_tokens: u32) -> Result<(), TooManyTokens> {
+        match self {
+            Self::Begun(vocabulary, begun) => vocabulary.maker.check_length(begun, context_tokens as usize),
+            Self::Parsed(_) | Self::Raw(..) | Self::Tokens(_) | Self::Unknown(_) => Ok(()),
         }
     }
 

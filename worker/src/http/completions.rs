@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::CompletionPrompt;
-use warmpath_prompt::NoFim;
+use warmpath_prompt::RawError;
 
 use super::answer::{self, Endpoint};
 use super::body::Body;
@@ -56,8 +56,11 @@ pub fn read_tokens(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, Re
         return Err(RequestError::field("prompt", reason));
     }
     let tokens_of = |prompt| {
-        let no_fim = |NoFim| RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") };
-        serving.prompts.raw(prompt, serving.model.context_tokens).map_err(no_fim)
+        let context_tokens = serving.model.context_tokens;
+        serving.prompts.raw(prompt, context_tokens).map_err(|error| match error {
+            RawError::NoFim => RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") },
+            error => RequestError::of_raw(error, context_tokens),
+        })
     };
     prompts.iter().map(tokens_of).collect()
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use warmpath_common::embeddings::Inputs;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
-use warmpath_prompt::NoFim;
+use warmpath_prompt::{RawError, TokenCount};
 
 use super::body::Body;
 use super::compute::compute;
@@ -189,8 +189,10 @@ fn tokens(
     let is_list = inputs.is_list;
     let of_text = |(idx, text)| {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
-        let no_fim = |NoFim| RequestError::field(&param, "a gap cannot be embedded");
-        let tokens = base.prompts.raw(text, base.model.context_tokens).map_err(no_fim)?;
+        let tokens = base.prompts.raw(text, base.model.context_tokens).map_err(|error| match error {
+            RawError::NoFim => RequestError::field(&param, "a gap cannot be embedded"),
+            RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
+        })?;
         check_text(embedding, &tokens, param)?;
         Ok(tokens)
     };
@@ -207,10 +209,13 @@ pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Res
             let n_vocab = embedding.model.n_vocab;
             RequestError::field(&param, format!("`{param}` holds token {token}; the vocabulary has {n_vocab} tokens"))
         }
-        TextFault::TooLong { n_tokens } => {
-            RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
-        }
+        TextFault::TooLong { n_tokens } => too_long(embedding, param, TokenCount::Exactly(n_tokens)),
     })
+}
+
+/// Returns the error of a text that is too long.
+pub fn too_long(embedding: &Embedding, param: String, n_tokens: TokenCount) -> RequestError {
+    RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
 }
 
 fn spell(embedding: &Embedding, wish: &Wish, mut embedded: Vec<Embedded>) -> Response {

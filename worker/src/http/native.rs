@@ -40,7 +40,9 @@ fn read_completion(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, Re
 
 fn read_infill(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
     let prompt = RawPrompt::Infill(body.parse::<InfillPrompt>()?);
-    let tokens = serving.prompts.raw(&prompt, serving.model.context_tokens)?;
+    let context_tokens = serving.model.context_tokens;
+    let tokens = serving.prompts.raw(&prompt, context_tokens);
+    let tokens = tokens.map_err(|error| RequestError::of_raw(error, context_tokens))?;
     Ok(vec![with_text(serving, tokens)])
 }
 

@@ -14,7 +14,7 @@ use warmpath_common::model::Pooling;
 use super::body::Body;
 use super::compute::compute;
 use super::context::RequestContext;
-use super::embeddings::{TEXTS_MAX, Usage, check_text};
+use super::embeddings::{TEXTS_MAX, Usage, check_text, too_long};
 use super::state::App;
 use crate::error::RequestError;
 use crate::served::{Base, Embedding};
@@ -148,8 +148,10 @@ fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<(Wish,
     };
     let documents: Vec<String> = given.into_iter().enumerate().map(document).collect::<Result<_, _>>()?;
     let pair = |(idx, document): (usize, &String)| {
-        let tokens = base.prompts.pair(&fields.query, document);
-        check_text(embedding, &tokens, format!("{param}[{idx}]"))?;
+        let param = format!("{param}[{idx}]");
+        let tokens = base.prompts.pair(&fields.query, document, base.model.context_tokens as usize);
+        let tokens = tokens.map_err(|many| too_long(embedding, param.clone(), many.into()))?;
+        check_text(embedding, &tokens, param)?;
         Ok::<_, RequestError>(tokens)
     };
     let pairs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;

@@ -62,10 +62,12 @@ impl ChatAnswer {
 
 /// Returns the prompt of a chat with what its answer needs.
 ///
-/// Errors: `Field` for tools, `Prompt` for messages.
+/// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` where it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
     let (wish, thoughts) = tools.resolve()?;
-    let prompt = serving.prompts.chat(chat)?;
+    let context_tokens = serving.model.context_tokens;
+    let prompt = serving.prompts.chat_within(chat, context_tokens as usize);
+    let prompt = prompt.map_err(|error| RequestError::of_chat(error, context_tokens))?;
     let format = serving.prompts.answer_format(chat, &prompt, &wish).map_err(|error| match error {
         PromptError::Tool { index, reason } => tools.refused(&wish.tools[index], &reason),
         error => error.into(),

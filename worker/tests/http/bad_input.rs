@@ -119,6 +119,21 @@ async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let expected = Expected { says: "context size, which is 256 tokens", ..expected };
     check_response(long, &expected, "a long chat").await;
 
+    let (text, says) = (".".repeat(1 << 20), "the prompt of at least 257 tokens exceeds the available context size");
+    let messages = user(&text);
+    for (path, body) in [
+        (CHAT, json!({"messages": messages})),
+        (COMPLETIONS, json!({"prompt": text})),
+        ("/completion", json!({"prompt": [1, text]})),
+        ("/v1/responses", json!({"input": text})),
+    ] {
+        let far = worker.post(path, &body).send().await.expect("a response");
+        check_response(far, &Expected { says, ..expected }, path).await;
+    }
+    let body = json!({"model": "tiny", "max_tokens": 9, "messages": messages});
+    let far: Value = worker.post("/v1/messages", &body).send().await.expect("a response").json().await.expect("JSON");
+    assert!(far["error"]["message"].as_str().is_some_and(|text| text.contains(says)), "{far}");
+
     let answer = worker.ask(COMPLETIONS, json!({"prompt": &full[1..], "max_tokens": 50, "ignore_eos": true})).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(answer["usage"]["prompt_tokens"], 255);

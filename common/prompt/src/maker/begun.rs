@@ -10,13 +10,24 @@ use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
 use super::{Cut, PromptMaker};
-use crate::error::PromptError;
+use crate::error::{PromptError, TooManyTokens};
 use crate::partition::Piece;
 
 /// Is how many bytes of text are taken for a token, where nothing of the prompt has been tokenized.
 ///
 /// Source: English prose, by common tokenizers.
 const BYTES_PER_TOKEN: f64 = 4.0;
+
+/// Longest text that is tokenized to its end however many tokens come of it: clients that cut their prompts count on
+/// the number. Units: bytes.
+///
+/// Source: own choice: it takes a tenth of a second at most, and is some context's text or more.
+const COUNTED_BYTES_MAX: usize = 128 << 10;
+
+/// Text that is tokenized at a time where there may be too much of it, if it may be cut there. Units: bytes.
+///
+/// Source: own choice: some ten milliseconds' work.
+const PORTION_BYTES: usize = 64 << 10;
 
 /// Is a prompt of which only text is left to be tokenized that was not seen before.
 #[derive(Debug)]
@@ -86,6 +97,16 @@ impl PromptMaker {
     ///
     /// Cost: that of tokenizing what is left.
     pub fn tokens(&self, begun: &BegunPrompt) -> Vec<Token> {
+        self.tokens_within(begun, usize::MAX).expect("no prompt has so many tokens")
+    }
+
+    /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than so many tokens.
+    ///
+    /// Cost: that of tokenizing what is left, but little of it where it is far too long. Errors: `TooManyTokens`; a
+    /// prompt that is short enough to be counted gives all its tokens, however many these are.
+    pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
+        self.check_length(begun, n_tokens_max)?;
+        let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
         let mut tokens = self.vocabulary.prefix.clone();
         // What prose takes; where it is more, the list grows.
         tokens.reserve(begun.cut.text.len() / 4);
@@ -93,15 +114,81 @@ impl PromptMaker {
             match part {
                 Part::Special(token) => tokens.push(*token),
                 Part::Seen { tokens: seen, .. } => tokens.extend_from_slice(seen),
-                Part::Unseen(range) => tokens.extend_from_slice(&self.tokenized(&begun.cut.fragment(range))),
+                Part::Unseen(range) => {
+                    let n_left = n_tokens_max.saturating_sub(tokens.len());
+                    let n_before = tokens.len();
+                    let added = self.tokenized_within(&begun.cut.fragment(range), n_left);
+                    tokens.extend_from_slice(&added.map_err(|TooManyTokens { n_tokens_min }| TooManyTokens {
+                        n_tokens_min: n_before + n_tokens_min,
+                    })?);
+                }
+            }
+            if tokens.len() > n_tokens_max {
+                return Err(TooManyTokens { n_tokens_min: tokens.len() });
             }
         }
         tokens.extend_from_slice(&self.vocabulary.suffix);
-        tokens
+        Ok(tokens)
+    }
+
+    /// Checks that a prompt is not far longer than so many tokens, as far as can be seen without tokenizing it.
+    ///
+    /// Cost: some nanoseconds for each byte of as many tokens. Errors: `TooManyTokens`.
+    pub fn check_length(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
+        if begun.unseen_bytes <= COUNTED_BYTES_MAX {
+            return Ok(());
+        }
+        let mut n_tokens_min = self.vocabulary.prefix.len() + self.vocabulary.suffix.len();
+        for part in &begun.parts {
+            n_tokens_min += match part {
+                Part::Special(_) => 1,
+                Part::Seen { tokens, .. } => tokens.len(),
+                Part::Unseen(range) => {
+                    let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);
+                    self.least_tokens(&begun.cut.fragment(range), n_left)
+                }
+            };
+            if n_tokens_min > n_tokens_max {
+                return Err(TooManyTokens { n_tokens_min });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a number of tokens that a text without special tokens has at least; counting stops at `enough`.
+    fn least_tokens(&self, text: &str, enough: usize) -> usize {
+        self.vocabulary.least_tokens.as_ref().map_or(0, |least| least.count(text.as_bytes(), enough))
+    }
+
+    /// Checks that a text without special tokens is not far longer than so many tokens, as far as can be seen without
+    /// tokenizing it.
+    ///
+    /// Errors: `TooManyTokens`.
+    pub(super) fn check_plain(&self, text: &str, n_tokens_max: usize) -> Result<(), TooManyTokens> {
+        if text.len() <= COUNTED_BYTES_MAX {
+            return Ok(());
+        }
+        let n_tokens_min = self.least_tokens(text, n_tokens_max.saturating_add(1));
+        if n_tokens_min > n_tokens_max { Err(TooManyTokens { n_tokens_min }) } else { Ok(()) }
     }
 
     fn tokenized(&self, fragment: &str) -> Arc<[Token]> {
         self.fragments.add(fragment, self.vocabulary.tokenize_plain(fragment))
+    }
+
+    /// Tokenizes a fragment in portions, as far as it may be cut, and stops behind the portion that has too many
+    /// tokens.
+    fn tokenized_within(&self, fragment: &str, n_tokens_max: usize) -> Result<Arc<[Token]>, TooManyTokens> {
+        let (mut tokens, mut rest) = (Vec::new(), fragment);
+        while let Some(portion) = self.vocabulary.beginning(rest, PORTION_BYTES..=rest.len()) {
+            tokens.extend(self.vocabulary.tokenize_plain(portion));
+            if tokens.len() > n_tokens_max {
+                return Err(TooManyTokens { n_tokens_min: tokens.len() });
+            }
+            rest = &rest[portion.len()..];
+        }
+        tokens.extend(self.vocabulary.tokenize_plain(rest));
+        Ok(self.fragments.add(fragment, tokens))
     }
 
     /// Returns the first of the tokens that [`Self::tokens`] gives: of text that was not seen before those of as many bytes as are

@@ -6,6 +6,7 @@
 use warmpath_common::ids::Token;
 
 use super::PromptMaker;
+use crate::error::TooManyTokens;
 use crate::partition::Piece;
 use crate::vocabulary::{AddSpecial, ParseSpecial};
 
@@ -30,13 +31,16 @@ impl PromptMaker {
     /// Returns the prompt by which the model scores `document` for `query`.
     ///
     /// Source: llama-server: the template `rerank`, or `[BOS] query [EOS] [SEP] document [EOS]` as far as the vocabulary has these.
-    pub fn pair(&self, query: &str, document: &str) -> Vec<Token> {
+    /// Errors: `TooManyTokens` where it is far longer than so many.
+    pub fn pair(&self, query: &str, document: &str, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
         let mut tokens = Vec::new();
         // What stands between two special tokens is tokenized as one text, whoever wrote it.
         let mut text = String::new();
         let flush = |text: &mut String, tokens: &mut Vec<Token>| {
+            self.check_plain(text, n_tokens_max)?;
             tokens.extend(self.vocabulary.tokenize(text, AddSpecial::No, ParseSpecial::No));
             text.clear();
+            Ok(())
         };
         for part in &self.pair_prompt().0 {
             match part {
@@ -44,13 +48,13 @@ impl PromptMaker {
                 Part::Query => text.push_str(query),
                 Part::Document => text.push_str(document),
                 Part::Tokens(own) => {
-                    flush(&mut text, &mut tokens);
+                    flush(&mut text, &mut tokens)?;
                     tokens.extend(own);
                 }
             }
         }
-        flush(&mut text, &mut tokens);
-        tokens
+        flush(&mut text, &mut tokens)?;
+        Ok(tokens)
     }
 
     fn pair_prompt(&self) -> &PairPrompt {

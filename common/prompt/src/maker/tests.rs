@@ -1,6 +1,7 @@
 //! Tests of making prompts with real vocabularies and templates (`make fixtures` fetches them).
 
 mod growing;
+mod length;
 mod runs;
 mod words;
 
@@ -457,7 +458,7 @@ fn extra_texts_take_what_the_context_leaves_the_last_ones_first() {
 #[test]
 fn a_model_without_the_tokens_fills_no_gap() {
     let request = infill_request(json!({"input_prefix": "a", "input_suffix": "b"}));
-    assert_eq!(maker("phi-3").raw(&request, 4096), Err(NoFim));
+    assert_eq!(maker("phi-3").raw(&request, 4096), Err(RawError::NoFim));
 }
 
 #[test]

@@ -1,0 +1,205 @@
+//! How many tokens a text has at least, without tokenizing it.
+//!
+//! Not here: what is done with texts that have too many (`maker`). The idea: tokens that stand for all of a text's
+//! bytes, one behind the other, are not fewer than the longest steps that lead through it, where a step is as long as
+//! the longest token that begins with the same two bytes, or with the same run of one byte. That takes a nanosecond a
+//! byte, where tokenizing takes a thousand.
+
+use std::collections::HashSet;
+
+/// Kinds of vocabularies, as their files name them, whose tokens stand for every byte of a text.
+///
+/// Source: llama.cpp's tokenizers. Those of other kinds drop white space or accents (bert, t5) or have one token for
+/// whatever is unknown.
+const LOSSLESS_KINDS: [&str; 3] = ["gpt2", "llama", "gemma4"];
+
+/// Pre-tokenizers of these that add or drop characters. Source: llama.cpp, `llm_tokenizer_bpe_session::tokenize`.
+const LOSSY_PRETOKENIZERS: [&str; 2] = ["mmbert", "whitespace"];
+
+/// Pre-tokenizers of `gpt2` vocabularies that are not byte-level. Source: as above, `byte_encode`.
+const RAW_PRETOKENIZERS: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
+
+/// Stands for a space in vocabularies that escape it.
+const ESCAPED_SPACE: char = '\u{2581}';
+
+/// Bounds the number of a text's tokens from below.
+#[derive(Debug)]
+pub(crate) struct LeastTokens {
+    /// Longest token by its first two bytes, those left out that are a run of one byte. Units: bytes.
+    by_pair: Box<[u16]>,
+    /// Longest token that is a run of this byte. Units: bytes.
+    by_run: [u16; 256],
+    /// Longest token. Units: bytes.
+    longest: usize,
+}
+
+/// What is known of a vocabulary's tokenizer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tokenizer<'a> {
+    /// Kind, as the file names it.
+    pub kind: &'a str,
+    /// Pre-tokenizer, as the file names it.
+    pub pre: &'a str,
+}
+
+impl LeastTokens {
+    /// Returns the bound for a vocabulary with these spellings; `None` where tokens may stand for texts of any length.
+    pub fn of(tokenizer: Tokenizer<'_>, spellings: &[&str]) -> Option<Self> {
+        if !LOSSLESS_KINDS.contains(&tokenizer.kind) || LOSSY_PRETOKENIZERS.contains(&tokenizer.pre) {
+            return None;
+        }
+        let known: HashSet<&str> = spellings.iter().copied().collect();
+        // A byte without a token of its own is dropped.
+        let is_byte_level = tokenizer.kind == "gpt2" && !RAW_PRETOKENIZERS.contains(&tokenizer.pre);
+        let has_all_bytes = (0..=u8::MAX).all(|byte| match is_byte_level {
+            true => known.contains(&*spelled(byte).to_string()),
+            false => known.contains(&*format!("<0x{byte:02X}>")),
+        });
+        if !has_all_bytes {
+            return None;
+        }
+        let mut least = Self { by_pair: vec![1; 1 << 16].into(), by_run: [1; 256], longest: 1 };
+        for spelling in spellings {
+            least.add(spelling);
+        }
+        Some(least)
+    }
+
+    /// Takes in a token, in every form in which a text may have it: as it is spelled, with spaces for escaped ones, or
+    /// each character a byte.
+    fn add(&mut self, spelling: &str) {
+        let bytes: Option<Vec<u8>> = spelling.chars().map(byte_of).collect();
+        if let Some(bytes) = bytes {
+            self.add_form(&bytes, bytes.len());
+        }
+        self.add_form(spelling.as_bytes(), spelling.len());
+        if spelling.contains(ESCAPED_SPACE) {
+            // Each of them may stand for a space, or for itself; the longest form counts for all.
+            let spaces = spelling.replace(ESCAPED_SPACE, " ");
+            self.add_form(spaces.as_bytes(), spelling.len());
+            self.add_form(spelling.replacen(ESCAPED_SPACE, " ", 1).as_bytes(), spelling.len());
+            if let Some(rest) = spelling.strip_prefix(ESCAPED_SPACE) {
+                let first = ESCAPED_SPACE.to_string();
+                self.add_form((first + &rest.replace(ESCAPED_SPACE, " ")).as_bytes(), spelling.len());
+            }
+        }
+    }
+
+    fn add_form(&mut self, form: &[u8], length: usize) {
+        let length = u16::try_from(length).unwrap_or(u16::MAX);
+        self.longest = self.longest.max(usize::from(length));
+        match form {
+            [] | [_] => {}
+            [first, rest @ ..] if rest.iter().all(|byte| byte == first) && form.len() == usize::from(length) => {
+                let longest = &mut self.by_run[usize::from(*first)];
+                *longest = length.max(*longest);
+            }
+            [first, second, ..] => {
+                let longest = &mut self.by_pair[pair(*first, *second)];
+                *longest = length.max(*longest);
+            }
+        }
+    }
+
+    /// Returns a number of tokens that `text` has at least; counting stops at `enough`.
+    ///
+    /// Cost: a nanosecond for each byte until then. The first token may begin before the text, with a space that the
+    /// vocabulary adds.
+    pub fn count(&self, text: &[u8], enough: usize) -> usize {
+        if text.is_empty() || self.longest >= usize::from(u16::MAX) {
+            return 0;
+        }
+        let (mut n_tokens, mut end, mut furthest) = (1, self.longest, self.longest);
+        let mut run_end = 0;
+        for at in 0..text.len() {
+            if at >= run_end {
+                run_end = at + text[at..].iter().take_while(|byte| **byte == text[at]).count();
+            }
+            let by_run = usize::from(self.by_run[usize::from(text[at])]).min(run_end - at);
+            let by_pair = text.get(at + 1).map_or(1, |next| usize::from(self.by_pair[pair(text[at], *next)]));
+            furthest = furthest.max(at + by_run.max(by_pair));
+            if at == end {
+                n_tokens += 1;
+                end = furthest;
+                if n_tokens >= enough {
+                    break;
+                }
+            }
+        }
+        n_tokens
+    }
+}
+
+fn pair(first: u8, second: u8) -> usize {
+    usize::from(first) << 8 | usize::from(second)
+}
+
+/// Returns the character by which byte-level vocabularies spell a byte.
+///
+/// Source: GPT-2's `bytes_to_unicode`: visible characters are themselves, the others follow from U+0100.
+fn spelled(byte: u8) -> char {
+    let shift = match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => return char::from(byte),
+        0..=0x20 => 0x100 + u32::from(byte),
+        0x7f..=0xa0 => 0x121 + u32::from(byte) - 0x7f,
+        0xad => 0x143,
+    };
+    char::from_u32(shift).expect("these are characters")
+}
+
+/// Returns the byte that a character spells in byte-level vocabularies, if it spells one.
+fn byte_of(character: char) -> Option<u8> {
+    match u32::from(character) {
+        code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
+        code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        code @ 0x121..=0x142 => u8::try_from(code - 0x121 + 0x7f).ok(),
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTE_LEVEL: Tokenizer<'_> = Tokenizer { kind: "gpt2", pre: "qwen2" };
+
+    fn all_bytes() -> Vec<String> {
+        (0..=u8::MAX).map(|byte| spelled(byte).to_string()).collect()
+    }
+
+    fn bound(words: &[&str]) -> LeastTokens {
+        let bytes = all_bytes();
+        let spellings: Vec<&str> = bytes.iter().map(String::as_str).chain(words.iter().copied()).collect();
+        LeastTokens::of(BYTE_LEVEL, &spellings).expect("every byte has a token")
+    }
+
+    #[test]
+    fn every_byte_has_a_character_of_its_own_and_comes_back() {
+        let characters: HashSet<char> = (0..=u8::MAX).map(spelled).collect();
+        assert_eq!(characters.len(), 256);
+        assert!((0..=u8::MAX).all(|byte| byte_of(spelled(byte)) == Some(byte)));
+        assert_eq!((spelled(b' '), spelled(b'\n'), spelled(0x7f), spelled(0xa0)), ('Ġ', 'Ċ', 'ġ', 'ł'));
+    }
+
+    #[test]
+    fn steps_are_as_long_as_tokens_that_begin_alike() {
+        let least = bound(&["....", "abc", "Ġx"]);
+        assert_eq!(least.count(&[b'.'; 401], usize::MAX), 101);
+        assert_eq!(least.count(b"abcabcabcabc", usize::MAX), 4);
+        // The first may be longer than what is seen of it.
+        assert_eq!(least.count(b"zzzzzzzz", usize::MAX), 5);
+        assert_eq!(least.count(b"", usize::MAX), 0);
+        assert_eq!(least.count(&[b'.'; 1 << 20], 1000), 1000, "more need not be counted");
+    }
+
+    #[test]
+    fn vocabularies_whose_tokens_may_stand_for_anything_have_no_bound() {
+        let bytes = all_bytes();
+        let spellings: Vec<&str> = bytes.iter().map(String::as_str).collect();
+        assert!(LeastTokens::of(BYTE_LEVEL, &spellings[1..]).is_none(), "a byte is dropped");
+        for (kind, pre) in [("bert", ""), ("t5", ""), ("rwkv", ""), ("gpt2", "mmbert"), ("gpt2", "whitespace")] {
+            assert!(LeastTokens::of(Tokenizer { kind, pre }, &spellings).is_none(), "{kind} {pre}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Tests of the bound on a prompt's length: it is never above the length, and what is far too long is not tokenized.
+
+use super::*;
+use crate::error::TooManyTokens;
+use crate::least_tokens::LeastTokens;
+
+/// Longer than what is tokenized to its end in any case.
+const LONG_BYTES: usize = 150 << 10;
+
+fn least(maker: &PromptMaker) -> Option<&LeastTokens> {
+    maker.vocabulary.least_tokens.as_ref()
+}
+
+/// Returns texts of which vocabularies have the longest tokens: runs, code, words with spaces.
+fn repetitive_text() -> impl Strategy<Value = String> {
+    let unit = prop_oneof![
+        "[ .\\-=_*#/\\\\a0\\n\\t]",
+        "[a-z]{1,12} ",
+        "\\PC{1,3}",
+        Just("\u{2581}".to_owned()),
+        Just(" \u{2581}".to_owned()),
+        Just("\r\n".to_owned()),
+        Just("    ".to_owned()),
+    ];
+    let run = (unit, 1..200usize).prop_map(|(unit, n)| unit.repeat(n));
+    prop::collection::vec(run, 1..6).prop_map(|runs| runs.concat())
+}
+
+/// Returns a maker whose tokenizer takes long runs: llama.cpp's `std::regex`, which other vocabularies need, overflows
+/// the stack at them.
+fn maker_of(name: &str) -> &'static (&'static str, PromptMaker) {
+    MAKERS.iter().find(|(of, _)| *of == name).unwrap()
+}
+
+#[test]
+fn vocabularies_without_loss_have_a_bound() {
+    for (name, maker) in MAKERS.iter() {
+        assert!(least(maker).is_some(), "{name}");
+    }
+}
+
+#[test]
+fn prompts_that_are_far_too_long_are_not_tokenized() {
+    for (name, maker) in MAKERS.iter() {
+        for text in [".", "a", "word ", "x    \n"].map(|text| text.repeat((4 << 20) / text.len())) {
+            let before = maker.cache_counters().tokenized_bytes;
+            let refused = maker.chat_within(&chat(&[&text]), 8192);
+            let Err(PromptError::TooManyTokens(TooManyTokens { n_tokens_min: 8193.. })) = refused else {
+                panic!("{name}: {:?}: {refused:?}", &text[..10]);
+            };
+            let taken = maker.cache_counters().tokenized_bytes - before;
+            assert!(taken < 1 << 20, "{name}: {taken} bytes of {:?} were tokenized", &text[..10]);
+        }
+    }
+}
+
+#[test]
+fn where_texts_may_be_cut_tokenizing_stops_when_there_are_too_many() {
+    let (_, maker) = MAKERS.iter().find(|(_, maker)| maker.vocabulary.cuts_at_words()).unwrap();
+    let text = "Words that come again and again. ".repeat(200_000);
+    let begun = maker.begin_text(text);
+    let refused = maker.tokens_within(&begun, 1_000_000).unwrap_err();
+    assert!((1_000_001..1_100_000).contains(&refused.n_tokens_min), "{refused:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_text_has_no_fewer_tokens_than_the_bound((name, maker, text) in any_maker().prop_flat_map(|(name, maker)| {
+        (Just(*name), Just(maker), prop_oneof![calm_text(), repetitive_text(), hostile_text(maker)])
+    })) {
+        let least = least(maker).expect("it has a bound");
+        let tokens = maker.vocabulary.tokenize_plain(&text);
+        prop_assert!(least.count(text.as_bytes(), usize::MAX) <= tokens.len(), "{}: {:?}", name, text);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_prompt_that_fits_is_never_refused_and_one_that_does_not_is(
+        (name, maker) in prop::sample::select(vec!["qwen2", "llama-bpe"]).prop_map(maker_of),
+        text in repetitive_text(),
+    ) {
+        let text = text.repeat(LONG_BYTES / text.len().max(1) + 1);
+        let begun = maker.begin_text(text.clone());
+        let tokens = whole(maker, &text);
+        prop_assert_eq!(&maker.tokens_within(&begun, tokens.len()).unwrap(), &tokens, "{}", name);
+        prop_assert!(maker.check_length(&begun, tokens.len()).is_ok());
+        let refused = maker.tokens_within(&begun, tokens.len() / 2);
+        if begun.unseen_bytes() > LONG_BYTES {
+            let n_tokens_min = refused.unwrap_err().n_tokens_min;
+            prop_assert!((tokens.len() / 2 + 1..=tokens.len()).contains(&n_tokens_min), "{}: {}", name, n_tokens_min);
+        }
+    }
+}
