@@ -114,6 +114,11 @@ pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Source: the longest events repeat a request's tools and instructions, or a whole answer: some hundred KiB.
 pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 
+/// Time that a worker's words for a refusal may take behind its status; after it the request goes on without them.
+///
+/// Source: an error object comes with its head; what takes longer is a server in trouble, and the request can be elsewhere.
+pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Is the most prompts that wait to be tokenized; one more is routed by load.
 pub const PROMPTS_WAITING_MAX: usize = 256;
 
@@ -126,6 +131,16 @@ pub const QUEUE_POLL: Duration = Duration::from_millis(10);
 ///
 /// Source: own choice: a server that is lost is found out within about a second, as a summary stream's end is.
 pub const STOCK_POLL: Duration = Duration::from_secs(1);
+
+/// Looks at a stock server in a row that it does not answer until what was asked of it counts as lost.
+///
+/// Source: own choice: one that is late may be busy; two are six seconds in which it has not said a word.
+pub const STOCK_SILENT_LOOKS: u32 = 2;
+
+/// Silence of an answer behind which the loss of its worker ends it; one that goes on shows that its worker lives.
+///
+/// Source: own choice: a worker is lost after 3.5 s without a word, so an answer that hangs with it has been silent for longer.
+pub const LOST_SILENCE: Duration = Duration::from_secs(1);
 
 /// Is how long a worker that is found no longer keeps its place, and what is known of it; it gets nothing meanwhile.
 ///
@@ -154,6 +169,16 @@ pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 ///
 /// Source: with the last spans below the 5 s that units and charts add to the drain timeout; an event takes milliseconds.
 pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time for which a connection to a stock server is kept that nothing uses.
+///
+/// Source: llama-server (cpp-httplib) and vLLM (uvicorn) end one after 5 s.
+pub const STOCK_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// Time in which a Warmpath worker's machine must take what is sent to it, or the connection is given up.
+///
+/// Source: own choice: behind `SUMMARY_IDLE_MAX`, which finds out sooner that a worker is lost and says so of the worker.
+pub const WORKER_PATIENCE: Duration = Duration::from_secs(6);
 
 /// Is how long the end of a router waits for the last spans to be sent.
 ///

@@ -1,18 +1,21 @@
 //! Opens connections for hyper's client: plain, or by TLS with the certificates that are in force at that moment.
 //!
 //! Not here: to whom and why. The idea: a handshake that fails is told apart from a host that cannot be reached, and what
-//! speaks no TLS at all is named.
+//! speaks no TLS at all is named. A connection remembers whether it has carried an answer: one that breaks before it has is the
+//! host's failure, one that breaks later may only have been closed for its age.
 
 use std::error::Error as StdError;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::MaybeHttpsStream;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{self, Connected, HttpConnector};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -20,6 +23,15 @@ use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::tls::CurrentClient;
+
+/// Silence on a connection after which the host is asked whether it is there, and the pause before it is asked again.
+///
+/// Source: own choice: a few bytes a second for a connection that nothing else uses; with `PROBES_MAX` a host that has vanished is
+/// found out as soon as by a summary stream's silence.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+
+/// Such questions without an answer behind which a connection is given up.
+const PROBES_MAX: u32 = 3;
 
 /// Says why no connection came about.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +54,21 @@ impl ConnectError {
     /// Returns whether a connection came about that could not be secured.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::PlainText | Self::Tls(_))
+    }
+
+    /// Returns whether nothing takes connections there, as far as the network says; a lack of this machine's own is something
+    /// else.
+    pub fn is_away(&self) -> bool {
+        let Self::Tcp(error) = self else { return matches!(self, Self::Late(_)) };
+        let mut cause: Option<&(dyn StdError + 'static)> = Some(&**error);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<io::Error>() {
+                use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+                return matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut);
+            }
+            cause = error.source();
+        }
+        false
     }
 }
 
@@ -69,11 +96,84 @@ impl Connector {
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(timeout));
+        http.set_keepalive(Some(KEEPALIVE));
+        http.set_keepalive_interval(Some(KEEPALIVE));
+        http.set_keepalive_retries(Some(PROBES_MAX));
         Self { http, tls, timeout }
+    }
+
+    /// Gives connections up on which the host does not take what is sent for so long; only where it reads what it gets at once.
+    ///
+    /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux counts the time in which the host has no room for more as well, so a server that
+    /// reads a long request only when its turn comes would lose it.
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        #[cfg(target_os = "linux")]
+        self.http.set_tcp_user_timeout(Some(patience));
+        #[cfg(not(target_os = "linux"))]
+        let _ = patience;
+        self
     }
 }
 
-type Connection = MaybeHttpsStream<TokioIo<TcpStream>>;
+/// What a connection has carried; the client's responses and errors bear it.
+#[derive(Debug, Clone, Default)]
+pub struct Past(Arc<AtomicBool>);
+
+impl Past {
+    /// Records that an answer has come.
+    pub fn answered(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether an answer has come.
+    pub fn has_answered(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection to a host.
+pub struct Connection {
+    stream: MaybeHttpsStream<TokioIo<TcpStream>>,
+    past: Past,
+}
+
+impl connect::Connection for Connection {
+    fn connected(&self) -> Connected {
+        self.stream.connected().extra(self.past.clone())
+    }
+}
+
+impl Read for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl Write for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+}
 
 impl Service<Uri> for Connector {
     type Response = Connection;
@@ -88,10 +188,13 @@ impl Service<Uri> for Connector {
         let (tcp, tls, timeout) = (self.http.call(uri), self.tls.clone(), self.timeout);
         let connect = async move {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
-            let Some(Secured { config, name }) = tls else { return Ok(MaybeHttpsStream::Http(stream)) };
+            let past = Past::default();
+            let Some(Secured { config, name }) = tls else {
+                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past });
+            };
             let connector = TlsConnector::from(Arc::clone(&config.load()));
             let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-            Ok(MaybeHttpsStream::from(secured))
+            Ok(Connection { stream: MaybeHttpsStream::from(secured), past })
         };
         Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }
@@ -102,5 +205,37 @@ fn failed_handshake(error: io::Error) -> ConnectError {
     match reason {
         Some(rustls::Error::InvalidMessage(_)) => ConnectError::PlainText,
         _ => ConnectError::Tls(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn connect(connector: &Connector, address: std::net::SocketAddr) -> Result<Connection, ConnectError> {
+        let uri = format!("http://{address}").parse().expect("a URI");
+        connector.clone().call(uri).await
+    }
+
+    #[tokio::test]
+    async fn connections_find_out_that_a_host_has_vanished() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
+        let address = listener.local_addr().expect("it is bound");
+        let patience = Duration::from_secs(6);
+        let connector = Connector::new(None, Duration::from_secs(1)).with_patience(patience);
+        let connection = connect(&connector, address).await.expect("somebody listens");
+        let MaybeHttpsStream::Http(stream) = &connection.stream else { panic!("plain text was asked for") };
+        let socket = socket2::SockRef::from(stream.inner());
+        assert!(socket.keepalive().expect("an option"));
+        assert_eq!(socket.tcp_keepalive_time().expect("an option"), KEEPALIVE);
+        assert_eq!(socket.tcp_keepalive_interval().expect("an option"), KEEPALIVE);
+        assert_eq!(socket.tcp_keepalive_retries().expect("an option"), PROBES_MAX);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().expect("an option"), Some(patience));
+        drop(listener);
+        let refused = connect(&connector, address).await.err().expect("nobody listens");
+        assert!(refused.is_away());
+        let lack = ConnectError::Tcp(Box::new(io::Error::from_raw_os_error(24)));
+        assert!(!lack.is_away(), "this machine has no descriptor left");
     }
 }

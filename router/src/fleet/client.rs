@@ -2,24 +2,25 @@
 //!
 //! Not here: what is asked (`subscriber`, `vocabulary`, `stock`, `lifecycle`). The idea: nobody but this file opens connections
 //! to workers, so that no call can forget the token, and none can show it to somebody else. Certificates and token are looked
-//! at for each connection and each request: what is renewed counts at once.
+//! at for each connection and each request: what is renewed counts at once. A stock server ends connections when it likes; what is
+//! sent on one just then is sent once more on a new one, so that their end is never taken for the server's.
 
 use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use url::Url;
-use warmpath_shell::connect::{ConnectError, Connector, Secured};
+use warmpath_shell::connect::{ConnectError, Connector, Past, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
-use crate::config::{CONNECTION_IDLE_MAX, WorkerAddress, WorkerApi};
+use crate::config::{CONNECTION_IDLE_MAX, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIENCE, WorkerAddress, WorkerApi};
 
 /// Says why a worker did not begin to answer.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,12 @@ impl CallError {
     /// Returns whether no connection came about.
     pub fn is_connect(&self) -> bool {
         matches!(self, Self::Call(error) if error.is_connect())
+    }
+
+    /// Returns whether nothing takes connections where the worker is; a lack of this machine's own is something else.
+    pub fn is_away(&self) -> bool {
+        let Self::Call(error) = self else { return false };
+        error.source().and_then(|source| source.downcast_ref()).is_some_and(ConnectError::is_away)
     }
 
     /// Returns whether a connection came about that could not be secured.
@@ -67,17 +74,21 @@ impl Clients {
             name: address.server_name().expect("a URL's host is a name or an address"),
         });
         let connector = Connector::new(tls, self.connect_timeout);
-        let (idle_max, tokens) = match address.api {
-            WorkerApi::Warmpath => (usize::MAX, self.tokens.clone()),
-            // A connection for each request: llama-server ends one after 5 s or 100 requests, and what is sent just then is lost.
-            WorkerApi::OpenAi => (0, None),
-        };
-        let client = legacy::Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(CONNECTION_IDLE_MAX)
-            .pool_max_idle_per_host(idle_max)
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        WorkerClient { base: address.url.clone(), client, tokens }
+        let mut pooled = legacy::Client::builder(TokioExecutor::new());
+        pooled.pool_timer(TokioTimer::new());
+        let base = address.url.clone();
+        match address.api {
+            WorkerApi::Warmpath => {
+                let client =
+                    pooled.pool_idle_timeout(CONNECTION_IDLE_MAX).build(connector.with_patience(WORKER_PATIENCE));
+                WorkerClient { base, client, fresh: None, tokens: self.tokens.clone() }
+            }
+            WorkerApi::OpenAi => {
+                let client = pooled.pool_idle_timeout(STOCK_CONNECTION_IDLE_MAX).build(connector.clone());
+                let fresh = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
+                WorkerClient { base, client, fresh: Some(fresh), tokens: None }
+            }
+        }
     }
 }
 
@@ -86,6 +97,8 @@ impl Clients {
 pub struct WorkerClient {
     base: Url,
     client: legacy::Client<Connector, Full<Bytes>>,
+    /// Takes what an old connection has lost; absent where connections do not end before their time.
+    fresh: Option<legacy::Client<Connector, Full<Bytes>>>,
     /// Is what is shown to it; absent where nothing is.
     tokens: Option<Arc<FleetTokens>>,
 }
@@ -122,12 +135,35 @@ impl WorkerClient {
             request.headers_mut().insert(header::AUTHORIZATION, token);
         }
         for next in shown {
-            let response = self.client.request(request.clone()).await.map_err(CallError::Call)?;
+            let response = self.send(request.clone()).await?;
             if response.status() != StatusCode::UNAUTHORIZED {
-                return Ok(response.map(Body::new));
+                return Ok(response);
             }
             request.headers_mut().insert(header::AUTHORIZATION, next);
         }
-        Ok(self.client.request(request).await.map_err(CallError::Call)?.map(Body::new))
+        self.send(request).await
     }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Body>, CallError> {
+        let again = self.fresh.as_ref().map(|fresh| (fresh, request.clone()));
+        let answer = match (self.client.request(request).await, again) {
+            // Where a new connection does not help, the end of the old one was the server's.
+            (Err(error), Some((fresh, request))) if was_used(&error) => fresh.request(request).await.map_err(|_| error),
+            (answer, _) => answer,
+        };
+        let answer = answer.map_err(CallError::Call)?;
+        if let Some(past) = answer.extensions().get::<Past>() {
+            past.answered();
+        }
+        Ok(answer.map(Body::new))
+    }
+}
+
+/// Returns whether a call failed on a connection that had carried an answer before.
+fn was_used(error: &legacy::Error) -> bool {
+    let mut extras = Extensions::new();
+    if let Some(info) = error.connect_info() {
+        info.get_extras(&mut extras);
+    }
+    extras.get::<Past>().is_some_and(Past::has_answered)
 }

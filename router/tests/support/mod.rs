@@ -43,7 +43,8 @@ pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Ru
         scope.spawn(bind).join().expect("binding does not panic")
     });
     let address = bound.local_addr().expect("it is bound");
-    runtime.spawn(async move { axum::serve(bound, routes).await.expect("it serves") });
+    let service = routes.into_make_service_with_connect_info::<SocketAddr>();
+    runtime.spawn(async move { axum::serve(bound, service).await.expect("it serves") });
     (address, runtime)
 }
 

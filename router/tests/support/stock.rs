@@ -1,14 +1,15 @@
 //! A fake stock server: answers as llama-server does, reuses what it has computed, and follows a script; in a runtime of its
 //! own, so that it can be killed with all its connections.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::map_response;
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -46,12 +47,18 @@ pub struct Script {
     pub slots: Option<Value>,
     /// Says that it takes requests and never answers.
     pub is_silent: bool,
+    /// The status with which it refuses requests, and its `Retry-After`.
+    pub refusal: Option<(u16, Option<String>)>,
+    /// A word at which it closes the connection.
+    pub poison: Option<&'static str>,
     kept: Vec<Vec<Token>>,
 }
 
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// The other ends of all connections that have carried a request.
+    peers: Mutex<HashSet<SocketAddr>>,
 }
 
 /// Is a fake stock server.
@@ -73,9 +80,11 @@ impl FakeStock {
             models: None,
             slots: None,
             is_silent: false,
+            refusal: None,
+            poison: None,
             kept: Vec::new(),
         };
-        let shared = Arc::new(Shared { script: Mutex::new(script), seen: Mutex::default() });
+        let shared = Arc::new(Shared { script: Mutex::new(script), seen: Mutex::default(), peers: Mutex::default() });
         let mut server = Self { address: "127.0.0.1:0".parse().expect("an address"), shared, runtime: None };
         server.revive();
         server
@@ -101,6 +110,11 @@ impl FakeStock {
 
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.seen.lock().expect("no test panics here").clone()
+    }
+
+    /// Returns how many connections have carried a request.
+    pub fn n_connections(&self) -> usize {
+        self.shared.peers.lock().expect("no test panics here").len()
     }
 
     /// Ends the server with all its connections.
@@ -141,7 +155,18 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages", post(message))
         // As llama-server does.
         .layer(map_response(async |response: Response| ([("access-control-allow-origin", "*")], response)))
+        .layer(from_fn_with_state(Arc::clone(&shared), count))
         .with_state(shared)
+}
+
+async fn count(
+    State(shared): State<Arc<Shared>>,
+    peer: ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    shared.peers.lock().expect("no test panics here").insert(peer.0);
+    next.run(request).await
 }
 
 async fn health(State(shared): State<Arc<Shared>>) -> StatusCode {
@@ -178,6 +203,21 @@ async fn message(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: By
 
 async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
     shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+    let (refusal, poison) = {
+        let script = shared.script();
+        (script.refusal.clone(), script.poison)
+    };
+    if poison.is_some_and(|word| String::from_utf8_lossy(&body).contains(word)) {
+        panic!("scripted: the connection breaks");
+    }
+    if let Some((status, after)) = refusal {
+        let error = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
+        let mut response = (StatusCode::from_u16(status).expect("a status"), axum::Json(error)).into_response();
+        if let Some(after) = after {
+            response.headers_mut().insert("retry-after", after.parse().expect("a header"));
+        }
+        return response;
+    }
     if shared.script().is_silent {
         std::future::pending::<()>().await;
     }

@@ -11,9 +11,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, IntoResponseParts, Response};
 use axum::routing::{get, post};
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::broadcast;
@@ -48,6 +48,8 @@ pub enum Behaviour {
     Hang,
     /// Not at all: nothing comes; notes when the client leaves.
     Silent,
+    /// With one event after the other, without end.
+    Trickle,
 }
 
 /// Is a request as the worker saw it.
@@ -61,6 +63,10 @@ pub struct Seen {
 pub struct Script {
     pub snapshot: Snapshot,
     pub behaviour: Behaviour,
+    /// A word, and how a request with it is answered.
+    pub poison: Option<(&'static str, Behaviour)>,
+    /// The `Retry-After` of refusals.
+    pub retry_after: Option<String>,
     /// Is the token that every request must present; absent where none is asked for.
     pub token: Option<String>,
     /// Says whether the vocabulary can be fetched.
@@ -106,6 +112,8 @@ impl FakeWorker {
         let script = Script {
             snapshot,
             behaviour: Behaviour::Answer,
+            poison: None,
+            retry_after: Some("1".to_owned()),
             token: None,
             has_vocabulary: true,
             vocabulary: Bytes::from_static(&VOCABULARY),
@@ -395,9 +403,12 @@ async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
 
 async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
     shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
-    let (behaviour, uid) = {
+    let (behaviour, uid, retry_after) = {
         let script = shared.script.lock().expect("no test panics here");
-        (script.behaviour, script.snapshot.stamp.worker_uid)
+        let text = String::from_utf8_lossy(&body);
+        let poison = script.poison.filter(|(word, _)| text.contains(word));
+        let behaviour = poison.map_or(script.behaviour, |(_, behaviour)| behaviour);
+        (behaviour, script.snapshot.stamp.worker_uid, script.retry_after.clone())
     };
     let wants_stream = serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["stream"] == json!(true));
     let pieces: Vec<&'static str> = if wants_stream {
@@ -414,11 +425,7 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Byt
             let body = Body::from_stream(futures::stream::iter(chunks(3).collect::<Vec<Result<_, std::io::Error>>>()));
             (headers, [("x-warmpath-cached-tokens", "32")], body).into_response()
         }
-        Behaviour::Refuse(status) => {
-            let body = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
-            let status = StatusCode::from_u16(status).expect("a status");
-            (status, headers, [("retry-after", "7")], body.to_string()).into_response()
-        }
+        Behaviour::Refuse(status) => refusal(status, retry_after, headers),
         Behaviour::BreakAtOnce => panic!("scripted: the connection breaks"),
         Behaviour::BreakMidway => {
             let n = if wants_stream { 2 } else { 1 };
@@ -446,6 +453,7 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Byt
             });
             (headers, Body::from_stream(comment.chain(events))).into_response()
         }
+        Behaviour::Trickle => (headers, Body::from_stream(trickle())).into_response(),
         Behaviour::Silent => {
             let _guard = Left(shared);
             std::future::pending().await
@@ -460,6 +468,24 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Byt
                 .into_response()
         }
     }
+}
+
+fn refusal(status: u16, retry_after: Option<String>, headers: impl IntoResponseParts) -> Response {
+    let body = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
+    let status = StatusCode::from_u16(status).expect("a status");
+    let mut response = (status, headers, body.to_string()).into_response();
+    if let Some(after) = retry_after {
+        response.headers_mut().insert("retry-after", after.parse().expect("a header"));
+    }
+    response
+}
+
+/// Returns events without end.
+fn trickle() -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+    futures::stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Some((Ok(Bytes::from_static(b"data: {\"n\": 1}\n\n")), ()))
+    })
 }
 
 /// Counts a client that leaves.
