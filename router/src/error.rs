@@ -82,6 +82,12 @@ pub enum RequestError {
         /// Is when one is expected to.
         retry_after: Duration,
     },
+    /// Every worker that could take the request has said that it takes none for longer than the request may wait.
+    #[error("the servers of this model take no requests for another {} s", retry_after.as_secs_f64().ceil())]
+    Paused {
+        /// The time until the first of them does.
+        retry_after: Duration,
+    },
     /// Too many requests wait for a worker, and nobody has more of them.
     #[error("every worker is busy, and {waiting_max} requests wait already")]
     QueueFull {
@@ -147,6 +153,8 @@ fn failure_text(failure: Failure) -> &'static str {
         Failure::Unready => "the worker does not serve at the moment",
         Failure::Refused => "the worker does not let this router in",
         Failure::Broken => "the worker broke off its answer",
+        Failure::Error => "the worker answered with an error",
+        Failure::Lost => "the worker was lost",
     }
 }
 
@@ -223,6 +231,7 @@ impl RequestError {
             | Self::RequestsFull { .. }
             | Self::QueueFull { .. }
             | Self::QueueLate { .. }
+            | Self::Paused { .. }
             | Self::OverQuota(_) => Class::Overload,
             Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
@@ -237,6 +246,7 @@ impl RequestError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoWorker { retry_after, .. }
+            | Self::Paused { retry_after }
             | Self::QueueFull { retry_after, .. }
             | Self::QueueLate { retry_after, .. }
             | Self::RequestsFull { retry_after, .. }
@@ -264,7 +274,7 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::OverQuota(_) => Some("rate_limit_exceeded"),
+            Self::OverQuota(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
             Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),

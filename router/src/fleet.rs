@@ -9,6 +9,7 @@
 pub mod client;
 pub mod given;
 pub mod indexer;
+pub mod loss;
 pub mod members;
 pub mod stock;
 pub mod subscriber;
@@ -31,7 +32,7 @@ use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
 use warmpath_router_core::fleet::{FleetView, Link, Unavailable};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
-use warmpath_router_core::retry::Failure;
+use warmpath_router_core::retry::{Failure, Terms};
 use warmpath_router_core::stock::{Declared, Sending};
 
 use self::client::Clients;
@@ -183,7 +184,7 @@ impl Fleet {
             *reasons.entry(why).or_default() += 1;
         }
         if reasons.values().sum::<usize>() == view.workers.len() {
-            return Some(NoWorker { reasons }.to_string());
+            return Some(NoWorker { reasons, pause: None }.to_string());
         }
         if self.was_ready.load(Ordering::Relaxed) {
             return None;
@@ -215,9 +216,9 @@ pub struct Booking {
 }
 
 impl Booking {
-    /// Records that the worker has answered.
-    pub fn succeeded(&self) {
-        self.fleet.books().succeeded(self.worker);
+    /// Records that the worker has done the request, at which others have failed so before.
+    pub fn answered(&self, failures: &[(WorkerIdx, Failure)]) {
+        self.fleet.books().answered(self.worker, failures, Instant::now());
     }
 
     /// Watches what becomes of the request, if the worker is a stock server.
@@ -235,6 +236,17 @@ impl Booking {
     /// Returns what watches the request, where the worker is a stock server.
     pub fn visit(&mut self) -> Option<&mut Visit> {
         self.visit.as_mut()
+    }
+
+    /// Records that the worker has refused the request on these terms.
+    pub fn refused(&self, failure: Failure, terms: Terms<'_>) {
+        // The slots of a Warmpath worker are every model's that it serves, and every name's.
+        let model_name = terms.model_name.filter(|_| self.visit.is_some());
+        let refusal = (failure, Terms { model_name, ..terms });
+        if let Some(visit) = &self.visit {
+            visit.failed(failure);
+        }
+        self.fleet.books().refused(self.worker, refusal, Instant::now());
     }
 
     /// Records that the worker has failed the request.
@@ -257,10 +269,21 @@ impl Drop for Booking {
 /// Says why a worker cannot be followed.
 #[derive(Debug, Clone)]
 pub struct Trouble {
-    /// Says that it answers, and does not let this router in.
-    pub is_refusal: bool,
+    /// The kind of trouble.
+    pub kind: TroubleKind,
     /// Says why, for a person.
     pub reason: Arc<str>,
+}
+
+/// What follows from a trouble.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TroubleKind {
+    /// The worker answers, and does not let this router in.
+    Refusal,
+    /// The worker does not answer at all: what was asked of it will not come.
+    Loss,
+    /// The worker cannot be followed; it may be answering others.
+    Other,
 }
 
 /// Is what the followers of workers and the vocabulary task tell the tracker.

@@ -30,7 +30,7 @@ use warmpath_router_core::dispatch::LISTEN_PAUSE;
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
 use warmpath_router_core::rest::Rest;
-use warmpath_router_core::retry::{Failure, Verdict};
+use warmpath_router_core::retry::{Failure, Terms, Verdict};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
 
@@ -129,7 +129,9 @@ async fn attempt_until_answered(
                 read(app, &arrival, (rests, &mut prepared), &mut trail).await?;
                 continue;
             }
-            Err(error @ RequestError::NoWorker { .. }) => return trail.give_up().unwrap_or(Err(error)),
+            Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
+                return trail.give_up().unwrap_or(Err(error));
+            }
             Err(error) => return Err(error),
         };
         if trail.n_attempts > 0 {
@@ -138,27 +140,22 @@ async fn attempt_until_answered(
         let worker = choice.decision.worker;
         let member = app.fleet.member(worker);
         let upstream = Upstream { member: &member, limits: &app.requests, comments };
-        let AttemptError { failure, refusal } = match upstream.attempt(&arrival, &choice).await {
+        let AttemptError { failure, refusal, retry_after } = match upstream.attempt(&arrival, &choice).await {
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
                 remember(app, prepared, choice.n_matched_blocks);
+                // That a worker can count tokens says nothing of its model.
+                if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
+                    choice.booking.answered(&trail.failures);
+                }
                 return Ok(respond(app, arrival, *choice, answer));
             }
             Err(error) => error,
         };
-        choice.booking.failed(failure);
-        choice.note.came(Came::Failed(failure));
-        choice.span.fail(failure.label());
-        app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
-        tracing::info!(
-            request_id = %arrival.id,
-            trace_id = arrival.span.trace_id(),
-            worker = %member.url,
-            failure = failure.label(),
-            "attempt failed"
-        );
+        let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
+        note_failure(app, &arrival, &mut choice, (failure, terms));
         trail.failed(worker, failure, refusal);
-        let may_repeat = may_repeat(app, &arrival, &trail);
+        let may_repeat = may_repeat(app, failure, &trail);
         if !may_repeat && failure != Failure::Full {
             let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
             return trail.give_up().unwrap_or_else(none);
@@ -168,9 +165,28 @@ async fn attempt_until_answered(
     }
 }
 
-fn may_repeat(app: &App, arrival: &Arrival, trail: &Trail) -> bool {
-    let elapsed = arrival.at.elapsed().saturating_sub(trail.waited);
-    if app.requests.retry.after(trail.n_attempts, elapsed) == Verdict::GiveUp {
+/// Tells the books, the metrics, the trace and the log of a failed attempt.
+fn note_failure(app: &App, arrival: &Arrival, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
+    match failure {
+        Failure::Full | Failure::Unready => choice.booking.refused(failure, terms),
+        _ => choice.booking.failed(failure),
+    }
+    choice.note.came(Came::Failed(failure));
+    choice.span.fail(failure.label());
+    app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
+    tracing::info!(
+        request_id = %arrival.id,
+        trace_id = arrival.span.trace_id(),
+        worker = %app.fleet.member(choice.decision.worker).url,
+        failure = failure.label(),
+        "attempt failed"
+    );
+}
+
+fn may_repeat(app: &App, failure: Failure, trail: &Trail) -> bool {
+    let failing = trail.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
+    let elapsed = failing.saturating_sub(trail.waited);
+    if app.requests.retry.after(trail.n_attempts, failure, elapsed) == Verdict::GiveUp {
         return false;
     }
     let is_granted = app.withdraw_retry();
@@ -184,12 +200,15 @@ fn may_repeat(app: &App, arrival: &Arrival, trail: &Trail) -> bool {
 #[derive(Default)]
 struct Trail {
     n_attempts: u32,
-    /// Lists the workers that failed it; one that was only full has a pause instead, and may get it later.
+    /// The workers that failed it; one that was only full has a pause instead, and may get it later.
     tried: Vec<WorkerIdx>,
+    failures: Vec<(WorkerIdx, Failure)>,
     last: Option<(Failure, Option<Refusal>)>,
     begin: Begin,
     /// Names its place among those who wait, if it has waited.
     place: Option<WaiterId>,
+    failing_since: Option<Instant>,
+    /// The time that it has waited since then.
     waited: Duration,
     n_reads: u32,
 }
@@ -202,8 +221,12 @@ impl Trail {
 
     fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
         self.n_attempts += 1;
+        if self.failing_since.is_none() {
+            (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
+        }
         if failure != Failure::Full {
             self.tried.push(worker);
+            self.failures.push((worker, failure));
         }
         self.last = Some((failure, refusal));
     }
@@ -252,7 +275,15 @@ async fn take_turn(
             trail.place = place;
             Ok(choice)
         }
-        Err(Refused::NoWorker(refusal)) => Err(RequestError::NoWorker { refusal, retry_after: retry_after() }),
+        Err(Refused::NoWorker(refusal)) => {
+            let retry_after = refusal.pause.unwrap_or_else(retry_after);
+            let is_paused = refusal.is_overload();
+            Err(if is_paused {
+                RequestError::Paused { retry_after }
+            } else {
+                RequestError::NoWorker { refusal, retry_after }
+            })
+        }
         Err(Refused::Full) => {
             Err(RequestError::QueueFull { waiting_max: app.requests.queue_max, retry_after: retry_after() })
         }
@@ -347,7 +378,6 @@ fn look(booking: &mut Booking, answer: &Answer) -> Option<u32> {
 
 /// Returns a worker's answer with the router's headers; its body is relayed as it comes.
 fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> Response {
-    choice.booking.succeeded();
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
     let status = head.status;

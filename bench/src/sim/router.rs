@@ -156,7 +156,7 @@ impl Router {
     /// Takes note that a request's first token has come.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         match &mut self.books {
-            Books::Own { dispatch, .. } => dispatch.succeeded(worker),
+            Books::Own { dispatch, .. } => dispatch.answered(worker, &[], self.start),
             Books::Rival(rival) => rival.first_token(worker, id),
         }
     }

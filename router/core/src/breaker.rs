@@ -35,7 +35,7 @@ pub enum BreakerState {
     Open,
 }
 
-/// Is the breaker of one worker.
+/// The breaker of one worker; a new one takes its place when the worker has answered.
 #[derive(Debug, Clone, Default)]
 pub struct Breaker {
     n_failures: u32,
@@ -65,11 +65,6 @@ impl Breaker {
         }
     }
 
-    /// Records that the worker answered.
-    pub fn succeeded(&mut self) {
-        *self = Self::default();
-    }
-
     /// Records that the worker failed.
     pub fn failed(&mut self, options: BreakerOptions, now: Instant) {
         self.n_failures = self.n_failures.saturating_add(1);
@@ -94,7 +89,7 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut breaker = Breaker::default();
         breaker.failed(OPTIONS, start);
-        breaker.succeeded();
+        breaker = Breaker::default();
         breaker.failed(OPTIONS, start);
         assert_eq!(breaker.state(start), BreakerState::Closed, "a success between failures starts the count again");
         breaker.failed(OPTIONS, start);
@@ -103,7 +98,7 @@ mod tests {
         assert_eq!(breaker.state(at(1000)), BreakerState::HalfOpen);
         breaker.sent(OPTIONS, at(1000));
         assert_eq!(breaker.state(at(1001)), BreakerState::Open, "one probe at a time");
-        breaker.succeeded();
+        breaker = Breaker::default();
         assert_eq!(breaker.state(at(1001)), BreakerState::Closed);
     }
 

@@ -6,7 +6,9 @@
 //! or by age, should neither be heard.
 
 mod explain;
+mod health;
 mod listen;
+mod pause;
 mod relief;
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use explain::{Explanation, Weighed};
+use health::{Health, Trust};
 pub use listen::LISTEN_PAUSE;
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
@@ -23,7 +26,7 @@ use warmpath_common::model::{Capability, ModelInfo};
 
 use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
-use crate::breaker::{Breaker, BreakerOptions, BreakerState};
+use crate::breaker::BreakerOptions;
 use crate::choose::{Candidate, Policy, PromptView, Reason, Turn, charge, choose, reason, standing};
 use crate::cost::{Cost, Speeds, Standing, Unreported};
 use crate::doubts::Doubts;
@@ -33,7 +36,6 @@ use crate::index::Match;
 use crate::others::Others;
 use crate::pending::{Filling, Pending};
 use crate::rest::Rest;
-use crate::retry::Failure;
 use crate::reuse::Reuse;
 
 /// Is the weight of the newest request in the average time that requests take of a worker.
@@ -52,6 +54,8 @@ pub struct DispatchOptions {
     pub unreported_age_max: Duration,
     /// Is how long a worker gets nothing after it refused a request because its queue was full, or it did not serve.
     pub full_pause: Duration,
+    /// Time for which a worker that has failed a request gets none that another can take.
+    pub suspicion: Duration,
     /// Bounds what waits at workers; absent where requests are never held back for that.
     pub admission: Option<AdmissionOptions>,
 }
@@ -66,6 +70,7 @@ impl Default for DispatchOptions {
             breaker: BreakerOptions::default(),
             unreported_age_max: Duration::from_secs(5),
             full_pause: Duration::from_millis(250),
+            suspicion: BreakerOptions::default().open_min,
             admission: None,
         }
     }
@@ -127,16 +132,23 @@ pub struct Ticket {
 pub struct NoWorker {
     /// Counts the workers by reason.
     pub reasons: BTreeMap<Unavailable, usize>,
+    /// The time until the first worker takes requests again that has refused some; absent where none has.
+    pub pause: Option<Duration>,
 }
 
 impl NoWorker {
     fn unserved() -> Self {
-        Self { reasons: BTreeMap::new() }
+        Self { reasons: BTreeMap::new(), pause: None }
     }
 
     /// Returns whether only the load stands against it: a worker serves and has no room.
     pub fn is_overload(&self) -> bool {
         [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
+    }
+
+    /// Returns whether a worker may have room within `patience`: one is busy, or takes requests again by then.
+    pub fn may_end_within(&self, patience: Duration) -> bool {
+        self.reasons.contains_key(&Unavailable::Busy) || self.pause.is_some_and(|pause| pause <= patience)
     }
 }
 
@@ -156,18 +168,9 @@ impl std::error::Error for NoWorker {}
 struct Account {
     unreported: Unreported,
     n_in_flight: u32,
-    breaker: Breaker,
-    /// Says until when it gets nothing, and why.
-    paused: Option<(Instant, Unavailable)>,
+    health: Health,
     /// Is the average of [`Decision::service_ms`]; absent until a request was sent. Units: milliseconds.
     service_ms: Option<f64>,
-}
-
-impl Account {
-    fn pause(&self, now: Instant) -> Option<(Duration, Unavailable)> {
-        let (until, why) = self.paused?;
-        (now < until).then(|| (until - now, why))
-    }
 }
 
 struct Sent {
@@ -254,7 +257,7 @@ impl Dispatch {
             self.pending.goes_on(&filling, rest);
         }
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
-        Ok((decision, self.book(sent, filling)))
+        Ok((decision, self.book((sent, ask.model_name), filling)))
     }
 
     /// Returns what decides where cost and load do not.
@@ -287,33 +290,51 @@ impl Dispatch {
         &mut self.doubts
     }
 
-    /// Returns the workers that can take the request.
+    /// Returns the workers that can take the request: those that are trusted most, of which one has room.
+    ///
+    /// A breaker spares its worker only as long as others serve: the last ones are asked whatever they have failed.
     fn candidates<'a>(&self, fleet: &'a FleetView, ask: &Ask<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, ask);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
-        let (mut n_busy, mut has_room) = (0, false);
-        let mut candidates = Vec::with_capacity(serving.len());
+        let mut pause: Option<Duration> = None;
+        let mut field = Vec::with_capacity(serving.len());
         for worker in serving {
+            let health = &self.account(worker.idx).health;
             if let Some(why) = self.unavailable(worker, ask) {
                 *reasons.entry(why).or_insert(0) += 1;
+                if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
+                    (why, health.pauses.of(ask.model_name, ask.now))
+                {
+                    pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
+                }
                 continue;
             }
+            let trust = health.trust(ask.now);
             let (candidate, room) = self.weigh(worker, ask, assumed);
-            n_busy += usize::from(room != Room::Yes);
-            has_room |= room == Room::Yes;
-            if room != Room::Unmeasured {
-                candidates.push(candidate);
+            field.push((candidate, room, trust));
+        }
+        let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
+        let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
+        if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
+            let n_serving = field.len();
+            field.retain(|(_, _, trust)| *trust != Trust::Failing);
+            if n_serving > field.len() {
+                reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
             }
         }
+        let with_room = field.iter().filter(|(_, room, _)| *room == Room::Yes);
+        let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
+            if !field.is_empty() {
+                reasons.insert(Unavailable::Busy, field.len());
+            }
+            return Err(NoWorker { reasons, pause });
+        };
+        let is_candidate = |(_, room, trust): &(_, Room, Trust)| *trust <= least && *room != Room::Unmeasured;
+        field.retain(is_candidate);
+        let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
         charge(&mut candidates, self.reuse.worth());
-        if has_room {
-            return Ok(candidates);
-        }
-        if n_busy > 0 {
-            reasons.insert(Unavailable::Busy, n_busy);
-        }
-        Err(NoWorker { reasons })
+        Ok(candidates)
     }
 
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
@@ -337,18 +358,17 @@ impl Dispatch {
         let account = self.account(worker.idx);
         worker
             .unavailable(ask.now)
-            .or_else(|| account.pause(ask.now).map(|(_, why)| why))
-            .or_else(|| (account.breaker.state(ask.now) == BreakerState::Open).then_some(Unavailable::BreakerOpen))
+            .or_else(|| account.health.pauses.of(ask.model_name, ask.now).map(|(_, why)| why))
             .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
-    fn book(&mut self, sent: Sent, filling: Filling) -> Ticket {
+    fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: Filling) -> Ticket {
         let worker = sent.worker;
         let number = self.next_ticket;
         self.next_ticket += 1;
         self.last = Some(worker);
         let account = &mut self.accounts[worker.0 as usize];
-        account.breaker.sent(self.options.breaker, sent.at);
+        account.health.sent(model_name, &self.options, sent.at);
         account.n_in_flight += 1;
         account.unreported.n_requests += 1;
         account.unreported.prefill_tokens += sent.prefill_tokens;
@@ -378,30 +398,6 @@ impl Dispatch {
         self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
     }
 
-    /// Records that a worker has answered a request.
-    pub fn succeeded(&mut self, worker: WorkerIdx) {
-        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            account.breaker.succeeded();
-            account.paused = None;
-        }
-    }
-
-    /// Records that a worker has failed a request.
-    pub fn failed(&mut self, worker: WorkerIdx, failure: Failure, now: Instant) {
-        let Some(account) = self.accounts.get_mut(worker.0 as usize) else { return };
-        if failure.is_illness() {
-            account.breaker.failed(self.options.breaker, now);
-        } else {
-            let why = if failure == Failure::Full { Unavailable::Full } else { Unavailable::Unready };
-            account.paused = Some((now + self.options.full_pause, why));
-        }
-    }
-
-    /// Records that a worker's summary stream has begun anew: it lives, whatever was before.
-    pub fn reconnected(&mut self, worker: WorkerIdx) {
-        self.succeeded(worker);
-    }
-
     /// Forgets a worker that has left; its place may be another's soon. No request of this router is there any more.
     pub fn left(&mut self, worker: WorkerIdx) {
         debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
@@ -420,11 +416,6 @@ impl Dispatch {
     /// Returns what a worker has been sent and has not reported.
     pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
         self.account(worker).unreported
-    }
-
-    /// Returns the state of a worker's breaker.
-    pub fn breaker(&self, worker: WorkerIdx, now: Instant) -> BreakerState {
-        self.account(worker).breaker.state(now)
     }
 
     fn expire(&mut self, now: Instant) {

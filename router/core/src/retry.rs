@@ -22,14 +22,30 @@ pub enum Failure {
     Refused,
     /// The connection broke, or the answer made no sense, before any of it reached the client.
     Broken,
+    /// The worker answered with an error of its own (500, 502, 504 and the like).
+    Error,
+    /// The worker was lost while the request waited for its answer.
+    Lost,
+}
+
+/// Who is to blame for a failure, as far as the failure itself tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The worker: it failed before it saw the request.
+    Worker,
+    /// The worker or the request; that another worker answers the request proves that it was the worker.
+    Unproven,
+    /// Neither: the worker is busy or known to be lost, or the request takes long.
+    Nobody,
 }
 
 impl Failure {
-    /// Returns whether the failure counts against the worker's health; a full queue is no illness.
-    pub fn is_illness(self) -> bool {
+    /// Returns who is to blame.
+    pub fn blame(self) -> Blame {
         match self {
-            Self::Connect | Self::Timeout | Self::Refused | Self::Broken => true,
-            Self::Full | Self::Unready => false,
+            Self::Connect | Self::Refused => Blame::Worker,
+            Self::Broken | Self::Error => Blame::Unproven,
+            Self::Timeout | Self::Full | Self::Unready | Self::Lost => Blame::Nobody,
         }
     }
 
@@ -42,8 +58,19 @@ impl Failure {
             Self::Unready => "unready",
             Self::Refused => "refused",
             Self::Broken => "broken",
+            Self::Error => "error",
+            Self::Lost => "lost",
         }
     }
+}
+
+/// What a worker that takes no request says of the next one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Terms<'a> {
+    /// The name of the model whose requests it refuses; absent where it may be all of them.
+    pub model_name: Option<&'a str>,
+    /// The time for which it wants none; absent where it does not say.
+    pub retry_after: Option<Duration>,
 }
 
 /// Bounds the attempts at one request.
@@ -51,7 +78,7 @@ impl Failure {
 pub struct RetryOptions {
     /// Is how many workers a request is tried on at most, the first included.
     pub attempts_max: u32,
-    /// Is how long after the request's arrival a new attempt may still begin.
+    /// Time after the request's first failure in which a new attempt may still begin.
     pub elapsed_max: Duration,
 }
 
@@ -65,13 +92,13 @@ pub enum Verdict {
 }
 
 impl RetryOptions {
-    /// Returns what follows the failure of attempt `n_attempts`, which nobody has told the client of.
-    pub fn after(&self, n_attempts: u32, elapsed: Duration) -> Verdict {
-        if n_attempts < self.attempts_max && elapsed <= self.elapsed_max {
-            Verdict::TryAnother
-        } else {
-            Verdict::GiveUp
-        }
+    /// Returns what follows the failure of attempt `n_attempts`, which nobody has told the client of, so long after the first.
+    ///
+    /// What a worker did before a request failed there for the first time is no time spent on repetitions, nor is the time in
+    /// which the loss of a worker was found out.
+    pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> Verdict {
+        let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
+        if n_attempts < self.attempts_max && is_in_time { Verdict::TryAnother } else { Verdict::GiveUp }
     }
 }
 
@@ -166,19 +193,16 @@ mod tests {
     #[test]
     fn tries_so_often_and_so_long_and_no_more() {
         let options = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(10) };
-        for (n_attempts, seconds, expected) in [
-            (1, 0, Verdict::TryAnother),
-            (2, 10, Verdict::TryAnother),
-            (3, 0, Verdict::GiveUp),
-            (1, 11, Verdict::GiveUp),
+        for (n_attempts, failure, seconds, expected) in [
+            (1, Failure::Broken, 0, Verdict::TryAnother),
+            (2, Failure::Broken, 10, Verdict::TryAnother),
+            (3, Failure::Broken, 0, Verdict::GiveUp),
+            (1, Failure::Broken, 11, Verdict::GiveUp),
+            (2, Failure::Lost, 3600, Verdict::TryAnother),
+            (3, Failure::Lost, 0, Verdict::GiveUp),
         ] {
-            assert_eq!(options.after(n_attempts, Duration::from_secs(seconds)), expected, "{n_attempts} {seconds}");
+            let verdict = options.after(n_attempts, failure, Duration::from_secs(seconds));
+            assert_eq!(verdict, expected, "{n_attempts} {failure:?} {seconds}");
         }
-    }
-
-    #[test]
-    fn a_full_queue_is_no_illness() {
-        assert!(!Failure::Full.is_illness());
-        assert!(Failure::Broken.is_illness());
     }
 }

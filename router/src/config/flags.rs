@@ -77,7 +77,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
     pub attempts_max: u32,
 
-    /// Seconds after a request's arrival, waiting aside, in which it may still be tried on another worker.
+    /// Seconds after a request's first failure, waiting aside, in which it may be tried on another worker; always where its worker was lost.
     #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub retry_timeout: f64,
 

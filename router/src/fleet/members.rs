@@ -16,6 +16,7 @@ use warmpath_router_core::membership::{Change, Membership};
 
 use super::client::WorkerClient;
 use super::indexer::{BlockReport, BlockView};
+use super::loss::{Loss, Losses};
 use super::stock::Stock;
 use super::subscriber::{Closed, Outbox};
 use super::{Fleet, Report, stock, subscriber};
@@ -32,6 +33,7 @@ pub struct Member {
     pub stock: Option<Arc<Stock>>,
     /// Is what is published of its blocks.
     pub blocks: BlockView,
+    losses: Losses,
     /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
 }
@@ -43,6 +45,7 @@ impl Member {
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             blocks: BlockView::default(),
+            losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
         })
     }
@@ -50,6 +53,16 @@ impl Member {
     /// Returns the worker's name for people.
     pub fn name(&self) -> String {
         self.url.as_str().trim_end_matches('/').to_owned()
+    }
+
+    /// Returns what hears that the worker is lost.
+    pub fn loss(&self) -> Loss {
+        self.losses.listen()
+    }
+
+    /// Tells whoever waits for the worker's answers that it is lost.
+    pub(super) fn lost(&self) {
+        self.losses.tell();
     }
 
     /// Records that it was heard so long after the fleet's start.

@@ -25,8 +25,8 @@ use super::indexer::BlockReport;
 use super::members::Member;
 use super::subscriber::{Closed, Outbox};
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, Report, Trouble};
-use crate::config::STOCK_POLL;
+use super::{Fleet, Report, Trouble, TroubleKind};
+use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
 /// Is a stock server, shared by its follower and the requests at it.
 #[derive(Default)]
@@ -140,9 +140,13 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
     let member = fleet.member(worker);
     let probe = Probe::new(member.client.clone());
     let follower = Follower { fleet, worker, member, stock, outbox };
-    let mut last_label = "";
+    let (mut last_label, mut n_silent) = ("", 0);
     loop {
+        let last_heard = follower.member.last_heard();
         let Err(Left::Server(error)) = follower.attend(&probe).await else { return };
+        let was_heard = follower.member.last_heard() != last_heard;
+        n_silent = u32::from(error.is_silence()) + if was_heard { 0 } else { n_silent };
+        let kind = if n_silent >= STOCK_SILENT_LOOKS { TroubleKind::Loss } else { TroubleKind::Other };
         let fleet = &follower.fleet;
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
         // A server that is down is tried every second; it is said once.
@@ -150,7 +154,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
             tracing::warn!(worker = %follower.member.url, reason = %chain(&error), "stock server cannot be used");
         }
         last_label = error.label();
-        if follower.lost(&error).await.is_err() {
+        if follower.lost(Trouble { kind, reason: chain(&error).into() }).await.is_err() {
             return;
         }
         tokio::time::sleep(STOCK_POLL).await;
@@ -218,11 +222,10 @@ impl Follower {
         Ok(())
     }
 
-    async fn lost(&self, error: &ProbeError) -> Result<(), Closed> {
+    async fn lost(&self, trouble: Trouble) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();
         self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
-        let trouble = Trouble { is_refusal: false, reason: chain(error).into() };
         self.outbox.tell(Report::Unreachable { worker, trouble }).await
     }
 }

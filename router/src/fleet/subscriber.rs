@@ -26,7 +26,7 @@ use super::client::CallError;
 use super::client::WorkerClient;
 use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
-use super::{Fleet, Report, Trouble};
+use super::{Fleet, Report, Trouble, TroubleKind};
 use crate::config::{
     INDEXED_WITHIN, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
     SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
@@ -101,6 +101,16 @@ impl StreamError {
             self,
             Self::Connect(_) | Self::Refused | Self::Unready | Self::Status { .. } | Self::ContentType | Self::Idle
         )
+    }
+
+    /// Returns what kind of trouble it is where the worker cannot be used.
+    fn trouble(&self) -> TroubleKind {
+        match self {
+            Self::Refused => TroubleKind::Refusal,
+            Self::Idle => TroubleKind::Loss,
+            Self::Connect(error) if error.is_away() => TroubleKind::Loss,
+            _ => TroubleKind::Other,
+        }
     }
 }
 
@@ -185,7 +195,7 @@ impl Subscriber {
         }
         if error.is_unreachable() {
             self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
-            let trouble = Trouble { is_refusal: matches!(error, StreamError::Refused), reason: chain(error).into() };
+            let trouble = Trouble { kind: error.trouble(), reason: chain(error).into() };
             self.outbox.tell(Report::Unreachable { worker, trouble }).await
         } else {
             self.outbox.tell_blocks(BlockReport::Lost { worker }).await?;

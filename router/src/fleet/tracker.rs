@@ -19,7 +19,7 @@ use warmpath_router_core::stock::{Declared, Footing};
 
 use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, Report, Trouble};
+use super::{Fleet, Report, Trouble, TroubleKind};
 
 /// Is the most reports that are applied before the view is published.
 const BATCH_MAX: usize = 256;
@@ -27,7 +27,7 @@ const BATCH_MAX: usize = 256;
 /// Applies reports until every sender has gone.
 pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
     let stock = Stocks::new(&fleet);
-    let mut tracker = Tracker { fleet, workers: BTreeMap::new(), stock, models_changed: false };
+    let mut tracker = Tracker { fleet, workers: BTreeMap::new(), stock, lost: Vec::new(), models_changed: false };
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
         batch.drain(..).for_each(|report| tracker.apply(report));
@@ -54,6 +54,8 @@ struct Tracker {
     fleet: Arc<Fleet>,
     workers: BTreeMap<WorkerIdx, Tracked>,
     stock: Stocks,
+    /// The workers whose loss has not been told yet.
+    lost: Vec<WorkerIdx>,
     /// Says that the workers that are there, or their models, may have changed since the last agreement.
     models_changed: bool,
 }
@@ -176,8 +178,12 @@ impl Tracker {
     /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
     fn unreachable(&mut self, worker: WorkerIdx, trouble: Trouble) {
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
-        let Trouble { is_refusal, reason } = trouble;
+        let Trouble { kind, reason } = trouble;
+        if kind == TroubleKind::Loss {
+            self.lost.push(worker);
+        }
         let since = Instant::now();
+        let is_refusal = kind == TroubleKind::Refusal;
         let (link, was) = (if is_refusal { Link::Refused { since } } else { Link::Down { since } }, view.link);
         view.trouble = Some(reason);
         if std::mem::discriminant(&was) == std::mem::discriminant(&link) {
@@ -202,6 +208,8 @@ impl Tracker {
         }
         let workers = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         self.fleet.view.store(Arc::new(FleetView { workers }));
+        // Now that nobody is sent there any more.
+        self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
     }
 
     /// Finds out who disagrees, and says so once.

@@ -3,6 +3,7 @@
 //! Not here: what they mean (`warmpath_common::headers`).
 
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use url::Url;
@@ -49,6 +50,19 @@ pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Returns a header's number, if it has one.
 pub(super) fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
     text(headers, name)?.parse().ok()
+}
+
+/// Returns the time that `Retry-After` asks for, in seconds or as a date; absent where it is neither.
+///
+/// A date counts from the server's own clock, where it says what that is. Source: RFC 9110, section 10.2.3.
+pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let value = text(headers, header::RETRY_AFTER.as_str())?.trim();
+    if value.bytes().all(|byte| byte.is_ascii_digit()) && !value.is_empty() {
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    let date = |value: &str| httpdate::parse_http_date(value.trim()).ok();
+    let its_now = text(headers, header::DATE.as_str()).and_then(date).unwrap_or(now);
+    date(value).map(|until| until.duration_since(its_now).unwrap_or_default())
 }
 
 /// Returns the headers that a worker gets: the client's, with the request's name and the hints.
@@ -125,5 +139,34 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
 pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(HeaderName::from_static(name), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_to_come_again_is_read_in_both_forms() {
+        let noon = httpdate::parse_http_date("Wed, 25 Nov 2026 12:00:00 GMT").expect("a date");
+        for (value, date, expected_s) in [
+            ("3600", None, Some(3600)),
+            (" 0 ", None, Some(0)),
+            ("99999999999999999999999", None, Some(u64::MAX)),
+            ("Wed, 25 Nov 2026 12:10:00 GMT", None, Some(600)),
+            ("Wed, 25 Nov 2026 12:10:00 GMT", Some("Wed, 25 Nov 2026 12:09:00 GMT"), Some(60)),
+            ("Wednesday, 25-Nov-26 12:10:00 GMT", None, Some(600)),
+            ("Wed, 25 Nov 2026 11:00:00 GMT", None, Some(0)),
+            ("soon", None, None),
+            ("-1", None, None),
+            ("1.5", None, None),
+            ("", None, None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::RETRY_AFTER, value.parse().expect("a header"));
+            date.map(|date| headers.insert(header::DATE, date.parse().expect("a header")));
+            assert_eq!(retry_after(&headers, noon), expected_s.map(Duration::from_secs), "{value}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new(), noon), None);
     }
 }

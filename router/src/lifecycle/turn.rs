@@ -112,7 +112,7 @@ impl Turns {
         if wish.begin == Begin::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
             match start() {
                 Ok(started) => return Ok((started.value, None)),
-                Err(refusal) if refusal.is_overload() => {}
+                Err(refusal) if is_worth_waiting(&refusal, wish.entrant.deadline) => {}
                 Err(refusal) => return Err(Refused::NoWorker(refusal)),
             }
         }
@@ -176,6 +176,12 @@ impl Turns {
     }
 }
 
+/// Returns whether a worker may have room before the deadline.
+fn is_worth_waiting(refusal: &NoWorker, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    refusal.is_overload() && refusal.may_end_within(left)
+}
+
 impl Line {
     fn ring(&self, id: WaiterId) {
         if let Some(bell) = self.bells.get(&id) {
@@ -231,7 +237,7 @@ impl Waiting<'_> {
                 self.outcome = "started";
                 Step::Started(started.value)
             }
-            Err(refusal) if refusal.is_overload() => Step::Poll,
+            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => Step::Poll,
             Err(refusal) => {
                 self.outcome = "unavailable";
                 Step::Refused(Refused::NoWorker(refusal))

@@ -4,9 +4,9 @@
 //! The idea: an answer without streaming is taken in whole before any of it is shown, so that a worker that breaks off in
 //! the middle of it can still be replaced; of a stream, the first piece.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
@@ -20,8 +20,9 @@ use warmpath_shell::event_stream;
 use super::early::Comments;
 use super::events::{Events, end_mark};
 use super::{Arrival, Choice, headers};
-use crate::config::{RequestConfig, WHOLE_ANSWER_BYTES_MAX};
+use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
+use crate::fleet::loss::Loss;
 use crate::fleet::members::Member;
 
 /// Is the way to one worker.
@@ -31,7 +32,7 @@ pub(super) struct Upstream<'a> {
     pub(super) comments: &'a Comments,
 }
 
-/// The pieces of a body; asking again behind the last one gives nothing.
+/// The pieces of a body, as long as its worker lives; asking again behind the last one gives nothing.
 pub(super) type Pieces = BoxStream<'static, Result<Bytes, Failure>>;
 
 /// Is the head of an answer.
@@ -82,11 +83,13 @@ impl Refusal {
 pub(super) struct AttemptError {
     pub(super) failure: Failure,
     pub(super) refusal: Option<Refusal>,
+    /// The time for which the worker wants no further request; absent where it does not say.
+    pub(super) retry_after: Option<Duration>,
 }
 
 impl From<Failure> for AttemptError {
     fn from(failure: Failure) -> Self {
-        Self { failure, refusal: None }
+        Self { failure, refusal: None, retry_after: None }
     }
 }
 
@@ -98,28 +101,37 @@ impl Upstream<'_> {
         let target = (arrival.method.clone(), &url);
         let call = client.call(target, headers::to_worker(arrival, choice), arrival.body.clone());
         let deadline = Instant::now() + self.limits.response_timeout;
-        let response = timeout_at(deadline, call).await;
+        let mut loss = self.member.loss();
+        let response = tokio::select! {
+            response = timeout_at(deadline, call) => response,
+            () = loss.come() => return Err(Failure::Lost.into()),
+        };
         let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
         let (parts, body) = response.into_parts();
         let head = Head { status: parts.status, headers: parts.headers };
+        let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
-            return Ok(self.begin_stream((head, body), arrival, deadline).await?);
+            return Ok(self.begin_stream((head, pieces), arrival, deadline).await?);
         }
-        let mut pieces = patient(pieces(body), self.limits.idle_timeout);
+        let mut pieces = patient(pieces, self.limits.idle_timeout);
         let refused = match head.status {
             // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's.
             StatusCode::UNAUTHORIZED if self.member.stock.is_none() => return Err(Failure::Refused.into()),
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
             status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
+            // What a server cannot do at all is no failure of it.
+            StatusCode::NOT_IMPLEMENTED => None,
+            status if status.is_server_error() => Some(Failure::Error),
             _ => None,
         };
         if let Some(failure) = refused {
-            let refusal = match take_in(&mut pieces).await {
-                Ok(TakenIn::Whole(body)) => Some(Refusal { head, body }),
-                Ok(TakenIn::Part(_)) | Err(_) => None,
+            let retry_after = headers::retry_after(&head.headers, SystemTime::now());
+            let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, take_in(&mut pieces)).await {
+                Ok(Ok(TakenIn::Whole(body))) => Some(Refusal { head, body }),
+                Ok(Ok(TakenIn::Part(_)) | Err(_)) | Err(_) => None,
             };
-            return Err(AttemptError { failure, refusal });
+            return Err(AttemptError { failure, refusal, retry_after });
         }
         match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
             TakenIn::Whole(body) => Ok(Answer::Whole { head, body }),
@@ -130,11 +142,10 @@ impl Upstream<'_> {
     /// Waits until a stream shows something: one without an event is no answer.
     async fn begin_stream(
         &self,
-        (head, body): (Head, Body),
+        (head, pieces): (Head, Pieces),
         arrival: &Arrival,
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let pieces = pieces(body);
         let mark = end_mark(arrival.shape, &arrival.path).filter(|_| !event_stream::is_encoded(&head.headers));
         let Some(mark) = mark else {
             // Its events cannot be read, and nothing can be put behind them.
@@ -153,8 +164,33 @@ fn failure(error: &CallError) -> Failure {
     if error.is_connect() { Failure::Connect } else { Failure::Broken }
 }
 
-fn pieces(body: Body) -> Pieces {
-    body.into_data_stream().map(|piece| piece.map_err(|_| Failure::Broken)).fuse().boxed()
+fn pieces(body: Body, loss: Loss) -> Pieces {
+    let source = Source { body: body.into_data_stream(), loss };
+    let next = |mut source: Source| async { source.next().await.map(|piece| (piece, source)) };
+    futures::stream::unfold(source, next).fuse().boxed()
+}
+
+/// Where the pieces of a body come from, and the loss that ends them.
+struct Source {
+    body: BodyDataStream,
+    loss: Loss,
+}
+
+impl Source {
+    async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+        let asked = Instant::now();
+        loop {
+            tokio::select! {
+                biased;
+                piece = self.body.next() => return piece.map(|piece| piece.map_err(|_| Failure::Broken)),
+                () = self.loss.come() => {
+                    if asked.elapsed() >= LOST_SILENCE {
+                        return Some(Err(Failure::Lost));
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Returns these pieces, each awaited no longer than the timeout.

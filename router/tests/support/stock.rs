@@ -153,6 +153,8 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/slots", get(slots))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/messages", post(message))
+        .route("/v1/embeddings", post(numbers))
+        .route("/v1/rerank", post(numbers))
         // As llama-server does.
         .layer(map_response(async |response: Response| ([("access-control-allow-origin", "*")], response)))
         .layer(from_fn_with_state(Arc::clone(&shared), count))
@@ -201,21 +203,32 @@ async fn message(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: By
     )
 }
 
-async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+/// Answers a request for vectors or scores without reading it.
+async fn numbers(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
     shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+    refusal(&shared, &body).unwrap_or_else(|| axum::Json(json!({"data": []})).into_response())
+}
+
+/// Returns the script's refusal, if it has one; breaks the connection where the script says so.
+fn refusal(shared: &Shared, body: &Bytes) -> Option<Response> {
     let (refusal, poison) = {
         let script = shared.script();
         (script.refusal.clone(), script.poison)
     };
-    if poison.is_some_and(|word| String::from_utf8_lossy(&body).contains(word)) {
-        panic!("scripted: the connection breaks");
+    let is_poison = poison.is_some_and(|word| String::from_utf8_lossy(body).contains(word));
+    assert!(!is_poison, "scripted: the connection breaks");
+    let (status, after) = refusal?;
+    let error = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
+    let mut response = (StatusCode::from_u16(status).expect("a status"), axum::Json(error)).into_response();
+    if let Some(after) = after {
+        response.headers_mut().insert("retry-after", after.parse().expect("a header"));
     }
-    if let Some((status, after)) = refusal {
-        let error = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
-        let mut response = (StatusCode::from_u16(status).expect("a status"), axum::Json(error)).into_response();
-        if let Some(after) = after {
-            response.headers_mut().insert("retry-after", after.parse().expect("a header"));
-        }
+    Some(response)
+}
+
+async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+    if let Some(response) = refusal(&shared, &body) {
         return response;
     }
     if shared.script().is_silent {

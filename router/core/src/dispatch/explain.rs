@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rand::Rng;
 
+use super::health::Trust;
 use super::{Ask, Dispatch, NoWorker, serving};
 use crate::WorkerIdx;
 use crate::admission::Room;
@@ -46,7 +47,10 @@ impl Dispatch {
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let weigh = |worker| {
             let (candidate, room) = self.weigh(worker, ask, assumed);
-            Weighed { candidate, unavailable: self.unavailable(worker, ask), has_room: room == Room::Yes }
+            let is_failing = self.account(worker.idx).health.trust(ask.now) == Trust::Failing;
+            let failing = is_failing.then_some(Unavailable::BreakerOpen);
+            let unavailable = self.unavailable(worker, ask).or(failing);
+            Weighed { candidate, unavailable, has_room: room == Room::Yes }
         };
         let mut workers: Vec<Weighed<'_>> = serving.into_iter().map(weigh).collect();
         let choice = self.candidates(fleet, ask).and_then(|candidates| {

@@ -4,7 +4,7 @@
 //! on starts follow each other as fast as all workers together get requests done.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use warmpath_common::model::ModelInfo;
 
@@ -26,6 +26,7 @@ impl Dispatch {
             let own = worker.model.as_deref().map(|model| model.fingerprint);
             worker.excluded.is_none() && model.is_none_or(|model| own == Some(model.fingerprint))
         };
+        let names = model.map(|model| &model.names[..]);
         let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
@@ -33,8 +34,7 @@ impl Dispatch {
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
             let account = self.account(worker.idx);
             let standing = standing(worker, account.unreported, assumed);
-            let away = account.breaker.remaining(now).max(account.pause(now).map_or(Duration::ZERO, |(left, _)| left));
-            let own_ms = standing.start_ms().max(away.as_secs_f64() * 1e3);
+            let own_ms = standing.start_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
             is_first = false;
             starts_per_ms += 1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&standing)).max(SERVICE_MS_MIN);

@@ -11,6 +11,7 @@ use super::*;
 use crate::admission::Relief;
 use crate::fleet::Link;
 use crate::index::Match;
+use crate::retry::Failure;
 use crate::testing::{model, worker};
 
 fn fleet(n: u32) -> FleetView {
@@ -223,18 +224,21 @@ fn who_is_unavailable_gets_nothing_and_the_refusal_says_why() {
 
 #[test]
 fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
-    let mut world = World::new(1);
-    for n in 0..3 {
-        let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("the breaker is closed");
-        world.dispatch.failed(decision.worker, Failure::Connect, world.now);
+    let mut world = World::new(2);
+    world.change(1, |worker| worker.load.free_cells = 0);
+    let worker_of = |world: &mut World| {
+        let (decision, ticket) = world.send("a", &[]).expect("sent");
         world.dispatch.ended(ticket);
-    }
-    assert_eq!(world.refusal().to_string(), "no worker can take the request: 1 failing");
+        decision.worker
+    };
+    assert_eq!(worker_of(&mut world), WorkerIdx(0));
+    (0..3).for_each(|_| world.dispatch.failed(WorkerIdx(0), Failure::Connect, world.now));
+    assert_eq!(worker_of(&mut world), WorkerIdx(1));
     world.now += Duration::from_secs(1);
-    world.send("probe", &[]).expect("a probe passes");
-    world.refusal();
+    assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
+    assert_eq!(worker_of(&mut world), WorkerIdx(1), "and no more");
     world.dispatch.reconnected(WorkerIdx(0));
-    world.send("b", &[]).expect("a worker that is back gets requests");
+    assert_eq!(worker_of(&mut world), WorkerIdx(0), "a worker that is back gets requests");
 }
 
 #[test]

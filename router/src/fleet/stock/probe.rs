@@ -52,6 +52,15 @@ pub(super) enum ProbeError {
 }
 
 impl ProbeError {
+    /// Returns whether the server did not answer at all.
+    pub(super) fn is_silence(&self) -> bool {
+        match self {
+            Self::Fetch { source, .. } => source.is_away(),
+            Self::Timeout { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Returns a short name for metrics.
     pub(super) fn label(&self) -> &'static str {
         match self {

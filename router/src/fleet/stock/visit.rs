@@ -65,8 +65,8 @@ impl Visit {
 
     /// Records that the server has failed it.
     pub fn failed(&self, failure: Failure) {
-        // Each request has a connection of its own, so one that cannot be made or breaks is the server's end.
-        if matches!(failure, Failure::Connect | Failure::Broken) {
+        // A connection that breaks may be the request's doing; the next look at the server tells.
+        if failure == Failure::Connect {
             self.stock.server().lost();
             self.stock.news.notify_one();
         }
