@@ -127,6 +127,11 @@ pub const PROMPTS_WAITING_MAX: usize = 256;
 /// Source: a worker pushes its load at most every 10 ms.
 pub const QUEUE_POLL: Duration = Duration::from_millis(10);
 
+/// The longest pause before a request asks again whose model every worker has refused for a time.
+///
+/// Source: own choice: a server that begins anew takes requests again sooner than it had said.
+pub const QUEUE_REST: Duration = Duration::from_millis(250);
+
 /// Is the pause between two looks at a stock server.
 ///
 /// Source: own choice: a server that is lost is found out within about a second, as a summary stream's end is.

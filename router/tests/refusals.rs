@@ -98,6 +98,27 @@ async fn a_request_waits_for_a_short_while() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_waits_for_its_model_holds_up_no_other_model() {
+    let server = FakeStock::start("tiny");
+    server.with(|script| script.models = Some(json!({"data": [{"id": "tiny"}, {"id": "other"}]})));
+    let router = router_of(&[&server]).await;
+    let ask = |model: &str| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
+        router.client.post(router.url("/v1/chat/completions")).body(body.to_string()).send()
+    };
+    refuse(&server, 429, "30");
+    let waiting = tokio::spawn(ask("tiny"));
+    support::eventually("it is asked", || async { server.seen().len() == 1 }).await;
+    server.with(|script| script.refusal = None);
+    for _ in 0..5 {
+        assert_eq!(ask("other").await.expect("an answer").status(), 200);
+    }
+    assert!(!waiting.is_finished(), "its model has 30 s to go");
+    assert_eq!(server.seen().len(), 6);
+    waiting.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_warmpath_worker_behind_a_gate_with_a_quota_is_left_alone_too() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

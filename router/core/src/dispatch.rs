@@ -148,7 +148,12 @@ impl NoWorker {
 
     /// Returns whether a worker may have room within `patience`: one is busy, or takes requests again by then.
     pub fn may_end_within(&self, patience: Duration) -> bool {
-        self.reasons.contains_key(&Unavailable::Busy) || self.pause.is_some_and(|pause| pause <= patience)
+        self.rest().is_none_or(|pause| pause <= patience)
+    }
+
+    /// Returns the time for which every worker that serves has refused such requests; absent where one is only busy.
+    pub fn rest(&self) -> Option<Duration> {
+        self.pause.filter(|_| !self.reasons.contains_key(&Unavailable::Busy))
     }
 }
 

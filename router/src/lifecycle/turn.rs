@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, header};
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fair_queue::{Entrant, FairQueue, TenantKey, WaiterId};
 use warmpath_shell::bearer;
 
-use crate::config::QUEUE_POLL;
+use crate::config::{QUEUE_POLL, QUEUE_REST};
 use crate::metrics::Metrics;
 
 /// Is the line of each model, for which nobody waits at most times.
@@ -127,6 +127,14 @@ impl Turns {
                 Step::Refused(refused) => return Err(refused),
                 Step::Poll => true,
                 Step::Listen => false,
+                Step::Rest(pause) => {
+                    waiting.stand_aside();
+                    let until = (Instant::now() + pause.min(QUEUE_REST)).min(wish.entrant.deadline);
+                    tokio::time::sleep_until(until.into()).await;
+                    waiting.come_back(wish.entrant)?;
+                    step = waiting.advance(&mut start);
+                    continue;
+                }
             };
             tokio::select! {
                 () = waiting.bell.notified() => {}
@@ -170,7 +178,8 @@ impl Turns {
     }
 
     fn count(&self, lines: &HashMap<Fingerprint, Line>) {
-        let n = lines.values().map(|line| line.queue.len()).sum();
+        // Those who stand aside wait as well.
+        let n = lines.values().map(|line| line.bells.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
@@ -202,6 +211,8 @@ enum Step<T> {
     Refused(Refused),
     /// It is the head: it asks again soon.
     Poll,
+    /// It is the head, and those who could take it have refused its model for so long: others may pass meanwhile.
+    Rest(Duration),
     /// Another one is the head: it waits for the bell.
     Listen,
 }
@@ -237,12 +248,38 @@ impl Waiting<'_> {
                 self.outcome = "started";
                 Step::Started(started.value)
             }
-            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => Step::Poll,
+            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => refusal.rest().map_or(Step::Poll, Step::Rest),
             Err(refusal) => {
                 self.outcome = "unavailable";
                 Step::Refused(Refused::NoWorker(refusal))
             }
         }
+    }
+}
+
+impl Waiting<'_> {
+    /// Leaves the line for a while; whoever stands behind may be asking for another model of the same servers.
+    fn stand_aside(&self) {
+        let mut lines = self.turns.lock();
+        if let Some(line) = lines.get_mut(&self.model) {
+            line.queue.leave(self.id);
+            line.ring_head();
+        }
+    }
+
+    /// Takes the place in the line that it had.
+    ///
+    /// Errors: [`Refused::Full`] where others have taken every place meanwhile.
+    fn come_back(&mut self, entrant: Entrant) -> Result<(), Refused> {
+        let mut lines = self.turns.lock();
+        let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
+        let Ok(entered) = line.queue.re_enter(self.id, entrant) else {
+            self.outcome = "displaced";
+            return Err(Refused::Full);
+        };
+        debug_assert_eq!(entered.id, self.id, "nobody else is given a number twice");
+        entered.displaced.iter().for_each(|id| line.ring(*id));
+        Ok(())
     }
 }
 
