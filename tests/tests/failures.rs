@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
+use tokio::process::Command;
 use warmpath_bench::client::Message;
 use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
@@ -85,6 +86,31 @@ async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
     }
     assert!(served, "the worker got no request within {BACK_MAX:?} of its return");
     println!("back in the fleet after {} ms, served after {} ms", ready.as_millis(), returned.elapsed().as_millis());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_costs_no_request_that_waits_for_it() -> anyhow::Result<()> {
+    let rig = Rig::start(2, &[]).await?;
+    let url = format!("{}/v1/chat/completions", rig.router_url());
+    let body = json!({"messages": messages(1), "temperature": 0, "ignore_eos": true, "max_tokens": 3900});
+    let asked = tokio::spawn(rig.http.post(&url).json(&body).send());
+    let victim = rig
+        .wait_for("a worker has the request", || async {
+            let page = rig.fleet_page().await.ok()?;
+            page["workers"].as_array()?.iter().position(|worker| worker["in_flight"] == 1)
+        })
+        .await?;
+    let pid = rig.fleet.workers[victim].pid().context("it runs")?;
+    let signal = async |name: &str| Command::new("kill").args([name, &pid.to_string()]).status().await;
+    assert!(signal("-STOP").await?.success());
+    let stopped = Instant::now();
+    let response = asked.await??;
+    assert!(signal("-CONT").await?.success());
+    assert_eq!(response.status(), 200);
+    let worker = response.headers()["x-warmpath-worker"].to_str()?.to_owned();
+    assert_eq!(rig.worker_idx(&worker), Some(1 - victim), "the other one has answered");
+    println!("answered {} ms after the worker had stopped", stopped.elapsed().as_millis());
     Ok(())
 }
 
