@@ -387,11 +387,8 @@ pub enum ConfigError {
         text: String,
     },
     /// A name by which the router may be called is none.
-    #[error("--allowed-host {text}: it must be a host name or an address, without a scheme or a port, or *")]
-    Host {
-        /// What was given.
-        text: String,
-    },
+    #[error("--allowed-host {0}")]
+    Host(#[from] HostError),
     /// A flag's value is out of range.
     #[error("{flag} must be {range}")]
     Range {
@@ -439,8 +436,8 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         cors: cors::resolve(&flags.cors_origins)?,
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         connections: flags.listener.limits(),
-        allowed_hosts: allowed_hosts(flags.listener.allowed_hosts(flags.listen))?,
-        admin_allowed_hosts: allowed_hosts(flags.listener.admin_allowed_hosts())?,
+        allowed_hosts: flags.listener.allowed_hosts(flags.listen)?,
+        admin_allowed_hosts: flags.listener.admin_allowed_hosts()?,
         trace: flags.trace.config(),
         requests: RequestConfig {
             requests_max: flags.requests_max,
@@ -476,10 +473,6 @@ fn seconds(flag: &'static str, value: f64) -> Result<Duration, ConfigError> {
 
 fn at_least_one(flag: &'static str, value: usize) -> Result<(), ConfigError> {
     if value > 0 { Ok(()) } else { Err(ConfigError::Range { flag, range: "1 or more" }) }
-}
-
-fn allowed_hosts(hosts: Result<AllowedHosts, HostError>) -> Result<AllowedHosts, ConfigError> {
-    hosts.map_err(|HostError { text }| ConfigError::Host { text })
 }
 
 fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {

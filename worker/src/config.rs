@@ -207,10 +207,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     }
     let silence_max = fields::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
-    let host = |HostError { text }| ConfigError::Range {
-        flag: "allowed-host",
-        reason: format!("{text} must be a host name or an address, without a scheme or a port, or *"),
-    };
+    let host = |error: HostError| ConfigError::Range { flag: "allowed-host", reason: error.to_string() };
     let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {
         flag: "body-memory-max",
         reason: "must be three times --body-max or more".to_owned(),

@@ -37,7 +37,8 @@ pub enum Addresses {
 }
 
 /// A name that cannot be allowed, since it is none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}: it must be a host name or an address, without a scheme or a port, or *")]
 pub struct HostError {
     /// What was given.
     pub text: String,

@@ -1,3 +1,5 @@
+//! Tests of reading bodies, and of how their memory is shared.
+
 use std::convert::Infallible;
 use std::pin::pin;
 

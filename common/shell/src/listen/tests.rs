@@ -1,3 +1,5 @@
+//! Tests of the listener: clients that let it wait, in every way, and how it ends.
+
 use std::net::SocketAddr;
 use std::path::Path;
 
