@@ -123,9 +123,12 @@ impl Server {
         }
         let routes = client_routes(app.clone(), config.cors.as_ref());
         let head_timeout = config.head_timeout;
-        listeners.spawn(listen::serve(listener, routes, Door { tls, head_timeout, connections }, stopped));
+        let reader_timeout = app.requests.idle_timeout;
+        let door = Door { tls, head_timeout, reader_timeout, connections };
+        listeners.spawn(listen::serve(listener, routes, door, stopped));
         // Operators may look on until the last answer has ended.
-        let admin = Door { tls: None, head_timeout, connections: Connections::new(ConnectionLimits::ADMIN) };
+        let connections = Connections::new(ConnectionLimits::ADMIN);
+        let admin = Door { tls: None, head_timeout, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");
         tracing::info!("admin: listening on http://{admin_address}");

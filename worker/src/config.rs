@@ -32,8 +32,8 @@ use flags::Flags;
 /// Is the sequences that run at the same time. Source: llama-server.
 const SLOTS_DEFAULT: u16 = 4;
 
-/// Is the longest time that `--drain-timeout` may name.
-const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest time that a flag may name.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Is how long a client may take to send a request's head, the time before it included.
 ///
@@ -98,6 +98,11 @@ pub struct HttpConfig {
     ///
     /// Source of the default: own choice: a quarter of the minute after which common proxies end a silent connection.
     pub silence_max: Option<Duration>,
+    /// Time in which a client must take something of an answer that waits for it.
+    ///
+    /// Source of the default: longer than a client that reads is held up by its network, and shorter than others should wait for
+    /// the slot that its answer keeps.
+    pub idle_timeout: Duration,
 }
 
 /// Is how the worker names itself; absent parts follow from the machine once the port is known.
@@ -164,7 +169,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
         generation: generation::defaults(&flags.generation)?,
         trace: flags.trace.config(),
-        drain_timeout: drain_timeout(&flags)?,
+        drain_timeout: timeout("drain-timeout", flags.drain_timeout)?,
         identity: identity_config(flags)?,
     })
 }
@@ -224,6 +229,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         body_memory_bytes_max,
         slot_save_path,
         silence_max,
+        idle_timeout: timeout("idle-timeout", flags.idle_timeout)?,
     })
 }
 
@@ -305,12 +311,10 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
     Ok(Some(template))
 }
 
-fn drain_timeout(flags: &Flags) -> Result<Duration, ConfigError> {
-    let timeout = Duration::try_from_secs_f64(flags.drain_timeout).ok().filter(|timeout| *timeout <= DRAIN_TIMEOUT_MAX);
-    timeout.ok_or_else(|| ConfigError::Range {
-        flag: "drain-timeout",
-        reason: format!("must be 0 to {} seconds", DRAIN_TIMEOUT_MAX.as_secs()),
-    })
+fn timeout(flag: &'static str, seconds: f64) -> Result<Duration, ConfigError> {
+    let timeout = Duration::try_from_secs_f64(seconds).ok().filter(|timeout| *timeout <= TIMEOUT_MAX);
+    timeout
+        .ok_or_else(|| ConfigError::Range { flag, reason: format!("must be 0 to {} seconds", TIMEOUT_MAX.as_secs()) })
 }
 
 fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
@@ -424,6 +428,7 @@ mod tests {
             ("--rerank --pooling mean", "--pooling: --rerank needs rank"),
             ("--embedding --embd-normalize -2", "--embd-normalize: must be -1, 0 or the p of a norm"),
             ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
+            ("--idle-timeout=-1", "--idle-timeout: must be 0 to 86400 seconds"),
             ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
             ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
             ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),

@@ -204,7 +204,7 @@ impl Bound {
             tracer: tracer.clone(),
             metrics,
         };
-        let (http, close) = serve_http((listener, admin), tls, app.clone());
+        let (http, close) = serve_http((listener, admin), (tls, config.http.idle_timeout), app.clone());
         let drain_timeout = config.drain_timeout;
         let phase = Arc::new(phase);
 
@@ -242,17 +242,18 @@ impl Bound {
 
 fn serve_http(
     (listener, admin): (TcpListener, Option<TcpListener>),
-    tls: Option<CurrentServer>,
+    (tls, reader_timeout): (Option<CurrentServer>, Duration),
     app: App,
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
         // Nobody waits for it to end: no answer is on its way there.
         let connections = Connections::new(ConnectionLimits::ADMIN);
-        let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, connections };
+        let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
         tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));
     }
-    let door = Door { tls, head_timeout: HEAD_TIMEOUT, connections: Arc::clone(&app.connections) };
+    let connections = Arc::clone(&app.connections);
+    let door = Door { tls, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
     let http = tokio::spawn(listen::serve(listener, router(app), door, closed));
     (http, close)
 }

@@ -32,6 +32,7 @@ use self::watched::{Download, Upload};
 use crate::body::ROOM_BODIES_MIN;
 use crate::descriptors;
 use crate::hosts::{self, AllowedHosts, HostError};
+use crate::reader_timeout::ReadConnection;
 use crate::tls::CurrentServer;
 
 pub use self::connections::Connections;
@@ -162,6 +163,8 @@ pub struct Door {
     pub tls: Option<CurrentServer>,
     /// Time in which a client must have sent a request's head, the time before it included.
     pub head_timeout: Duration,
+    /// Time in which a client must take something of an answer that waits for it.
+    pub reader_timeout: Duration,
     /// Connections that are open.
     pub connections: Arc<Connections>,
 }
@@ -231,8 +234,7 @@ struct Served {
 
 impl Served {
     async fn connection(self, stream: TcpStream, stopped: watch::Receiver<bool>) {
-        // An error means that the connection is gone; reading it will say so.
-        let _ = stream.set_nodelay(true);
+        let stream = ReadConnection::open(stream, self.door.reader_timeout);
         match &self.door.tls {
             None => self.requests(stream, stopped).await,
             Some(config) => {

@@ -204,6 +204,10 @@ pub struct Flags {
     #[arg(allow_negative_numbers = true)]
     pub sse_ping_interval: i64,
 
+    /// Seconds in which a client must take something of an answer that waits for it; then the answer is given up.
+    #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
+    pub idle_timeout: f64,
+
     /// Longest request body.
     #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
     pub body_max: usize,

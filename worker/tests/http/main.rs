@@ -20,6 +20,7 @@ mod looks;
 mod native;
 mod pins;
 mod probabilities;
+mod readers;
 mod rerank;
 mod schemas;
 mod shifts;

@@ -18,6 +18,7 @@ use super::*;
 use crate::tls::{CertFiles, ServerFiles};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+const READER_TIMEOUT: Duration = Duration::from_secs(300);
 const REQUEST: &[u8] = b"GET /now HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
 /// A listener in this test's runtime.
@@ -49,7 +50,12 @@ impl Listener {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let connections = Connections::new(ConnectionLimits { connections_max, per_address_max: None });
-        let door = Door { tls, head_timeout: HEAD_TIMEOUT, connections: Arc::clone(&connections) };
+        let door = Door {
+            tls,
+            head_timeout: HEAD_TIMEOUT,
+            reader_timeout: READER_TIMEOUT,
+            connections: Arc::clone(&connections),
+        };
         let (stop, stopped) = watch::channel(false);
         let served = tokio::spawn(serve(listener, routes, door, stopped));
         Self { address, connections, end, stop, served }
@@ -220,7 +226,12 @@ async fn requests_know_their_client_s_address() {
     let address = listener.local_addr().expect("it is bound");
     let connections = Connections::new(ConnectionLimits::ADMIN);
     let (_stop, stopped) = watch::channel(false);
-    tokio::spawn(serve(listener, routes, Door { tls: None, head_timeout: HEAD_TIMEOUT, connections }, stopped));
+    tokio::spawn(serve(
+        listener,
+        routes,
+        Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout: READER_TIMEOUT, connections },
+        stopped,
+    ));
     let mut stream = TcpStream::connect(address).await.expect("it listens");
     stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it takes bytes");
     read_until(&mut stream, "127.0.0.1").await;

@@ -1,0 +1,124 @@
+//! Connections whose clients must go on reading.
+//!
+//! The idea: an answer is made only as fast as its client takes it, since nobody asks for more of a body than a connection takes.
+//! A client that takes nothing would so hold for ever whatever its answer holds; its connection breaks, which drops the answer.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+/// Most bytes of a connection that wait in the system to be sent. Units: bytes.
+///
+/// Source: several times what a client takes at a time, so that it never waits for more. Without it the system keeps megabytes, and a
+/// slow client seems to take nothing while it reads them.
+#[cfg(target_os = "linux")]
+const UNSENT_BYTES_MAX: u32 = 128 << 10;
+
+/// A connection that fails once its other end has taken nothing for too long.
+pub struct ReadConnection<T> {
+    stream: T,
+    timeout: Duration,
+    /// The time until which something must be taken; absent while nothing waits to be.
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl ReadConnection<TcpStream> {
+    /// Returns a connection whose client must take something within the timeout while something is there for it.
+    pub fn open(stream: TcpStream, timeout: Duration) -> Self {
+        // An error means that the connection is gone; reading it will say so.
+        let _ = stream.set_nodelay(true);
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+        Self { stream, timeout, waiting: None }
+    }
+}
+
+impl<T: AsyncWrite + Unpin> ReadConnection<T> {
+    /// Returns what came of a write, or an error where nothing has come of it for too long.
+    fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.waiting = None;
+            return written;
+        }
+        let timeout = self.timeout;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        waiting.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for ReadConnection<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ReadConnection<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.watch(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+
+    /// Returns a connection with room for 4 bytes, and its other end.
+    fn connection(timeout: Duration) -> (ReadConnection<DuplexStream>, DuplexStream) {
+        let (stream, other_end) = tokio::io::duplex(4);
+        (ReadConnection { stream, timeout, waiting: None }, other_end)
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_nothing_is_cut_off() {
+        let (mut connection, _other_end) = connection(Duration::from_millis(20));
+        let error = connection.write_all(b"12345").await.expect_err("the other end takes nothing");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn whatever_is_taken_begins_the_time_anew() {
+        let (mut connection, mut other_end) = connection(Duration::from_secs(100_000));
+        connection.write_all(b"1234").await.expect("there is room");
+        let is_full = poll_fn(|context| Poll::Ready(Pin::new(&mut connection).poll_write(context, b"5").is_pending()));
+        assert!(is_full.await);
+        assert!(connection.waiting.is_some());
+        other_end.read_u8().await.expect("a byte");
+        connection.write_all(b"5").await.expect("there is room again");
+        assert!(connection.waiting.is_none());
+    }
+}
