@@ -19,7 +19,6 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
-use tokio::sync::mpsc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{self, Applied, Wanted};
@@ -28,7 +27,7 @@ use warmpath_shell::trace::Span;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 use warmpath_worker_core::tenants::TenantId;
 
-use crate::engine::{CompiledSchema, EngineError, Event, Generation, ShiftWish, Submission};
+use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, ShiftWish, Submission};
 use crate::error::RequestError;
 use crate::fields::{self, Basis, GenerationFields};
 use crate::http::body::Body;
@@ -187,7 +186,7 @@ struct Draft {
 }
 
 /// Is one choice in the engine, and the way its events come.
-type Submitted = (Choice, mpsc::UnboundedReceiver<Event>);
+type Submitted = (Choice, EventReceiver);
 
 /// Returns the answer to a request once its first choice has a slot.
 ///
@@ -403,7 +402,7 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
             let mut generation = draft.generation.clone();
             // The same seed would give the same text for each choice.
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed.wrapping_add(k));
-            let (events, receiver) = mpsc::unbounded_channel();
+            let (events, receiver) = engine::events();
             let submission = Submission {
                 request_id: draft.request_id.clone(),
                 prompt: prompt.tokens.clone(),

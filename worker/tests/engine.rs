@@ -16,6 +16,7 @@ mod engine {
     mod prompt_lists;
     mod property;
     mod random_schema;
+    mod readers;
     mod refusals;
     mod reports;
     mod schemas;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::mpsc;
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
@@ -19,6 +18,7 @@ use warmpath_worker_core::tenants::TenantId;
 use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
 use super::constraint::CompiledSchema;
+use super::events::EventSender;
 use super::thoughts::ThoughtsFirst;
 
 /// Asks the engine for one answer to one prompt.
@@ -48,8 +48,8 @@ pub struct Submission {
     pub last_message_token: Option<u32>,
     /// Is how much it matters to keep what the request leaves behind; larger is more, 0 is usual.
     pub priority: i32,
-    /// Takes the events; once its receiver is dropped the engine frees the slot within one step.
-    pub events: mpsc::UnboundedSender<Event>,
+    /// Takes the events.
+    pub events: EventSender,
 }
 
 impl Submission {

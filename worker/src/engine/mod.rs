@@ -11,6 +11,7 @@ mod call_grammar;
 mod config;
 mod constraint;
 mod counters;
+mod events;
 mod footprint;
 mod grammar;
 mod handle;
@@ -40,6 +41,7 @@ pub use config::{
 pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
+pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use footprint::{Bytes, check as check_memory};
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState, TenantView};

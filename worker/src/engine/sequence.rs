@@ -10,6 +10,7 @@ use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::output::Output;
 use warmpath_worker_core::probabilities::{self, PromptProbabilities, TokenProbabilities};
 
+use super::events::EventSender;
 use super::handle::{Admission, Place};
 use super::messages::{Event, FinishReason, Finished, Started, Submission};
 use super::sampler::TokenSampler;
@@ -68,7 +69,7 @@ impl Sequence {
     /// Starts a submission and says so to its client.
     pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
         let Admission { mut submission, sampler, came, place, .. } = admission;
-        let _ = submission.events.send(Event::Started(started));
+        submission.events.send(Event::Started(started));
         let output = Output::new(std::mem::take(&mut submission.generation.stop));
         let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
@@ -119,6 +120,11 @@ impl Sequence {
     /// Returns whether the client has gone.
     pub(super) fn is_abandoned(&self) -> bool {
         self.submission.events.is_closed()
+    }
+
+    /// Returns whether its reader must read before more is made for it.
+    pub(super) fn is_unread(&self) -> bool {
+        self.submission.events.is_full()
     }
 
     /// Returns whether it has begun to answer.
@@ -178,7 +184,7 @@ impl Sequence {
     /// Tells the client how likely the prompt's tokens are, once, where that is wanted.
     pub(super) fn tell_prompt(&mut self) {
         if let Some(listed) = self.listed.take() {
-            let _ = self.submission.events.send(Event::Prompt(listed));
+            self.submission.events.send(Event::Prompt(listed));
         }
     }
 
@@ -208,9 +214,14 @@ impl Sequence {
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
-        let _ = self.submission.events.send(Event::Text { text, token: chosen.token, probabilities });
+        self.submission.events.send(Event::Text { text, token: chosen.token, probabilities });
         // What was held back may complete a stop text at the very end, as when an invalid byte becomes a character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
+    }
+
+    /// Ends the sequence, whose place is free again; returns the way to its reader.
+    pub(super) fn into_events(self) -> EventSender {
+        self.submission.events
     }
 
     /// Returns how the answer ended and what it took.

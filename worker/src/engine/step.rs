@@ -113,6 +113,12 @@ impl Stepper<'_> {
         self.running.iter().all(Option::is_none) && self.waiting.iter().any(is_reading)
     }
 
+    /// Returns whether all that runs waits for its readers.
+    pub(super) fn only_waits_for_readers(&self) -> bool {
+        let mut running = self.running().map(|(_, sequence)| sequence.is_unread()).peekable();
+        running.peek().is_some() && running.all(|is_unread| is_unread)
+    }
+
     /// Returns for how long nothing will start unless a request comes: all that waits does so for another that has yet to come.
     pub(super) fn only_held_for(&self) -> Option<Duration> {
         if self.running.iter().any(Option::is_some) {
@@ -153,7 +159,7 @@ impl Stepper<'_> {
     pub(super) fn refuse_waiting(&mut self, error: &EngineError) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.cache.let_go(&waiting.fetching);
-            let _ = waiting.admission.submission.events.send(Event::Failed(error.clone()));
+            waiting.admission.submission.events.send(Event::Failed(error.clone()));
             self.view.counters.failed.fetch_add(1, Relaxed);
         }
         self.report.touch();
@@ -226,16 +232,20 @@ impl Stepper<'_> {
     /// Returns the shares of the next batch, all of sequences with one adapter, the next in turn.
     fn plan_batch(&mut self) -> Vec<Share> {
         let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
-        let present = self.running().map(|(_, sequence)| adapter_of(sequence));
+        // Readers read meanwhile, so the plan goes by one look at them.
+        let able: Vec<SlotId> =
+            self.running().filter(|(_, sequence)| !sequence.is_unread()).map(|(slot, _)| slot).collect();
+        let present = able.iter().map(|slot| adapter_of(self.sequence(*slot)));
         let Some(adapter) = adapter_turns::next(present, self.last_adapter) else { return Vec::new() };
         self.last_adapter = Some(adapter);
         let list_max = self.list_max();
+        let able = || able.iter().map(|slot| (*slot, self.sequence(*slot)));
         let is_next = |(slot, sequence): (SlotId, &Sequence)| {
             (adapter_of(sequence) == adapter).then(|| self.pending((slot, sequence), list_max))
         };
-        let pending: Vec<Pending> = self.running().filter_map(is_next).collect();
+        let pending: Vec<Pending> = able().filter_map(is_next).collect();
         // A stream waits for its turn no longer than for a micro-batch of each other adapter, whatever those compute.
-        let others_decode = self.running().any(|(slot, sequence)| {
+        let others_decode = able().any(|(slot, sequence)| {
             adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
         });
         let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
@@ -305,7 +315,8 @@ impl Stepper<'_> {
 
     /// Counts for each stream what was computed of prompts since its last token.
     fn let_pass(&mut self, batch: &Batch) {
-        for sequence in self.running.iter_mut().flatten().filter(|sequence| sequence.is_stream()) {
+        let is_held_up = |sequence: &&mut Sequence| sequence.is_stream() && !sequence.is_unread();
+        for sequence in self.running.iter_mut().flatten().filter(is_held_up) {
             sequence.passed_tokens += batch.n_prefill;
             self.view.counters.passed_tokens_max.fetch_max(u64::from(sequence.passed_tokens), Relaxed);
         }
@@ -351,11 +362,10 @@ impl Stepper<'_> {
 
     /// Sends a sequence its last event: who has it and looks sees the slot idle, and its place in the queue is free.
     fn tell_end(&self, sequence: Sequence, event: Event) {
-        let events = sequence.submission.events.clone();
-        drop(sequence);
+        let events = sequence.into_events();
         self.count();
         self.view.slots.store(Arc::new(self.slot_views()));
-        let _ = events.send(event);
+        events.send(event);
     }
 
     /// Frees a slot, its KV state kept or cleared as its request wished.

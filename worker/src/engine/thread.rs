@@ -40,6 +40,11 @@ const CONTROL_COMMANDS_MAX: usize = 2;
 /// Is how long the thread waits for the disk before it looks at its commands again, while nothing else can be done.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
+/// Time after which the thread looks again whether a reader has read, while nothing else can be done.
+///
+/// Source: a reader that is late has a megabyte to read first, which takes it longer.
+const READER_LOOK: Duration = Duration::from_millis(2);
+
 /// Is how long the thread waits for a request on its way before it looks whether that was given up.
 const COMING_LOOK: Duration = Duration::from_micros(250);
 
@@ -224,6 +229,13 @@ impl Loop<'_, '_> {
         {
             self.obey(command);
         }
+        if self.stepper.only_waits_for_readers() {
+            match self.commands.recv_timeout(READER_LOOK) {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(READER_LOOK),
+            }
+        }
         // What waited for a slot is answered at once when nothing runs any more.
         if self.stepper.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() {
@@ -307,7 +319,7 @@ impl Loop<'_, '_> {
         }
         match command {
             Command::Submit(admission) if self.deadline.is_some() => {
-                let _ = admission.submission.events.send(Event::Failed(EngineError::Draining));
+                admission.submission.events.send(Event::Failed(EngineError::Draining));
             }
             Command::Submit(admission) => self.stepper.enqueue(*admission),
             Command::Inquire(asked) => self.deferred.push(*asked),

@@ -2,12 +2,12 @@
 //!
 //! Not here: the shape in which a client gets it (`http::answer`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
-use tokio_stream::wrappers::UnboundedReceiverStream;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_shell::trace::{Span, Value};
@@ -50,6 +50,8 @@ pub struct Answer {
     form: Form,
     started: Started,
     choices: Vec<Choice>,
+    /// Events of other choices that came before the first one had its slot.
+    early: VecDeque<(usize, Event)>,
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
     n_open: usize,
     clock: Clock,
@@ -257,24 +259,29 @@ impl Answer {
     ///
     /// Errors: `Engine`, when the first choice fails before it starts.
     pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, mut clock: Clock) -> Result<Self, RequestError> {
-        let (mut choices, mut receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
-        let started = match receivers[0].recv().await {
-            Some(Event::Started(started)) => started,
-            Some(Event::Failed(error)) => {
-                clock.failed("engine");
-                return Err(error.into());
+        let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
+        let receivers = receivers.into_iter().enumerate();
+        let events = receivers.map(|(idx, receiver)| receiver.map(move |event| (idx, event)).boxed());
+        let mut events = futures::stream::select_all(events);
+        let mut early = VecDeque::new();
+        let started = loop {
+            match events.next().await {
+                Some((0, Event::Started(started))) => break started,
+                Some((0, Event::Failed(error))) => {
+                    clock.failed("engine");
+                    return Err(error.into());
+                }
+                Some((0, event)) => {
+                    return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") });
+                }
+                // Choices that nobody reads would keep the slots for which the first one may wait.
+                Some(of_other) => early.push_back(of_other),
+                None => return Err(EngineError::Stopped.into()),
             }
-            Some(event) => return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") }),
-            None => return Err(EngineError::Stopped.into()),
         };
         choices[0].start(started, &clock.metrics);
         clock.started(&started);
-        let events = receivers
-            .into_iter()
-            .enumerate()
-            .map(|(idx, receiver)| UnboundedReceiverStream::new(receiver).map(move |event| (idx, event)).boxed());
-        let events = futures::stream::select_all(events);
-        Ok(Self { form, started, n_open: choices.len(), choices, events, clock })
+        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock })
     }
 
     /// Returns the form in which the client wants the answer.
@@ -312,7 +319,11 @@ impl Answer {
     /// Errors: `Engine`, when a choice fails; the answer is then over.
     pub async fn next(&mut self) -> Result<Option<Step>, RequestError> {
         while self.n_open > 0 {
-            let Some((choice, event)) = self.events.next().await else { return Err(EngineError::Stopped.into()) };
+            let next = match self.early.pop_front() {
+                Some(early) => Some(early),
+                None => self.events.next().await,
+            };
+            let Some((choice, event)) = next else { return Err(EngineError::Stopped.into()) };
             match event {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),

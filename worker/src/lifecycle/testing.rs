@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
 use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
 use super::answer::{Answer, Choice, Clock, Form};
 use super::{Arrival, Delivery};
-use crate::engine::{Event, Generation};
+use crate::engine::{EventReceiver, Generation};
 use crate::http::body::Body;
 use crate::metrics::Metrics;
 
 /// Returns an answer of one choice to a prompt of `prompt_tokens`, as these events tell it; the first must be `Started`.
-pub(crate) async fn scripted(prompt_tokens: usize, events: mpsc::UnboundedReceiver<Event>) -> Answer {
+pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Answer {
     let mut arrival = Arrival {
         span: Span::none(),
         id: RequestId::new("r-1").expect("a name"),

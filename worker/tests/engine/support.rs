@@ -13,8 +13,8 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
 use warmpath_worker::engine::{
-    AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, Finished, Generation, Sampling,
-    ShiftWish, Started, Submission,
+    AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
+    Generation, Sampling, ShiftWish, Started, Submission, events,
 };
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
@@ -124,7 +124,7 @@ pub fn tokens(seed: u32, n: usize) -> Vec<Token> {
 
 impl Ask {
     pub fn submit(&self, engine: &EngineHandle) -> Result<Answering, EngineError> {
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, events) = events();
         engine.submit(Submission {
             request_id: RequestId::new(&self.id).unwrap(),
             prompt: self.prompt.clone(),
@@ -151,7 +151,7 @@ impl Ask {
 
 /// Is an answer that is coming.
 pub struct Answering {
-    events: UnboundedReceiver<Event>,
+    events: EventReceiver,
     answer: Answer,
 }
 

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use axum::body::to_bytes;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 use warmpath_common::ids::SlotId;
 
 use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
-use crate::engine::{CachedTokens, EngineError, Event, Finished, Started};
+use crate::engine::{CachedTokens, EngineError, Event, EventSender, Finished, Started};
 use crate::lifecycle::message::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
@@ -42,10 +41,10 @@ fn ended(reason: FinishReason) -> Event {
 }
 
 /// Returns an answer on its way out whose engine says `events` after its start, and the engine's end.
-async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, mpsc::UnboundedSender<Event>) {
-    let (engine, receiver) = mpsc::unbounded_channel();
+async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, EventSender) {
+    let (engine, receiver) = crate::engine::events();
     for event in std::iter::once(started()).chain(events) {
-        engine.send(event).expect("somebody listens");
+        engine.send(event);
     }
     let body = Body(body.to_string().into());
     let beginning = Beginning {

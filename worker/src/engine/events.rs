@@ -1,0 +1,146 @@
+//! The way of one answer's events from the engine to its reader.
+//!
+//! The idea: the engine never waits for a reader, and a reader never makes the engine hold more than a limit for it: a sequence
+//! whose events take more than [`UNREAD_BYTES_MAX`] is left out of steps until they are read. Its slot and its state stay.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+use warmpath_worker_core::probabilities::{Likely, TokenProbabilities};
+
+use super::messages::Event;
+
+/// Most bytes of one answer's events that wait to be read; beyond it the answer waits. Units: bytes.
+///
+/// Source: some 3,000 tokens with 20 alternatives each, so that a reader that is late for a moment holds up nothing.
+pub const UNREAD_BYTES_MAX: usize = 1 << 20;
+
+/// The engine's end.
+#[derive(Debug)]
+pub struct EventSender {
+    events: mpsc::UnboundedSender<Event>,
+    /// Bytes of the events that were sent and not read. Guarded by nothing: a late look delays a step at most.
+    unread_bytes: Arc<AtomicUsize>,
+}
+
+/// The reader's end; once it is dropped the engine frees the slot within one step.
+#[derive(Debug)]
+pub struct EventReceiver {
+    events: mpsc::UnboundedReceiver<Event>,
+    unread_bytes: Arc<AtomicUsize>,
+}
+
+/// Returns both ends of the way of one answer's events.
+pub fn events() -> (EventSender, EventReceiver) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let unread_bytes = Arc::new(AtomicUsize::new(0));
+    let receiver = EventReceiver { events: receiver, unread_bytes: Arc::clone(&unread_bytes) };
+    (EventSender { events: sender, unread_bytes }, receiver)
+}
+
+impl EventSender {
+    /// Sends an event; nobody misses what is sent to a reader that has gone.
+    pub fn send(&self, event: Event) {
+        self.unread_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
+        let _ = self.events.send(event);
+    }
+
+    /// Returns whether the reader has gone.
+    pub fn is_closed(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// Returns whether the reader must read before more is made for it.
+    pub fn is_full(&self) -> bool {
+        self.unread_bytes.load(Ordering::Relaxed) > UNREAD_BYTES_MAX
+    }
+}
+
+impl EventReceiver {
+    /// Returns the next event, or `None` once the engine has dropped its end.
+    pub async fn recv(&mut self) -> Option<Event> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let polled = self.events.poll_recv(context);
+        if let Poll::Ready(Some(event)) = &polled {
+            self.unread_bytes.fetch_sub(size_bytes(event), Ordering::Relaxed);
+        }
+        polled
+    }
+}
+
+impl Stream for EventReceiver {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.poll(context)
+    }
+}
+
+/// Returns what an event takes in memory.
+fn size_bytes(event: &Event) -> usize {
+    let of_list = |list: &[TokenProbabilities]| {
+        let n_top: usize = list.iter().map(|token| token.top.len()).sum();
+        size_of_val(list) + n_top * size_of::<Likely>()
+    };
+    let more = match event {
+        Event::Text { text, probabilities, .. } => text.len() + of_list(probabilities),
+        Event::Prompt(probabilities) => of_list(&probabilities.rest),
+        Event::Started(_) | Event::Finished(_) | Event::Failed(_) => 0,
+    };
+    size_of::<Event>() + more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(n_bytes: usize) -> Event {
+        Event::Text { text: "x".repeat(n_bytes), token: 1, probabilities: Vec::new() }
+    }
+
+    #[tokio::test]
+    async fn a_way_is_full_until_enough_is_read_and_loses_nothing() {
+        let (sender, mut receiver) = events();
+        let mut n_sent = 0;
+        while !sender.is_full() {
+            sender.send(text(100_000));
+            n_sent += 1;
+        }
+        assert_eq!(n_sent, UNREAD_BYTES_MAX / 100_000 + 1);
+        receiver.recv().await.expect("an event");
+        assert!(!sender.is_full());
+        sender.send(text(0));
+        drop(sender);
+        let mut n_read = 1;
+        while receiver.recv().await.is_some() {
+            n_read += 1;
+        }
+        assert_eq!(n_read, n_sent + 1);
+        assert_eq!(receiver.unread_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn alternatives_count() {
+        let likely = Likely { token: 1, logprob: -1.0 };
+        let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
+        let event = |probabilities| Event::Text { text: String::new(), token: 1, probabilities };
+        let alternatives = size_bytes(&event(vec![probabilities; 3])) - size_bytes(&event(Vec::new()));
+        assert!(alternatives >= 3 * 20 * size_of::<Likely>(), "{alternatives}");
+    }
+
+    #[test]
+    fn an_engine_sees_that_its_reader_has_gone() {
+        let (sender, receiver) = events();
+        assert!(!sender.is_closed());
+        drop(receiver);
+        assert!(sender.is_closed());
+        sender.send(text(1));
+    }
+}
