@@ -18,8 +18,10 @@ fn event() -> String {
 async fn ask(router: &TestRouter) -> TcpStream {
     let mut client = TcpStream::connect(router.server.address).await.expect("it listens");
     let body = chat_body("hello", true);
-    let head =
-        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}", body.len());
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}",
+        body.len()
+    );
     client.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.expect("it takes bytes");
     client
 }
