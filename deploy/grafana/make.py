@@ -1,4 +1,4 @@
-"""Writes the dashboards beside it: make.py [--check]. Needs tests/python/requirements.txt; `make pages` runs it.
+"""Writes the dashboards beside it, and the chart's copies of them and of the alerts: make.py [--check]. Needs tests/python/requirements.txt; `make pages` runs it.
 
 Not here: what is on them (fleet.py, router.py, worker.py).
 """
@@ -12,17 +12,24 @@ import worker
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 HERE = pathlib.Path(__file__).parent
+# The chart's folder is packed and copied by itself, so nothing in it may lead out of it.
+CHART = HERE.parent / "helm/warmpath/files"
+RULES = HERE.parent / "prometheus/rules.yaml"
+
+
+def write(path, text):
+    if sys.argv[1:] != ["--check"]:
+        path.write_text(text)
+    elif not path.exists() or path.read_text() != text:
+        sys.exit(f"{path} is out of date: run `make pages`")
 
 
 def main():
     for name, built in (("fleet", fleet.FLEET), ("router", router.ROUTER), ("worker", worker.WORKER)):
-        path = HERE / f"{name}.json"
         text = JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
-        if sys.argv[1:] == ["--check"]:
-            if not path.exists() or path.read_text() != text:
-                sys.exit(f"{path} is out of date: run `make pages`")
-        else:
-            path.write_text(text)
+        for folder in (HERE, CHART / "grafana"):
+            write(folder / f"{name}.json", text)
+    write(CHART / "rules.yaml", RULES.read_text())
 
 
 main()

@@ -78,6 +78,11 @@ MATRIX = {
         set(),
     ),
     "router-extras": (router(**EXTRA, extraWorkers=["openai+http://llama:8080"]), set(), set()),
+    "no-pools": (
+        {"workers": [], **router(extraWorkers=["openai+http://llama:8080"])},
+        set(),
+        {"StatefulSet", "ConfigMap", "Role", "RoleBinding"},
+    ),
     "router-load-balancer": (
         router(
             service={
@@ -276,7 +281,7 @@ REFUSED = {
     ),
     "no file of the hub": ({"workers": [{"name": "p", "model": {"huggingFace": {"repo": "a/b"}}}]}, "huggingFace.file"),
     "two pools of one name": ({"workers": [{"name": "p", **FROM_PVC}] * 2}, "two pools are called"),
-    "no pool": ({"workers": []}, "minItems"),
+    "no pool and no other worker": ({"workers": []}, "there are no pools"),
     "a pool without a name": ({"workers": [FROM_PVC]}, "name"),
     "a name that is none": ({"workers": [{"name": "P_1", **FROM_PVC}]}, "pattern"),
     "a value that is misspelled": (router(replica=3), "replica"),
@@ -374,6 +379,34 @@ class Chart(unittest.TestCase):
     def test_lint_finds_nothing(self):
         result = helm("lint", CHART, "--strict")
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_the_folder_alone_is_the_chart_and_its_files_are_those_of_the_repository(self):
+        for copy, original in (("grafana", "deploy/grafana"), ("rules.yaml", "deploy/prometheus/rules.yaml")):
+            copies = sorted((CHART / "files" / copy).glob("*.json")) or [CHART / "files" / copy]
+            originals = sorted((ROOT / original).glob("*.json")) or [ROOT / original]
+            self.assertEqual([path.read_text() for path in copies], [path.read_text() for path in originals], "run `make pages`")
+        self.assertEqual([path for path in CHART.rglob("*") if path.is_symlink()], [])
+        values = {"metrics": {"rules": True, "dashboards": True, "runbookBase": "https://git.example/warmpath/"}}
+        with tempfile.TemporaryDirectory() as folder:
+            alone = shutil.copytree(CHART, pathlib.Path(folder) / "warmpath")
+            result = helm("template", "rel", alone, values=values)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        documents = [document for document in yaml.safe_load_all(result.stdout) if document]
+        [rules] = [document for document in documents if document["kind"] == "PrometheusRule"]
+        [dashboards] = [document for document in documents if document["metadata"]["name"].endswith("-dashboards")]
+        self.assertEqual(set(dashboards["data"]), {"fleet.json", "router.json", "worker.json"})
+        alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+        for alert in alerts:
+            url = alert["annotations"]["runbook_url"]
+            self.assertTrue(url.startswith("https://git.example/warmpath/docs/runbooks/"), url)
+            self.assertTrue((ROOT / url.removeprefix("https://git.example/warmpath/")).exists(), url)
+
+    def test_flags_of_the_user_come_behind_those_of_the_chart(self):
+        values = {**pool(extraArgs=["--queue-max=1"]), **router(extraArgs=["--policy=random"])}
+        result = helm("template", "rel", CHART, values=values)
+        given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
+        last = [[arg for arg in args if arg.startswith(("--queue-max=", "--policy="))][-1] for args in given]
+        self.assertEqual(sorted(last), ["--policy=random", "--queue-max=1"])
 
     def test_every_row_renders_what_it_says_and_nothing_else(self):
         default_kinds = {document["kind"] for document in rendered("defaults")}
@@ -495,7 +528,7 @@ class Chart(unittest.TestCase):
                 for ordinal in range(document["spec"].get("replicas", 4))
             ],
         }
-        self.assertEqual(found, wanted[found[0].split("=")[0]])
+        self.assertEqual(found, wanted[found[0].split("=")[0]] if sets else [])
 
     @each_row
     def test_secrets_are_mounted_where_flags_point(self, documents):

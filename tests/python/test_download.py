@@ -137,6 +137,24 @@ class Download(unittest.TestCase):
         self.path.write_bytes(b"another revision")
         self.assert_downloaded(self.run_script())
 
+    def test_every_file_of_a_model_in_several_is_downloaded(self):
+        self.path = self.folder / "models/m-00001-of-00012.gguf"
+        result = self.run_script("/x/m-00001-of-00012.gguf?download=true")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        names = [f"m-{number:05}-of-00012.gguf" for number in range(1, 13)]
+        self.assertEqual([path for _, path, _ in self.server.requests], [f"/x/{name}?download=true" for name in names])
+        for name in names:
+            self.assertEqual((self.path.parent / name).read_bytes(), MODEL)
+        n_requests = len(self.server.requests)
+        self.assertEqual(self.run_script("/x/m-00001-of-00012.gguf?download=true").returncode, 0)
+        self.assertEqual(len(self.server.requests), n_requests)
+
+    def test_a_file_of_several_that_is_wrong_is_not_passed_over(self):
+        self.path = self.folder / "models/m-00002-of-00003.gguf"
+        result = self.run_script("/m-00002-of-00003.gguf", MODEL_SHA256="0" * 64)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertEqual([path.name for path in sorted(self.path.parent.glob("*.gguf"))], ["m-00001-of-00003.gguf"])
+
     def test_secrets_are_sent_and_shown_nowhere(self):
         result = self.run_script(HUB_TOKEN="hub-secret", HTTP_HEADERS="X-Key: other-secret")
         self.assert_downloaded(result)

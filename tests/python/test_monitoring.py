@@ -95,7 +95,7 @@ class Monitoring(unittest.TestCase):
         pages = set()
         for rule in rules():
             if "alert" in rule:
-                page = ROOT / rule["annotations"]["runbook"]
+                page = ROOT / rule["annotations"]["runbook_url"]
                 pages.add(page)
                 self.assertIn(f"`{rule['alert']}`", page.read_text())
                 self.assertIn(rule["labels"]["severity"], ("info", "warning", "critical"))

@@ -1,3 +1,8 @@
+{{/* Not empty where routers watch EndpointSlices, for which they need a token of the API server. */}}
+{{- define "warmpath.watches" -}}
+{{- if and (eq .Values.router.discovery.kind "kubernetes") .Values.workers }}true{{ end -}}
+{{- end -}}
+
 {{/* The flags by which a router finds the workers of all pools. */}}
 {{- define "warmpath.discoveryArgs" -}}
 {{- $kind := .Values.router.discovery.kind }}

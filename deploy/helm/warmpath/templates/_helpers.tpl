@@ -64,6 +64,11 @@ warmpath/pool: {{ .name | quote }}
 {{- define "warmpath.pools" -}}
 {{- $pools := list -}}
 {{- $names := list -}}
+{{- with .Values.router -}}
+{{- if not (or $.Values.workers .extraWorkers .extraArgs .extraEnv .extraEnvFrom) -}}
+{{- fail "workers: there are no pools, and router.extraWorkers is empty" -}}
+{{- end -}}
+{{- end -}}
 {{- range $given := .Values.workers -}}
 {{- if has $given.name $names -}}
 {{- fail (printf "workers: two pools are called %q" $given.name) -}}
