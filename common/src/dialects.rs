@@ -10,12 +10,14 @@ mod conversation;
 mod field;
 pub mod responses;
 mod spelling;
+mod tools;
 
 use serde_json::{Map, Value};
 
 use crate::fields::{self, ReadError};
 
 pub use spelling::Spelling;
+pub use tools::{CallForm, FREE_TEXT, LEFT_OUT_KINDS, Tool, ToolNames};
 
 /// Is a dialect's request as a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Converted {
     pub body: Vec<u8>,
     /// Turns the names of its fields back into the dialect's.
     pub spelling: Spelling,
+    /// Tools that the chat's functions stand for.
+    pub tools: ToolNames,
 }
 
 /// Says why no chat can be made of a request.

@@ -30,3 +30,5 @@ pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
 pub const DEBUG: &str = "x-warmpath-debug";
 /// Says where a conversation broke its own prefix, if the request asked for it.
 pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
+/// Kinds of tools that a request listed, that nobody runs here, and that its answer was made without.
+pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";

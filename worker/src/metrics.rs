@@ -71,6 +71,8 @@ macro_rules! metrics {
 metrics! {
     /// Requests by endpoint and status.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
+    /// Requests that listed tools which nobody runs here, by kind; they were answered without these tools.
+    left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);
     /// Requests without a token that is known, where tokens are asked for.
     refused_tokens: IntCounter = counter("refused_tokens_total");
     /// Looks at the file of tokens that failed; the last tokens stand.

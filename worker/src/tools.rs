@@ -19,8 +19,10 @@ use crate::error::RequestError;
 /// Is the most tools of a request. Source: OpenAI takes 128; servers of tools together offer more.
 const TOOLS_MAX: usize = 256;
 
-/// Is the longest name of a function. Units: bytes. Source: OpenAI takes 64; servers of tools put their own before it.
-const NAME_BYTES_MAX: usize = 128;
+/// Longest name of a function. Units: bytes.
+///
+/// Source: OpenAI takes 64, and as many for a namespace that stands before it; servers of tools put their own name there.
+const NAME_BYTES_MAX: usize = 160;
 
 /// Is the most that descriptions and schemas of all tools may take as JSON. Units: bytes.
 ///

@@ -28,10 +28,23 @@ pub(crate) struct Caps {
     pub developer_role: bool,
     /// Says that the template takes thoughts as `thinking`, as gpt-oss does; others know `reasoning_content`.
     pub thinking_key: bool,
+    /// Places at which the template shows messages of the system.
+    pub system_places: SystemPlaces,
+}
+
+/// Places at which a template shows messages of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SystemPlaces {
+    /// Several at the beginning are all shown.
+    pub several_first: bool,
+    /// One is shown behind what a user said.
+    pub later: bool,
 }
 
 /// Is a text that no template contains.
 const MARKER: &str = "warmpath probe text";
+/// Is another one.
+const SECOND_MARKER: &str = "warmpath second text";
 
 impl Caps {
     /// Finds out by rendering.
@@ -47,8 +60,9 @@ impl Caps {
             assistant: other("assistant"),
             tool: other("tool"),
             object_arguments: takes_object_arguments(template),
-            developer_role: template.source().contains("developer"),
+            developer_role: shows_developer(template),
             thinking_key: template.source().contains("message.thinking"),
+            system_places: system_places(template),
         }
     }
 
@@ -76,12 +90,41 @@ fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     }
 }
 
+/// Returns whether the template has the role `developer`; the word alone may stand in a text.
+fn shows_developer(template: &ChatTemplate) -> bool {
+    let shapes = content_shapes(template, "developer");
+    template.source().contains("developer") && (shapes.text || shapes.parts)
+}
+
+/// Finds out where messages of the system are shown; anywhere, where the template knows none, so that nothing is moved.
+fn system_places(template: &ChatTemplate) -> SystemPlaces {
+    let message = |role: &str, text: &str| {
+        let shapes = content_shapes(template, role);
+        let content = if shapes.text { json!(text) } else { json!([{"type": "text", "text": text}]) };
+        json!({"role": role, "content": content})
+    };
+    // Some templates keep the last message of the system in place of the first.
+    let shows = |messages: Json, texts: &[&str]| {
+        render(template, &messages, None).is_some_and(|shown| texts.iter().all(|text| shown.contains(text)))
+    };
+    let (first, second) = (message("system", MARKER), message("system", SECOND_MARKER));
+    let user = message("user", "question");
+    if !shows(json!([first, user]), &[MARKER]) {
+        return SystemPlaces { several_first: true, later: true };
+    }
+    let both = [MARKER, SECOND_MARKER];
+    SystemPlaces {
+        several_first: shows(json!([first, second, user]), &both),
+        later: shows(json!([first, user, second, message("assistant", "answer"), user]), &both),
+    }
+}
+
 /// Returns a conversation in which a message of `role` has `content`.
 fn conversation(role: &str, content: Json) -> Json {
     let user = json!({"role": "user", "content": "question"});
     let message = json!({"role": role, "content": content});
     match role {
-        "system" => json!([message, user]),
+        "system" | "developer" => json!([message, user]),
         "assistant" => json!([user.clone(), message, user]),
         "tool" => {
             let mut result = message;

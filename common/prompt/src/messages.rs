@@ -9,7 +9,7 @@ use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::caps::Caps;
+use crate::caps::{Caps, SystemPlaces};
 use crate::error::PromptError;
 
 /// Is the longest role.
@@ -31,9 +31,9 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
     }
     let mut messages = Vec::with_capacity(request.messages.len());
-    for (index, message) in request.messages.iter().enumerate() {
+    for (index, message) in placed(&request.messages, caps.system_places) {
         let refused = |reason: String| PromptError::Messages { index, reason };
-        messages.push(Json::Object(fit(message, caps).map_err(refused)?));
+        messages.push(Json::Object(fit(&message, caps).map_err(refused)?));
     }
     variables.insert("messages".to_owned(), Json::Array(messages));
     // As transformers does, which always defines these two.
@@ -114,6 +114,59 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
         _ => "".into(),
     };
     Ok(Some(Continued { reasoning, content }))
+}
+
+/// Returns the messages with their places, those of the system joined to others where the template does not show them: at the
+/// beginning to the first, later ones to the turn of the user that they stand in.
+///
+/// A later one stays at its place, because the prompts of the conversation so far begin with what stands before it.
+fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, Cow<'_, Map<String, Json>>)> {
+    let mut placed: Vec<(usize, Cow<'_, Map<String, Json>>)> = Vec::with_capacity(messages.len());
+    let mut is_beginning = true;
+    // Says that the last turn holds a message of the system that was moved into it.
+    let mut holds_system = false;
+    for (index, message) in messages.iter().enumerate() {
+        let is_system = has_role(message, &["system", "developer"]);
+        is_beginning &= is_system;
+        let is_moved = is_system && !is_beginning && !places.later;
+        let is_joined = match placed.last() {
+            Some(_) if is_system && is_beginning => !places.several_first,
+            Some((_, last)) if is_moved => has_role(last, &["user"]),
+            Some((_, last)) => holds_system && has_role(message, &["user"]) && has_role(last, &["user"]),
+            None => false,
+        };
+        let last = placed.last_mut().filter(|_| is_joined);
+        let is_joined = last.is_some_and(|(_, last)| join(last.to_mut(), message));
+        holds_system = is_moved || (holds_system && is_joined);
+        if is_moved && !is_joined {
+            let mut turn = message.clone();
+            turn.insert("role".to_owned(), "user".into());
+            placed.push((index, Cow::Owned(turn)));
+        } else if !is_joined {
+            placed.push((index, Cow::Borrowed(message)));
+        }
+    }
+    placed
+}
+
+fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
+    message.get("role").and_then(Json::as_str).is_some_and(|role| roles.contains(&role))
+}
+
+/// Adds what `other` says to a message; returns whether both are text, which can be joined.
+///
+/// One text is shown by every template, where some show the first part of several alone.
+fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
+    let texts = |message: &Map<String, Json>| match message.get("content") {
+        Some(Json::String(text)) => Some(text.clone()),
+        Some(Json::Array(parts)) => {
+            parts.iter().map(part_text).collect::<Result<Vec<_>, _>>().ok().map(|texts| texts.join("\n"))
+        }
+        _ => None,
+    };
+    let (Some(text), Some(more)) = (texts(message), texts(other)) else { return false };
+    message.insert("content".to_owned(), format!("{text}\n{more}").into());
+    true
 }
 
 /// Returns `message` as the template takes it.

@@ -5,14 +5,19 @@
 //! Source: Anthropic's API reference, "Create a Message" and "Count Message tokens", version 2023-06-01.
 
 mod error;
+mod tools;
 
 use serde_json::{Map, Value, json};
 
 pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, status};
+pub use tools::CLIENT_KINDS;
 
 use super::conversation::{Call, Conversation};
 use super::field::{Field, Object, unsupported, wrong};
+use super::spelling::Origins;
+use super::tools::{Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use tools::{read_tool, read_tool_choice};
 
 /// Is what `cache_control` adds to the priority of what a request leaves in the cache.
 ///
@@ -28,6 +33,9 @@ const PRIORITY_LONG: i32 = 2;
 ///
 /// Source: <https://github.com/vllm-project/vllm/pull/36829>: left where it is, no two requests share a prefix.
 const CLIENT_LINE: &str = "x-anthropic-billing-header:";
+
+/// Kind of the tools of a request's own MCP servers.
+const MCP_KIND: &str = "mcp";
 
 /// Lists the fields that mean nothing in messages, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
@@ -62,9 +70,12 @@ pub fn count_tokens(body: &[u8]) -> Result<Converted, DialectError> {
 }
 
 fn convert(mut fields: Object) -> Result<Converted, DialectError> {
-    refuse_servers(&mut fields)?;
+    refuse_containers(&mut fields)?;
     drop_meaningless(&mut fields, DROPPED);
     let mut reader = Reader::default();
+    if !fields.optional_items("mcp_servers")?.is_empty() {
+        reader.tools.leave_out(MCP_KIND);
+    }
     reader.note_cache(&mut fields)?;
     reader.read_system(&mut fields)?;
     let messages = fields.required("messages")?.items()?;
@@ -75,44 +86,48 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         reader.read_message(message.object()?)?;
     }
     let mut chat = Map::new();
-    if let Some(tools) = fields.take("tools") {
-        let tools = tools.items()?.into_iter().map(|tool| reader.read_tool(tool.object()?));
-        chat.insert("tools".to_owned(), tools.collect::<Result<_, _>>()?);
+    let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
+    for tool in fields.optional_items("tools")? {
+        let mut tool = tool.object()?;
+        reader.note_cache(&mut tool)?;
+        read_tool(tool, &mut reader.tools)?;
     }
-    read_tool_choice(&mut fields, &mut chat)?;
+    read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     read_format(&mut fields, &mut chat)?;
     read_thinking(&mut fields)?;
     if let Some(stop) = fields.take("stop_sequences") {
         let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
         chat.insert("stop".to_owned(), texts?.into());
     }
-    let (messages, origins) = reader.talk.finish();
+    let (messages, message_origins) = reader.talk.finish();
+    let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
+    if has_tools {
+        chat.insert("tools".to_owned(), functions.into());
+    }
     if let Some(priority) = reader.priority {
         fields.fields.entry("priority").or_insert(priority.into());
     }
     let Object { fields: mut rest, .. } = fields;
     rest.append(&mut chat);
-    Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "input_schema", origins) })
+    let origins = Origins { messages: message_origins, tools: tool_origins };
+    Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "input_schema", origins), tools })
 }
 
-/// Refuses what only Anthropic's own servers do.
-fn refuse_servers(fields: &mut Object) -> Result<(), DialectError> {
+/// Refuses the files and skills that only Anthropic's own servers have.
+fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
     let asks = |value: &Value| !value.as_array().is_some_and(Vec::is_empty);
-    for (name, what) in
-        [("mcp_servers", "MCP servers are not called from here"), ("container", "there are no containers")]
-    {
-        if let Some(field) = fields.take(name).filter(|field| asks(&field.value)) {
-            return Err(unsupported(&field.path, what));
-        }
+    match fields.take("container").filter(|field| asks(&field.value)) {
+        Some(field) => Err(unsupported(&field.path, "there are no containers")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Is what has been read of a request.
 #[derive(Default)]
 struct Reader {
     talk: Conversation,
+    tools: Listing,
     /// Is the priority that the request's `cache_control` fields ask for.
     priority: Option<i32>,
 }
@@ -190,6 +205,7 @@ impl Reader {
             }
             // Nobody here can read it, and the model did not write it.
             ("redacted_thinking", "assistant") => {}
+            (kind, "assistant") if is_of_servers(kind) => {}
             ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
                 return Err(wrong(
                     &block.path_of("type"),
@@ -228,26 +244,6 @@ impl Reader {
         }
         Ok((block.text("text")?, block.path))
     }
-
-    fn read_tool(&mut self, mut tool: Object) -> Result<Value, DialectError> {
-        self.note_cache(&mut tool)?;
-        let kind = tool.optional_text("type")?;
-        if let Some(kind) = kind.filter(|kind| kind != "custom") {
-            let reason =
-                format!("tools of type `{kind}` are not run here; only a client's own tools (`custom`) are known");
-            return Err(unsupported(&tool.path_of("type"), reason));
-        }
-        let mut function = Map::new();
-        function.insert("name".to_owned(), tool.text("name")?.into());
-        if let Some(description) = tool.optional_text("description")? {
-            function.insert("description".to_owned(), description.into());
-        }
-        function.insert("parameters".to_owned(), tool.required("input_schema")?.object()?.fields.into());
-        if let Some(strict) = tool.take("strict") {
-            function.insert("strict".to_owned(), strict.value);
-        }
-        Ok(json!({"type": "function", "function": function}))
-    }
 }
 
 /// Returns a text without the line that Claude Code puts before the system prompt.
@@ -256,26 +252,15 @@ fn without_client_line(text: &str) -> &str {
     rest.split_once('\n').map_or("", |(_, rest)| rest)
 }
 
+/// Returns whether a block tells of a tool that Anthropic's servers ran: its call, or what came of it.
+fn is_of_servers(kind: &str) -> bool {
+    let tool = kind.strip_suffix("_tool_result").or_else(|| kind.strip_suffix("_tool_use"));
+    tool.is_some_and(|tool| tool == "server" || tool.ends_with("_code_execution") || left_out_kind(tool).is_some())
+}
+
 fn refuse_block(block: &Object, kind: &str) -> DialectError {
     let reason = format!("blocks of type `{kind}` are not supported; `text` is, and tools' calls and results are");
     unsupported(&block.path_of("type"), reason)
-}
-
-fn read_tool_choice(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
-    let Some(mut choice) = fields.optional_object("tool_choice")? else { return Ok(()) };
-    let kind = choice.text("type")?;
-    let written = match kind.as_str() {
-        "auto" | "none" => kind.into(),
-        "any" => "required".into(),
-        "tool" => json!({"type": "function", "function": {"name": choice.text("name")?}}),
-        _ => return Err(wrong(&choice.path_of("type"), "must be \"auto\", \"any\", \"tool\" or \"none\"")),
-    };
-    chat.insert("tool_choice".to_owned(), written);
-    if let Some(disable) = choice.take("disable_parallel_tool_use") {
-        let Value::Bool(disable) = disable.value else { return Err(wrong(&disable.path, "must be true or false")) };
-        chat.insert("parallel_tool_calls".to_owned(), (!disable).into());
-    }
-    Ok(())
 }
 
 /// Reads the shape that the answer must have, in the field that it has now or in the one that it had.

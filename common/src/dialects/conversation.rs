@@ -68,6 +68,11 @@ impl Conversation {
         self.turns.push(Turn { texts, call_id: Some(call_id), ..Turn::new("tool", origin) });
     }
 
+    /// Returns whether there is no message.
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
     /// Returns the messages, and where each comes from.
     pub fn finish(self) -> (Vec<Value>, Vec<String>) {
         self.turns.into_iter().map(Turn::finish).unzip()

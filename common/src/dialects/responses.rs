@@ -4,11 +4,16 @@
 //! spells them; every other field stays as it is. Nothing is stored, so what refers to something stored is refused.
 //! Source: OpenAI's API reference, "Create a model response".
 
+mod tools;
+
 use serde_json::{Map, Value, json};
 
 use super::conversation::{Call, Conversation};
 use super::field::{Field, Object, unsupported, wrong};
+use super::spelling::Origins;
+use super::tools::{CallForm, Listing, free_text_arguments, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
+use tools::{read_tool, read_tool_choice, take_tool};
 
 /// Lists the fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
@@ -31,17 +36,17 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     refuse_stored(&mut fields)?;
     refuse_logprobs(&mut fields)?;
     drop_meaningless(&mut fields, DROPPED);
-    let mut talk = Conversation::default();
-    if let Some(instructions) = fields.optional_text("instructions")? {
-        talk.say("system", instructions, "instructions");
-    }
-    read_input(fields.required("input")?, &mut talk)?;
     let mut chat = Map::new();
-    if let Some(tools) = fields.take("tools") {
-        let tools = tools.items()?.into_iter().map(|tool| read_tool(tool.object()?));
-        chat.insert("tools".to_owned(), tools.collect::<Result<_, _>>()?);
+    let mut reader = Reader::default();
+    let has_tools = fields.fields.get("tools").is_some_and(|tools| !tools.is_null());
+    for tool in fields.optional_items("tools")? {
+        read_tool(tool.object()?, &mut reader.tools)?;
     }
-    read_tool_choice(&mut fields, &mut chat)?;
+    read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
+    if let Some(instructions) = fields.optional_text("instructions")? {
+        reader.talk.say("system", instructions, "instructions");
+    }
+    reader.read_input(fields.required("input")?)?;
     read_format(&mut fields, &mut chat)?;
     if let Some(effort) = fields.optional_object("reasoning")?.and_then(|mut reasoning| reasoning.take("effort")) {
         chat.insert("reasoning_effort".to_owned(), effort.text()?.into());
@@ -49,11 +54,16 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     if let Some(max) = fields.take("max_output_tokens") {
         chat.insert("max_completion_tokens".to_owned(), max.value);
     }
-    let (messages, origins) = talk.finish();
+    let (messages, message_origins) = reader.talk.finish();
+    let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
+    if has_tools {
+        chat.insert("tools".to_owned(), functions.into());
+    }
     let Object { fields: mut rest, .. } = fields;
     rest.append(&mut chat);
-    Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins) })
+    let origins = Origins { messages: message_origins, tools: tool_origins };
+    Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins), tools })
 }
 
 /// Refuses what needs a response that was stored, or one that is made while nobody waits.
@@ -84,63 +94,91 @@ fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
     }
 }
 
-fn read_input(input: Field, talk: &mut Conversation) -> Result<(), DialectError> {
-    match input.value {
-        Value::String(text) => talk.say("user", text, &input.path),
-        Value::Array(_) => {
-            let path = input.path.clone();
-            let items = input.items()?;
-            if items.is_empty() {
-                return Err(wrong(&path, "is empty"));
-            }
-            for item in items {
-                read_item(item.object()?, talk)?;
-            }
-        }
-        _ => return Err(wrong(&input.path, "must be a string or an array of items")),
-    }
-    Ok(())
+/// What has been read of a request.
+#[derive(Default)]
+struct Reader {
+    talk: Conversation,
+    tools: Listing,
 }
 
-fn read_item(mut item: Object, talk: &mut Conversation) -> Result<(), DialectError> {
-    let kind = item.optional_text("type")?;
-    match kind.as_deref().unwrap_or("message") {
-        "message" => read_message(item, talk),
-        "function_call" => {
-            let call = Call { id: item.text("call_id")?, name: item.text("name")?, arguments: item.text("arguments")? };
-            talk.call(call, &item.path);
-            Ok(())
+impl Reader {
+    fn read_input(&mut self, input: Field) -> Result<(), DialectError> {
+        let path = input.path.clone();
+        match input.value {
+            Value::String(text) => self.talk.say("user", text, &path),
+            Value::Array(_) => {
+                for item in input.items()? {
+                    self.read_item(item.object()?)?;
+                }
+            }
+            _ => return Err(wrong(&path, "must be a string or an array of items")),
         }
-        "function_call_output" => {
-            let id = item.text("call_id")?;
-            let output = read_texts(item.required("output")?)?;
-            talk.result(id, output, &item.path);
-            Ok(())
+        if self.talk.is_empty() {
+            return Err(wrong(&path, "is empty, and there are no `instructions`"));
         }
-        "reasoning" => read_reasoning(item, talk),
-        "item_reference" => {
-            let reason = "items are not stored here; send the item itself";
-            Err(unsupported(&item.path_of("type"), reason))
-        }
-        kind => {
-            let reason =
-                format!("items of type `{kind}` are not supported; messages, function calls and reasoning are");
-            Err(unsupported(&item.path_of("type"), reason))
-        }
+        Ok(())
     }
-}
 
-fn read_message(mut item: Object, talk: &mut Conversation) -> Result<(), DialectError> {
-    let role = item.text("role")?;
-    if !matches!(role.as_str(), "user" | "assistant" | "system" | "developer") {
-        return Err(wrong(&item.path_of("role"), "must be \"user\", \"assistant\", \"system\" or \"developer\""));
+    fn read_item(&mut self, mut item: Object) -> Result<(), DialectError> {
+        let kind = item.optional_text("type")?;
+        match kind.as_deref().unwrap_or("message") {
+            "message" => self.read_message(item),
+            "function_call" => {
+                let id = item.text("call_id")?;
+                let name = self.tools.function_name(&take_tool(&mut item, CallForm::Function)?);
+                self.talk.call(Call { id, name, arguments: item.text("arguments")? }, &item.path);
+                Ok(())
+            }
+            "custom_tool_call" => {
+                let id = item.text("call_id")?;
+                let name = self.tools.function_name(&take_tool(&mut item, CallForm::Custom)?);
+                self.talk.call(Call { id, name, arguments: free_text_arguments(&item.text("input")?) }, &item.path);
+                Ok(())
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let id = item.text("call_id")?;
+                let output = read_texts(item.required("output")?)?;
+                self.talk.result(id, output, &item.path);
+                Ok(())
+            }
+            "reasoning" => self.read_reasoning(item),
+            "item_reference" => {
+                let reason = "items are not stored here; send the item itself";
+                Err(unsupported(&item.path_of("type"), reason))
+            }
+            kind => {
+                if let Some(left_out) = left_out_kind(kind) {
+                    self.tools.leave_out(left_out);
+                    return Ok(());
+                }
+                let reason =
+                    format!("items of type `{kind}` are not supported; messages, tool calls and reasoning are");
+                Err(unsupported(&item.path_of("type"), reason))
+            }
+        }
     }
-    let texts = read_texts(item.required("content")?)?;
-    if texts.is_empty() {
-        talk.begin(&role, &item.path);
+
+    fn read_message(&mut self, mut item: Object) -> Result<(), DialectError> {
+        let role = item.text("role")?;
+        if !matches!(role.as_str(), "user" | "assistant" | "system" | "developer") {
+            return Err(wrong(&item.path_of("role"), "must be \"user\", \"assistant\", \"system\" or \"developer\""));
+        }
+        let texts = read_texts(item.required("content")?)?;
+        if texts.is_empty() {
+            self.talk.begin(&role, &item.path);
+        }
+        texts.into_iter().for_each(|text| self.talk.say(&role, text, &item.path));
+        Ok(())
     }
-    texts.into_iter().for_each(|text| talk.say(&role, text, &item.path));
-    Ok(())
+
+    /// Reads what the model thought before; where only a summary came back, that is what is left of it.
+    fn read_reasoning(&mut self, mut item: Object) -> Result<(), DialectError> {
+        let thoughts = read_thoughts(item.optional_items("content")?)?;
+        let summary = read_thoughts(item.optional_items("summary")?)?;
+        let thoughts = if thoughts.is_empty() { summary } else { thoughts };
+        thoughts.into_iter().for_each(|thought| self.talk.think(thought, &item.path));
+        Ok(())
+    }
 }
 
 /// Returns the texts of a field that is one text or an array of parts.
@@ -163,52 +201,8 @@ fn read_part(mut part: Object) -> Result<String, DialectError> {
     }
 }
 
-/// Reads what the model thought before; where only a summary came back, that is what is left of it.
-fn read_reasoning(mut item: Object, talk: &mut Conversation) -> Result<(), DialectError> {
-    let thoughts = read_thoughts(item.optional_items("content")?)?;
-    let summary = read_thoughts(item.optional_items("summary")?)?;
-    let thoughts = if thoughts.is_empty() { summary } else { thoughts };
-    thoughts.into_iter().for_each(|thought| talk.think(thought, &item.path));
-    Ok(())
-}
-
 fn read_thoughts(parts: Vec<Field>) -> Result<Vec<String>, DialectError> {
     parts.into_iter().map(|part| part.object()?.text("text")).collect()
-}
-
-fn read_tool(mut tool: Object) -> Result<Value, DialectError> {
-    let kind = tool.text("type")?;
-    if kind != "function" {
-        let reason = format!("tools of type `{kind}` are not run here; only functions are known");
-        return Err(unsupported(&tool.path_of("type"), reason));
-    }
-    let mut function = Map::new();
-    function.insert("name".to_owned(), tool.text("name")?.into());
-    for name in ["description", "parameters", "strict"] {
-        if let Some(field) = tool.take(name) {
-            function.insert(name.to_owned(), field.value);
-        }
-    }
-    Ok(json!({"type": "function", "function": function}))
-}
-
-fn read_tool_choice(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
-    let Some(choice) = fields.take("tool_choice") else { return Ok(()) };
-    let written = match choice.value {
-        Value::String(word) => word.into(),
-        Value::Object(_) => {
-            let mut choice = choice.object()?;
-            let kind = choice.text("type")?;
-            if kind != "function" {
-                let reason = format!("choices of type `{kind}` are not supported; name a function");
-                return Err(unsupported(&choice.path_of("type"), reason));
-            }
-            json!({"type": "function", "function": {"name": choice.text("name")?}})
-        }
-        _ => return Err(wrong(&choice.path, "must be a string or an object")),
-    };
-    chat.insert("tool_choice".to_owned(), written);
-    Ok(())
 }
 
 fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {

@@ -12,16 +12,26 @@ pub struct Spelling {
     tool_schema: &'static str,
     /// Lists where each of the chat's messages comes from.
     messages: Vec<String>,
+    /// Place of each of the chat's tools in the dialect's body.
+    tools: Vec<String>,
+}
+
+/// Places in a dialect's body that a chat's messages and tools come from.
+#[derive(Debug, Default)]
+pub(super) struct Origins {
+    pub messages: Vec<String>,
+    pub tools: Vec<String>,
 }
 
 impl Spelling {
-    /// Returns the spelling of a dialect for a chat whose messages come from these places.
+    /// Returns the spelling of a dialect for a chat whose messages and tools come from these places.
     pub(super) fn new(
         renamed: &'static [(&'static str, &'static str)],
         tool_schema: &'static str,
-        messages: Vec<String>,
+        origins: Origins,
     ) -> Self {
-        Self { renamed, tool_schema, messages }
+        let Origins { messages, tools } = origins;
+        Self { renamed, tool_schema, messages, tools }
     }
 
     /// Returns the dialect's name of a chat's field.
@@ -62,7 +72,8 @@ impl Spelling {
             Some(rest) => format!(".{}{rest}", self.tool_schema),
             None => rest.to_owned(),
         };
-        Some(format!("tools[{idx}]{rest}"))
+        let origin = idx.parse::<usize>().ok().and_then(|idx| self.tools.get(idx));
+        Some(origin.map_or_else(|| format!("tools[{idx}]{rest}"), |origin| format!("{origin}{rest}")))
     }
 }
 

@@ -13,11 +13,11 @@ const CONVERSIONS: [Convert; 3] = [anthropic::messages, anthropic::count_tokens,
 
 /// Lists values that the conversions look for.
 const WORDS: &str = "system user assistant text tool_use tool_result thinking function function_call function_call_output reasoning \
-    message input_text auto any tool ephemeral 5m json_schema";
+    message input_text auto any tool ephemeral 5m json_schema namespace custom web_search custom_tool_call grammar bash_1";
 /// Lists names that the conversions look for.
 const NAMES: &str = "type role content text system messages input max_tokens tools tool_choice name id call_id tool_use_id arguments \
     output input_schema parameters thinking summary instructions cache_control ttl output_config format schema reasoning effort \
-    stop_sequences metadata chat_template_kwargs include store background x";
+    stop_sequences metadata chat_template_kwargs include store background namespace definition syntax mcp_servers x";
 
 /// Returns JSON made of what the conversions look for.
 fn some_json() -> impl Strategy<Value = Value> {

@@ -40,6 +40,7 @@ const OURS: &[&str] = &[
     headers::PREFIX_BREAK,
     headers::TENANT,
     headers::PRIORITY_MAX,
+    headers::LEFT_OUT_TOOLS,
 ];
 
 /// Returns a header's text, if it has one.

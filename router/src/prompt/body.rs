@@ -123,7 +123,7 @@ fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {
 
 fn parse_dialect(body: &[u8], convert: fn(&[u8]) -> Result<Converted, DialectError>) -> Result<Body, RequestError> {
     let (parsed, spelling) = match convert(body) {
-        Ok(Converted { body: chat, spelling }) => (parse_chat(&chat), spelling),
+        Ok(Converted { body: chat, spelling, .. }) => (parse_chat(&chat), spelling),
         Err(error @ DialectError::Read(ReadError::Json { .. } | ReadError::Field { param: None, .. })) => {
             return Err(error.into());
         }

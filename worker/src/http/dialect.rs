@@ -7,11 +7,12 @@
 use std::convert::Infallible;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::header;
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::StreamExt;
-use warmpath_common::dialects::{Converted, DialectError};
+use warmpath_common::dialects::{Converted, DialectError, ToolNames};
+use warmpath_common::headers;
 
 use super::body::Body;
 use super::context::RequestContext;
@@ -76,6 +77,8 @@ pub struct Beginning {
     pub prompt_tokens: u32,
     /// Is how many of these were reused.
     pub cached_tokens: u32,
+    /// Tools that the chat's functions stand for.
+    pub tools: ToolNames,
 }
 
 /// Is an answer that is complete.
@@ -105,9 +108,11 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     let serving = app.admitting()?;
     serving.check_room()?;
     let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
-    let (Converted { body, spelling }, repeated) = read.await?;
+    let (Converted { body, spelling, tools }, repeated) = read.await?;
     let messages = answer::start(app, context, Body(body.into()), chat::read_prompts).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
+    let left_out = tools.left_out().to_vec();
+    left_out.iter().for_each(|kind| app.metrics.left_out_tools.with_label_values(&[*kind]).inc());
     let answer = messages.answer();
     let (started, prompt_tokens, delivery) = (answer.started(), answer.prompt_tokens(), answer.form().delivery);
     let beginning = Beginning {
@@ -115,6 +120,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
         created: now_s(),
         prompt_tokens,
         cached_tokens: started.cached_tokens(),
+        tools,
     };
     let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
     let mut response = match delivery {
@@ -122,6 +128,10 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
     answer::describe(&mut response, started, prompt_tokens);
+    if !left_out.is_empty() {
+        let list = HeaderValue::try_from(left_out.join(", ")).expect("kinds of tools are plain words");
+        response.headers_mut().insert(HeaderName::from_static(headers::LEFT_OUT_TOOLS), list);
+    }
     Ok(response)
 }
 
@@ -134,7 +144,7 @@ pub async fn count_tokens(
     convert: fn(&[u8]) -> Result<Converted, DialectError>,
 ) -> Result<usize, RequestError> {
     let count = move |serving: &Serving| {
-        let Converted { body, spelling } = convert(&body.0)?;
+        let Converted { body, spelling, .. } = convert(&body.0)?;
         let count = || {
             let body = Body(body.into());
             let chat = chat::read_chat(&body)?;

@@ -3,6 +3,8 @@
 //! Not here: the request as a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 //! The idea: an answer's parts are the response's items; each is added, grows and is done, and every event has its number.
 
+mod free_text;
+mod repeated;
 pub(super) mod wire;
 
 use std::cell::Cell;
@@ -12,9 +14,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use warmpath_common::dialects::{Converted, DialectError, responses};
+use warmpath_common::dialects::{CallForm, Converted, DialectError, Tool, responses};
 
-use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, Repeated, ResponseObject, Stage};
+use self::free_text::FreeText;
+use self::repeated::Repeated;
+use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
 use super::body::Body;
 use super::context::RequestContext;
 use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
@@ -51,6 +55,8 @@ pub(super) struct ResponseWriter {
     item_ids: Vec<String>,
     /// Counts the events, each of which carries its number.
     n_events: Cell<u64>,
+    /// Reader of the open item's text, where that is a custom tool's call.
+    free_text: FreeText,
 }
 
 impl ResponseWriter {
@@ -86,13 +92,26 @@ impl ResponseWriter {
     /// Returns the items, of which the last may have been cut short.
     fn items<'a>(&'a self, parts: &'a [Part], last: Stage) -> Vec<Item<'a>> {
         let stage = |part: &Part| if part.index + 1 == parts.len() { last } else { Stage::Completed };
-        parts.iter().zip(&self.item_ids).map(|(part, id)| Item::at(stage(part), part, id)).collect()
+        parts.iter().zip(&self.item_ids).map(|(part, id)| Item::at(stage(part), part, id, self.tool(part))).collect()
+    }
+
+    /// Returns the tool that a part calls, where its client listed it.
+    fn tool(&self, part: &Part) -> Option<&Tool> {
+        match &part.kind {
+            Kind::Call { name, .. } => self.beginning.tools.tool(name),
+            Kind::Thought | Kind::Text => None,
+        }
+    }
+
+    fn is_custom(&self, part: &Part) -> bool {
+        self.tool(part).is_some_and(|tool| tool.form == CallForm::Custom)
     }
 
     fn add_id(&mut self, part: &Part) {
         let prefix = match part.kind {
             Kind::Thought => "rs",
             Kind::Text => "msg",
+            Kind::Call { .. } if self.is_custom(part) => "ctc",
             Kind::Call { .. } => "fc",
         };
         self.item_ids.push(format!("{prefix}_{}", uuid::Uuid::new_v4().simple()));
@@ -122,7 +141,14 @@ impl Writer for ResponseWriter {
 
     fn new(beginning: Beginning, repeated: Repeated) -> Self {
         let id = format!("resp_{}", uuid::Uuid::new_v4().simple());
-        Self { id, beginning, repeated, item_ids: Vec::new(), n_events: Cell::default() }
+        Self {
+            id,
+            beginning,
+            repeated,
+            item_ids: Vec::new(),
+            n_events: Cell::default(),
+            free_text: FreeText::default(),
+        }
     }
 
     fn whole(mut self, message: &Message<'_>) -> Vec<u8> {
@@ -137,28 +163,35 @@ impl Writer for ResponseWriter {
 
     fn open(&mut self, out: &mut Vec<u8>, part: &Part) {
         self.add_id(part);
+        self.free_text = FreeText::default();
         let place = self.place(part);
-        self.write(
-            out,
-            &Event::ItemAdded { output_index: part.index, item: Item::at(Stage::InProgress, part, place.item_id) },
-        );
+        let item = Item::at(Stage::InProgress, part, place.item_id, self.tool(part));
+        self.write(out, &Event::ItemAdded { output_index: part.index, item });
         if let Some(part) = Content::of(part, "") {
             self.write(out, &Event::ContentAdded { place, part });
         }
     }
 
     fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str) {
-        self.write(out, &Event::delta(part, self.place(part), text));
+        if !self.is_custom(part) {
+            self.write(out, &Event::delta(part, self.place(part), text));
+            return;
+        }
+        let delta = self.free_text.push(text);
+        if !delta.is_empty() {
+            let Place { item_id, output_index, .. } = self.place(part);
+            self.write(out, &Event::InputDelta { item_id, output_index, delta: &delta });
+        }
     }
 
     fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd) {
         let place = self.place(part);
-        self.write(out, &Event::done(part, place));
+        self.write(out, &Event::done(part, place, self.tool(part)));
         if let Some(content) = Content::of(part, &part.text) {
             self.write(out, &Event::ContentDone { place, part: content });
         }
         let stage = if end == PartEnd::Whole { Stage::Completed } else { Stage::Incomplete };
-        let item = Item::at(stage, part, place.item_id);
+        let item = Item::at(stage, part, place.item_id, self.tool(part));
         self.write(out, &Event::ItemDone { output_index: part.index, item });
     }
 

@@ -176,7 +176,8 @@ async fn errors_of_responses_are_openai_s_and_name_the_client_s_fields() {
         (with("temperature", json!(-1)), "temperature", None),
         (with("previous_response_id", json!("resp_1")), "previous_response_id", Some("unsupported_parameter")),
         (with("background", json!(true)), "background", Some("unsupported_parameter")),
-        (with("tools", json!([{"type": "web_search"}])), "tools[0].type", Some("unsupported_parameter")),
+        (with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", Some("unsupported_parameter")),
+        (with("tool_choice", json!({"type": "web_search"})), "tool_choice.type", Some("unsupported_parameter")),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", Some("unsupported_parameter")),
     ] {
         let (status, answer) = worker.try_ask(RESPONSES, &body).await;

@@ -145,7 +145,11 @@ fn message() -> Value {
                 {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}]},
             ]},
         ],
-        "tools": [{"type": "custom", "name": "f", "description": "d", "strict": true, "input_schema": {"type": "object"}}],
+        "tools": [
+            {"type": "custom", "name": "f", "description": "d", "strict": true, "input_schema": {"type": "object"}},
+            {"type": "bash_20250124", "name": "bash"},
+            {"type": "web_search_20250305", "name": "web_search"},
+        ],
         "tool_choice": {"type": "none"},
         "thinking": {"type": "disabled"},
         "output_config": {"effort": "low"},
@@ -162,9 +166,17 @@ fn response() -> Value {
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "h"}], "summary": []},
             {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "n", "name": "f", "namespace": "n", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "p", "name": "p", "input": "x"},
             {"type": "function_call_output", "call_id": "c", "output": "r"},
+            {"type": "custom_tool_call_output", "call_id": "p", "output": "r"},
         ],
-        "tools": [{"type": "function", "name": "f", "description": "d", "strict": true, "parameters": {"type": "object"}}],
+        "tools": [
+            {"type": "function", "name": "f", "description": "d", "strict": true, "parameters": {"type": "object"}},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+            {"type": "web_search"},
+        ],
         "tool_choice": "none",
         "text": {"format": {"type": "text"}},
         "reasoning": {"effort": "low"},
@@ -271,7 +283,7 @@ fn is_about_a_schema(text: &str) -> bool {
 
 #[tokio::test]
 async fn the_document_and_the_readers_agree_field_by_field() {
-    let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 2048").await;
+    let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 4096").await;
     let served = worker.get_json("/openapi.json").await;
     assert_eq!(served, *DOCUMENT);
     let mut seen = std::collections::HashSet::new();

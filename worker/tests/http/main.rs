@@ -4,6 +4,7 @@
 
 mod access;
 mod adapters;
+mod agents;
 mod answers;
 mod bad_input;
 mod cache;

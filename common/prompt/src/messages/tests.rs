@@ -54,6 +54,8 @@ fn developer_is_system_where_the_template_knows_no_developer() {
     check(TEXT_ONLY, json!([{"role": "developer", "content": "x"}]), "system:x;");
     let knows = format!("{TEXT_ONLY}{{# developer #}}");
     check(&knows, json!([{"role": "developer", "content": "x"}]), "developer:x;");
+    let only_says = "{# developer #}{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}";
+    check(only_says, json!([{"role": "developer", "content": "x"}]), "system:x;");
 }
 
 #[test]
@@ -104,4 +106,43 @@ fn template_variables_come_through_but_not_messages() {
         let error = with(json!({reserved: []})).unwrap_err();
         assert!(matches!(error, PromptError::Field { field: "chat_template_kwargs", .. }), "{error:?}");
     }
+}
+
+/// Shows no message of the system but the first, and says so.
+const ONE_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
+/// Shows no message of the system but the first, and drops the others.
+const DROPS_SYSTEM: &str = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}";
+/// Shows the last message of the system in place of the first.
+const KEEPS_LAST: &str = "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}{% endif %}{% endfor %}system:{{ ns.s }};{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}";
+/// Wants turns of user and assistant behind the system's.
+const ALTERNATES: &str = "{% if messages[0].role == 'system' %}system:{{ messages[0].content }};{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
+
+#[test]
+fn messages_of_the_system_are_joined_where_the_template_shows_the_first_only() {
+    let say = |role: &str, text: &str| json!({"role": role, "content": text});
+    let first = json!([say("system", "a"), say("developer", "b"), say("system", "c"), say("user", "d")]);
+    let later =
+        json!([say("system", "a"), say("user", "b"), say("system", "c"), say("assistant", "d"), say("user", "e")]);
+    for template in [ONE_SYSTEM, DROPS_SYSTEM, ALTERNATES] {
+        check(template, first.clone(), "system:a\nb\nc;user:d;");
+        check(template, later.clone(), "system:a;user:b\nc;assistant:d;user:e;");
+    }
+    check(KEEPS_LAST, first.clone(), "system:a\nb\nc;user:d;");
+    check(KEEPS_LAST, later.clone(), "system:a;user:b\nc;assistant:d;user:e;");
+    check(TEXT_ONLY, first, "system:a;system:b;system:c;user:d;");
+    check(TEXT_ONLY, later, "system:a;user:b;system:c;assistant:d;user:e;");
+}
+
+#[test]
+fn a_later_message_of_the_system_stays_at_its_place_as_a_turn_of_the_user() {
+    let say = |role: &str, text: &str| json!({"role": role, "content": text});
+    let alone = json!([say("user", "a"), say("assistant", "b"), say("system", "c")]);
+    check(ONE_SYSTEM, alone, "user:a;assistant:b;user:c;");
+    let before_the_user = json!([say("user", "a"), say("assistant", "b"), say("system", "c"), say("user", "d")]);
+    check(ONE_SYSTEM, before_the_user, "user:a;assistant:b;user:c\nd;");
+    let two_users = json!([say("user", "a"), say("user", "b")]);
+    check(ONE_SYSTEM, two_users, "user:a;user:b;");
+    let wrong = json!({"role": "system", "content": 5});
+    let error = rendered(ONE_SYSTEM, json!([say("user", "a"), wrong])).unwrap_err();
+    assert!(matches!(error, PromptError::Messages { index: 1, .. }), "{error:?}");
 }

@@ -225,9 +225,7 @@ fn what_is_missing_or_wrong_is_named() {
 fn what_only_anthropic_s_servers_do_is_refused() {
     let image = json!({"type": "image", "source": {"type": "url", "url": "u"}});
     check_unsupported(user(json!([image])), "messages[0].content[0].type", "image");
-    for kind in
-        ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result", "mcp_tool_use"]
-    {
+    for kind in ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"] {
         check_unsupported(user(json!([{"type": kind}])), "messages[0].content[0].type", kind);
     }
     let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}]);
@@ -238,10 +236,62 @@ fn what_only_anthropic_s_servers_do_is_refused() {
         body
     };
     check_unsupported(
-        with("tools", json!([{"type": "web_search_20250305", "name": "web_search"}])),
+        with("tools", json!([{"type": "unheard_of_20990101", "name": "x"}])),
         "tools[0].type",
-        "web_search",
+        "unheard_of",
     );
-    check_unsupported(with("mcp_servers", json!([{"url": "u"}])), "mcp_servers", "MCP");
     check_unsupported(with("container", json!("c")), "container", "containers");
+}
+
+#[test]
+fn tools_that_anthropic_s_servers_run_are_left_out_and_those_that_clients_run_have_a_schema() {
+    let tools = json!([
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"name": "f", "input_schema": {"type": "object"}},
+        {"type": "code_execution_20250522", "name": "code_execution"},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 1000},
+        {"type": "memory_20250818", "name": "memory"},
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 1024, "display_height_px": 768},
+        {"type": "mcp_toolset", "mcp_server_name": "s"},
+    ]);
+    let mut body = user(json!("a"));
+    body["tools"] = tools;
+    body["mcp_servers"] = json!([{"type": "url", "url": "https://example.com", "name": "s"}]);
+    let converted = count_tokens(body.to_string().as_bytes()).expect("it is served");
+    assert_eq!(converted.tools.left_out(), ["mcp", "web_search", "code_execution", "computer"]);
+    let chat: Value = serde_json::from_slice(&converted.body).expect("JSON");
+    let tools = chat["tools"].as_array().expect("tools");
+    let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
+    assert_eq!(names, ["f", "bash", "str_replace_based_edit_tool", "memory"]);
+    for (tool, argument) in tools[1..].iter().zip(["restart", "insert_line", "old_path"]) {
+        assert!(tool["function"]["parameters"]["properties"][argument].is_object(), "{tool}");
+    }
+    assert_eq!(converted.spelling.param("tools[1].function.name"), "tools[3].name");
+
+    body["tool_choice"] = json!({"type": "tool", "name": "bash"});
+    assert_eq!(convert(body.clone())["tool_choice"]["function"]["name"], "bash");
+    body["tool_choice"] = json!({"type": "tool", "name": "web_search"});
+    check_unsupported(body.clone(), "tool_choice.name", "left out");
+    body["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}]);
+    body["tool_choice"] = json!({"type": "any"});
+    check_unsupported(body, "tool_choice.type", "web_search");
+}
+
+#[test]
+fn what_anthropic_s_servers_did_before_is_left_out_of_the_assistant_s_turns() {
+    let messages = json!([
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "bash_code_execution_tool_result", "tool_use_id": "s2", "content": {}},
+            {"type": "mcp_tool_use", "id": "m1", "name": "x", "server_name": "s", "input": {}},
+            {"type": "mcp_tool_result", "tool_use_id": "m1", "content": []},
+            {"type": "text", "text": "Rain."},
+        ]},
+        {"role": "user", "content": "Thanks."},
+    ]);
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    check(messages, json!([message("user", "Weather?"), message("assistant", "Rain."), message("user", "Thanks.")]));
 }

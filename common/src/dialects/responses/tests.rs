@@ -133,6 +133,7 @@ fn tools_are_functions() {
 fn what_is_missing_or_wrong_is_named() {
     check_refused(json!({}), "input", "missing");
     check_refused(json!({"input": []}), "input", "empty");
+    check_refused(json!({"input": [{"type": "web_search_call", "id": "ws_1"}]}), "input", "empty");
     check_refused(json!({"input": 5}), "input", "string or an array");
     check_refused(json!({"input": ["a"]}), "input[0]", "object");
     check_refused(json!({"input": [{"content": "a"}]}), "input[0].role", "missing");
@@ -166,19 +167,131 @@ fn what_is_not_done_here_is_refused() {
     check_unsupported(with("top_logprobs", json!(5)), "top_logprobs", "chat completions");
     check_unsupported(with("include", json!(["message.output_text.logprobs"])), "include[0]", "chat completions");
     check_unsupported(json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", "not stored");
-    for kind in ["web_search_call", "computer_call", "mcp_call", "custom_tool_call", "image_generation_call"] {
+    for kind in ["compaction", "web_searches", "unheard_of"] {
         check_unsupported(json!({"input": [{"type": kind}]}), "input[0].type", kind);
     }
     for kind in ["input_image", "input_file", "input_audio"] {
         let input = json!([{"role": "user", "content": [{"type": kind}]}]);
         check_unsupported(json!({"input": input}), "input[0].content[0].type", kind);
     }
-    for kind in ["web_search", "mcp", "file_search", "custom", "local_shell"] {
-        check_unsupported(with("tools", json!([{"type": kind}])), "tools[0].type", kind);
-    }
+    check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");
+    let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]);
+    check_unsupported(with("tools", nested), "tools[0].tools[0].type", "web_search");
     check_unsupported(
         with("tool_choice", json!({"type": "allowed_tools", "tools": []})),
         "tool_choice.type",
         "allowed_tools",
     );
+}
+
+/// Returns a request as Codex sends it, with texts of our own.
+fn codex(input: Value) -> Value {
+    let function = |name: &str| {
+        json!({"type": "function", "name": name, "description": "d", "strict": false,
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}})
+    };
+    let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: /x+/"});
+    json!({"model": "m", "stream": true, "store": false, "parallel_tool_calls": true, "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "k", "client_metadata": {"x": "y"}, "reasoning": {"effort": "medium", "summary": "auto"},
+    "tool_choice": "auto", "input": input,
+    "tools": [
+        function("exec_command"),
+        {"type": "namespace", "name": "multi_agent_v1", "description": "d", "tools": [function("spawn_agent"), function("wait")]},
+        {"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [function("look")]},
+        function("wait"),
+        {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
+        {"type": "web_search", "external_web_access": false},
+        {"type": "image_generation", "output_format": "png"},
+    ]})
+}
+
+#[test]
+fn tools_of_namespaces_are_functions_and_those_that_nobody_runs_are_left_out() {
+    let converted = responses(codex(json!("Hi")).to_string().as_bytes()).expect("Codex is served");
+    let chat: Value = serde_json::from_slice(&converted.body).expect("JSON");
+    let names: Vec<_> = chat["tools"].as_array().expect("tools").iter().map(|tool| &tool["function"]["name"]).collect();
+    let expected = [
+        "exec_command",
+        "multi_agent_v1__spawn_agent",
+        "multi_agent_v1__wait",
+        "mcp__docs__look",
+        "wait",
+        "apply_patch",
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(converted.tools.left_out(), ["web_search", "image_generation"]);
+    let tool =
+        |name: &str| converted.tools.tool(name).map(|tool| (tool.namespace.as_deref(), tool.name.as_str(), tool.form));
+    assert_eq!(tool("multi_agent_v1__wait"), Some((Some("multi_agent_v1"), "wait", CallForm::Function)));
+    assert_eq!(tool("wait"), Some((None, "wait", CallForm::Function)));
+    assert_eq!(tool("apply_patch"), Some((None, "apply_patch", CallForm::Custom)));
+    let patch = &chat["tools"][5]["function"];
+    assert_eq!(patch["description"], "Edits files.\n\nThe input must follow this lark grammar:\nstart: /x+/");
+    assert_eq!(patch["parameters"]["required"], json!(["input"]));
+    assert_eq!(converted.spelling.param("tools[2].function.parameters.x"), "tools[1].tools[1].parameters.x");
+    assert_eq!(converted.spelling.param("tools[3].function.name"), "tools[2].tools[0].name");
+}
+
+#[test]
+fn a_later_turn_repeats_calls_by_the_names_that_the_client_knows() {
+    let input = json!([
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go."}]},
+        {"type": "reasoning", "summary": [], "content": null, "encrypted_content": "gAAA"},
+        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "q"}},
+        {"type": "function_call", "name": "wait", "namespace": "multi_agent_v1", "arguments": "{}", "call_id": "c1"},
+        {"type": "function_call", "name": "wait", "arguments": "{}", "call_id": "c2"},
+        {"type": "function_call", "name": "gone", "namespace": "mcp__old__", "arguments": "{}", "call_id": "c3"},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** \"x\"\n", "call_id": "c4", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
+        {"type": "function_call_output", "call_id": "c3", "output": "3"},
+        {"type": "custom_tool_call_output", "call_id": "c4", "output": "4"},
+    ]);
+    let messages = convert(codex(input))["messages"].clone();
+    let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+    let calls = [
+        call("c1", "multi_agent_v1__wait", "{}"),
+        call("c2", "wait", "{}"),
+        call("c3", "mcp__old__gone", "{}"),
+        call("c4", "apply_patch", "{\"input\":\"*** \\\"x\\\"\\n\"}"),
+    ];
+    let expected = json!([
+        {"role": "developer", "content": "Rules."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": null, "tool_calls": calls},
+        result("c1", "1"), result("c2", "2"), result("c3", "3"), result("c4", "4"),
+    ]);
+    assert_eq!(messages, expected);
+}
+
+#[test]
+fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_demand_one_that_is_left_out() {
+    let with_choice = |choice: Value| {
+        let mut body = codex(json!("Hi"));
+        body["tool_choice"] = choice;
+        body
+    };
+    let named = |choice: Value| convert(with_choice(choice))["tool_choice"]["function"]["name"].clone();
+    assert_eq!(named(json!({"type": "function", "name": "wait"})), "wait");
+    assert_eq!(
+        named(json!({"type": "function", "name": "wait", "namespace": "multi_agent_v1"})),
+        "multi_agent_v1__wait"
+    );
+    assert_eq!(named(json!({"type": "custom", "name": "apply_patch"})), "apply_patch");
+    for kind in ["web_search", "web_search_preview", "image_generation", "file_search", "mcp"] {
+        check_unsupported(with_choice(json!({"type": kind})), "tool_choice.type", kind);
+    }
+    check_unsupported(with_choice(json!({"type": "function", "name": "web_search"})), "tool_choice.name", "web_search");
+    let mut only = with("tools", json!([{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]));
+    assert_eq!(convert(only.clone())["tools"], json!([]));
+    only["tool_choice"] = json!("required");
+    check_unsupported(only, "tool_choice", "web_search, mcp");
+}
+
+#[test]
+fn instructions_alone_are_a_conversation() {
+    let chat = convert(json!({"instructions": "Be brief.", "input": []}));
+    assert_eq!(chat["messages"], json!([{"role": "system", "content": "Be brief."}]));
 }

@@ -52,6 +52,7 @@ async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, Eve
         created: 7,
         prompt_tokens: u32::try_from(PROMPT_TOKENS).expect("a small number"),
         cached_tokens: CACHED_TOKENS,
+        tools: W::convert(&body.0).map(|converted| converted.tools).unwrap_or_default(),
     };
     let writer = W::new(beginning, W::read_repeated(&body).expect("it can be read"));
     let messages = Messages::new(scripted(PROMPT_TOKENS, receiver).await);
@@ -391,6 +392,46 @@ async fn thoughts_and_calls_are_items_of_a_response() {
             "response": response("completed", json!({"completed_at": 0, "output": output, "usage": response_usage()}))}),
     ];
     assert_eq!(events, numbered(0, expected));
+}
+
+#[tokio::test]
+async fn calls_have_the_names_and_forms_that_the_client_knows() {
+    let tools = json!([
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "custom", "name": "patch"},
+    ]);
+    let body = json!({"input": "Hi", "tools": tools});
+    let (mut writing, _engine) = writing::<ResponseWriter>(body, vec![ended(FinishReason::EndOfGeneration)]).await;
+    let call = |index, head: Option<(&str, &str)>, arguments: &str| {
+        let (id, name) = head.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();
+        ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+    };
+    let mut out = Vec::new();
+    for call in [
+        call(0, Some(("c1", "n__f")), "{}"),
+        call(1, Some(("c2", "patch")), "{\"inp"),
+        call(1, None, "ut\": \"a\\"),
+        call(1, None, "nb\"}"),
+    ] {
+        writing.write_piece(&mut out, Piece::Call(&call));
+    }
+    let mut end = Vec::new();
+    assert!(!writing.write_next(&mut end).await, "the engine has said all");
+    out.append(&mut end);
+    let events = parse(&out);
+    let done: Vec<_> =
+        events.iter().filter(|(name, _)| name == "response.output_item.done").map(|event| &event.1["item"]).collect();
+    let function = json!({"type": "function_call", "id": "fc", "status": "completed", "call_id": "c1", "namespace": "n", "name": "f",
+        "arguments": "{}"});
+    let custom = json!({"type": "custom_tool_call", "id": "ctc", "status": "completed", "call_id": "c2", "name": "patch",
+        "input": "a\nb"});
+    assert_eq!(done, [&function, &custom]);
+    let deltas = events.iter().filter(|(name, _)| name == "response.custom_tool_call_input.delta");
+    assert_eq!(deltas.map(|event| event.1["delta"].as_str()).collect::<Option<String>>().as_deref(), Some("a\nb"));
+    let done = events.iter().find(|(name, _)| name == "response.custom_tool_call_input.done").expect("there is one");
+    assert_eq!((&done.1["input"], &done.1["item_id"]), (&json!("a\nb"), &json!("ctc")));
+    let last = &events.last().expect("there are events").1;
+    assert_eq!(last["response"]["output"], json!([function, custom]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 //! `the_document_and_the_readers_agree_field_by_field` compares.
 
 use serde_json::{Map, Value, json};
-use warmpath_common::dialects::{DROPPED, anthropic, responses};
+use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
 
 use crate::tools::function_name_pattern;
 
@@ -90,6 +90,7 @@ fn messages() -> Map<String, Value> {
     });
     let of_user = [text.clone(), tagged("tool_result", result, &["tool_use_id"])];
     let of_assistant = [
+        of_servers(&cache),
         text.clone(),
         tagged("tool_use", call, &["id", "name", "input"]),
         tagged("thinking", json!({"thinking": {"type": "string"}, "cache_control": cache}), &["thinking"]),
@@ -136,23 +137,63 @@ fn messages() -> Map<String, Value> {
         },
         "output_format": output_format(),
         "cache_control": cache,
-        "mcp_servers": {"type": ["array", "null"], "maxItems": 0},
+        "mcp_servers": {"type": ["array", "null"], "description": "Is left out: MCP servers are not called from here."},
         "container": {"type": ["array", "null"], "maxItems": 0},
     }))
 }
 
-fn tool(cache: &Value) -> Value {
+/// Returns the schema of a block that tells of a tool which Anthropic's servers ran.
+fn of_servers(cache: &Value) -> Value {
+    let kinds = LEFT_OUT_KINDS.join("|");
     json!({
+        "type": "object",
+        "description": "Is left out: a tool that Anthropic's servers ran.",
+        "properties": {
+            "type": {
+                "type": "string",
+                "pattern": format!("^(server|.*_code_execution|({kinds})(_.*)?)_tool_(use|result)$"),
+            },
+            "cache_control": cache,
+        },
+        "required": ["type"],
+    })
+}
+
+fn tool(cache: &Value) -> Value {
+    let name = json!({"type": "string", "pattern": function_name_pattern()});
+    let own = json!({
         "type": "object",
         "properties": {
             "type": {"enum": ["custom", null]},
-            "name": {"type": "string", "pattern": function_name_pattern()},
+            "name": name,
             "description": {"type": ["string", "null"]},
             "input_schema": {"type": "object", "description": "A JSON schema."},
             "strict": {"type": ["boolean", "null"]},
             "cache_control": cache,
         },
         "required": ["name", "input_schema"],
+    });
+    let known = json!({
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "pattern": format!("^({})_", anthropic::CLIENT_KINDS.join("|"))},
+            "name": name,
+            "cache_control": cache,
+        },
+        "required": ["type", "name"],
+    });
+    let mut left_out = left_out(LEFT_OUT_KINDS);
+    left_out["properties"]["cache_control"] = cache.clone();
+    json!({"anyOf": [own, known, left_out]})
+}
+
+/// Returns the schema of a tool or an item of a kind that is left out.
+fn left_out(kinds: &[&str]) -> Value {
+    json!({
+        "type": "object",
+        "description": "Is left out: nobody runs it here.",
+        "properties": {"type": {"type": "string", "pattern": format!("^({})(_|$)", kinds.join("|"))}},
+        "required": ["type"],
     })
 }
 
@@ -195,11 +236,26 @@ fn response() -> Map<String, Value> {
     let strings = |names: &[&str]| -> Value {
         names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect::<Map<_, _>>().into()
     };
-    let call = tagged("function_call", strings(&["call_id", "name", "arguments"]), &["call_id", "name", "arguments"]);
-    let output = json!({"call_id": {"type": "string"}, "output": texts});
-    let output = tagged("function_call_output", output, &["call_id", "output"]);
+    let call = |kind: &str, argument: &str| {
+        let names = ["call_id", "name", argument];
+        let mut properties = strings(&names);
+        properties["namespace"] = json!({"type": ["string", "null"]});
+        tagged(kind, properties, &names)
+    };
+    let output =
+        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": texts}), &["call_id", "output"]);
     let reasoning = tagged("reasoning", json!({"content": thoughts, "summary": thoughts}), &[]);
-    let items = json!({"type": "array", "minItems": 1, "items": {"anyOf": [message, call, output, reasoning]}});
+    let items = [
+        message,
+        call("function_call", "arguments"),
+        call("custom_tool_call", "input"),
+        output("function_call_output"),
+        output("custom_tool_call_output"),
+        reasoning,
+        left_out(LEFT_OUT_KINDS),
+    ];
+    let items = json!({"type": "array", "items": {"anyOf": items}});
+    let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
     let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
     fields(json!({
         "input": {"description": "Is the conversation.", "anyOf": [{"type": "string"}, items]},
@@ -211,7 +267,8 @@ fn response() -> Map<String, Value> {
         "tools": {"type": ["array", "null"], "items": response_tool()},
         "tool_choice": {"anyOf": [
             {"enum": ["none", "auto", "required", null]},
-            tagged("function", json!({"name": {"type": "string"}}), &["name"]),
+            tagged("function", named.clone(), &["name"]),
+            tagged("custom", named, &["name"]),
         ]},
         "text": {"type": ["object", "null"], "properties": {"format": text_format()}},
         "reasoning": {"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}},
@@ -225,13 +282,27 @@ fn response() -> Map<String, Value> {
 }
 
 fn response_tool() -> Value {
+    let name = json!({"type": "string", "pattern": function_name_pattern()});
     let function = json!({
-        "name": {"type": "string", "pattern": function_name_pattern()},
+        "name": name,
         "description": {"type": ["string", "null"]},
         "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
         "strict": {"type": ["boolean", "null"]},
     });
-    tagged("function", function, &["name"])
+    let grammar = json!({"syntax": {"type": "string"}, "definition": {"type": "string"}});
+    let format = json!({"anyOf": [
+        tagged("text", json!({}), &[]),
+        tagged("grammar", grammar, &["syntax", "definition"]),
+        {"type": "null"},
+    ]});
+    let custom = json!({"name": name, "description": {"type": ["string", "null"]}, "format": format});
+    let callable = [tagged("function", function, &["name"]), tagged("custom", custom, &["name"])];
+    let tools = json!({"type": "array", "items": {"anyOf": callable}});
+    let namespace = json!({"name": name, "tools": tools});
+    let [function, custom] = callable;
+    json!({"anyOf": [
+        function, custom, tagged("namespace", namespace, &["name", "tools"]), left_out(LEFT_OUT_KINDS),
+    ]})
 }
 
 fn text_format() -> Value {

@@ -3,10 +3,12 @@
 //! Not here: when which of them is sent. Source: OpenAI's API reference, "The response object" and "Streaming events".
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Serialize;
+use warmpath_common::dialects::{CallForm, Tool};
 
 use super::super::parts::{Kind, Part};
+use super::free_text::FreeText;
+use super::repeated::Repeated;
 use crate::lifecycle::Totals;
 
 /// Is a response.
@@ -90,42 +92,6 @@ pub struct Incomplete {
     pub reason: &'static str,
 }
 
-/// Is what a response repeats of its request.
-#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub struct Repeated {
-    instructions: Option<Value>,
-    max_output_tokens: Option<Value>,
-    max_tool_calls: Option<Value>,
-    metadata: Option<Value>,
-    parallel_tool_calls: Option<Value>,
-    prompt_cache_key: Option<Value>,
-    reasoning: Option<Value>,
-    safety_identifier: Option<Value>,
-    temperature: Option<Value>,
-    text: Option<Value>,
-    tool_choice: Option<Value>,
-    tools: Option<Value>,
-    top_p: Option<Value>,
-    user: Option<Value>,
-}
-
-impl Repeated {
-    /// Returns it with what OpenAI's clients expect to be there in place of what the request left out.
-    pub fn filled(mut self) -> Self {
-        self.metadata.get_or_insert_with(|| json!({}));
-        self.parallel_tool_calls.get_or_insert_with(|| json!(true));
-        self.reasoning.get_or_insert_with(|| json!({"effort": null, "summary": null}));
-        self.tool_choice.get_or_insert_with(|| json!("auto"));
-        self.tools.get_or_insert_with(|| json!([]));
-        let text = self.text.get_or_insert_with(|| json!({}));
-        if let Value::Object(text) = text {
-            text.entry("format").or_insert_with(|| json!({"type": "text"}));
-        }
-        self
-    }
-}
-
 /// Is one item of a response.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -161,16 +127,35 @@ pub enum Item<'a> {
         status: &'static str,
         /// Names the call.
         call_id: &'a str,
+        /// Namespace of the function, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
         /// Names the function.
         name: &'a str,
         /// Is a JSON text.
         arguments: &'a str,
     },
+    /// Call of a tool that takes one free text.
+    CustomToolCall {
+        /// Name of the item.
+        id: &'a str,
+        /// State of the item.
+        status: &'static str,
+        /// Name of the call.
+        call_id: &'a str,
+        /// Namespace of the tool, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        /// Name of the tool.
+        name: &'a str,
+        /// The text.
+        input: String,
+    },
 }
 
 impl<'a> Item<'a> {
-    /// Returns a part as an item; nothing is in it yet while it is in progress.
-    pub fn at(stage: Stage, part: &'a Part, id: &'a str) -> Self {
+    /// Returns a part as an item; nothing is in it yet while it is in progress. `tool` is what a call calls.
+    pub fn at(stage: Stage, part: &'a Part, id: &'a str, tool: Option<&'a Tool>) -> Self {
         let status = stage.word();
         let has_begun_only = stage == Stage::InProgress;
         let content = if has_begun_only { None } else { Content::of(part, &part.text) };
@@ -180,7 +165,16 @@ impl<'a> Item<'a> {
             Kind::Text => Self::Message { id, status, role: "assistant", content },
             Kind::Call { id: call_id, name, .. } => {
                 let arguments = if has_begun_only { "" } else { &part.text };
-                Self::FunctionCall { id, status, call_id, name, arguments }
+                let namespace = tool.and_then(|tool| tool.namespace.as_deref());
+                let name = tool.map_or(name.as_str(), |tool| &tool.name);
+                match tool.map(|tool| tool.form) {
+                    Some(CallForm::Custom) => {
+                        Self::CustomToolCall { id, status, call_id, namespace, name, input: FreeText::of(arguments) }
+                    }
+                    Some(CallForm::Function) | None => {
+                        Self::FunctionCall { id, status, call_id, namespace, name, arguments }
+                    }
+                }
             }
         }
     }
@@ -325,6 +319,26 @@ pub enum Event<'a> {
         /// Is their JSON text.
         arguments: &'a str,
     },
+    /// More of the text of a custom tool's call.
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    InputDelta {
+        /// Name of the item.
+        item_id: &'a str,
+        /// Place of the item.
+        output_index: usize,
+        /// Part of the text.
+        delta: &'a str,
+    },
+    /// All of the text of a custom tool's call.
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    InputDone {
+        /// Name of the item.
+        item_id: &'a str,
+        /// Place of the item.
+        output_index: usize,
+        /// The text.
+        input: String,
+    },
     /// Ends a text of an item.
     #[serde(rename = "response.content_part.done")]
     ContentDone {
@@ -373,14 +387,20 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Returns all of what a part has come to.
-    pub fn done(part: &'a Part, place: Place<'a>) -> Self {
+    /// Returns all of what a part has come to. `tool` is what a call calls.
+    pub fn done(part: &'a Part, place: Place<'a>, tool: Option<&'a Tool>) -> Self {
         let Place { item_id, output_index, .. } = place;
         let text = part.text.as_str();
         match &part.kind {
             Kind::Thought => Self::ThoughtDone { place, text },
             Kind::Text => Self::TextDone { place, text, logprobs: [] },
-            Kind::Call { name, .. } => Self::ArgumentsDone { item_id, output_index, name, arguments: text },
+            Kind::Call { name, .. } => match tool {
+                Some(Tool { form: CallForm::Custom, .. }) => {
+                    Self::InputDone { item_id, output_index, input: FreeText::of(text) }
+                }
+                Some(Tool { name, .. }) => Self::ArgumentsDone { item_id, output_index, name, arguments: text },
+                None => Self::ArgumentsDone { item_id, output_index, name, arguments: text },
+            },
         }
     }
 
@@ -397,6 +417,8 @@ impl<'a> Event<'a> {
             Self::ThoughtDone { .. } => "response.reasoning_text.done",
             Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            Self::InputDelta { .. } => "response.custom_tool_call_input.delta",
+            Self::InputDone { .. } => "response.custom_tool_call_input.done",
             Self::ContentDone { .. } => "response.content_part.done",
             Self::ItemDone { .. } => "response.output_item.done",
             Self::Completed { .. } => "response.completed",

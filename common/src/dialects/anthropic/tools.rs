@@ -1,0 +1,119 @@
+//! The tools of a message: the client's own, those of Anthropic that clients run, and which of them the request demands.
+//!
+//! Not here: the names of their functions (`dialects::tools`). The idea: Anthropic's models know the arguments of some tools
+//! (`bash_...`) without a schema; other models are given one. Source: Anthropic's pages of each tool.
+
+use serde_json::{Map, Value, json};
+
+use super::super::DialectError;
+use super::super::field::{Object, unsupported, wrong};
+use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
+
+/// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
+///
+/// Not here: `computer`, whose results are images, is left out.
+pub const CLIENT_KINDS: &[&str] = &["bash", "memory", "text_editor"];
+
+/// Reads a tool whose `cache_control` was taken out.
+pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
+    let kind = tool.optional_text("type")?;
+    let kind = kind.as_deref().unwrap_or("custom");
+    if let Some(left_out) = left_out_kind(kind) {
+        tools.leave_out(left_out);
+        return Ok(());
+    }
+    let mut fields = Map::new();
+    if kind == "custom" {
+        if let Some(description) = tool.optional_text("description")? {
+            fields.insert("description".to_owned(), description.into());
+        }
+        fields.insert("parameters".to_owned(), tool.required("input_schema")?.object()?.fields.into());
+        if let Some(strict) = tool.take("strict") {
+            fields.insert("strict".to_owned(), strict.value);
+        }
+    } else if let Some((description, parameters)) = known(kind) {
+        fields.insert("description".to_owned(), description.into());
+        fields.insert("parameters".to_owned(), parameters);
+    } else {
+        let reason = format!("tools of type `{kind}` are not known; a client's own tools (`custom`) are");
+        return Err(unsupported(&tool.path_of("type"), reason));
+    }
+    tools.add(named(tool.text("name")?), fields, tool.path);
+    Ok(())
+}
+
+fn named(name: String) -> Tool {
+    Tool { namespace: None, name, form: CallForm::Function }
+}
+
+/// Returns the description and the schema of a tool that Anthropic's models know and clients run; `None` for any other.
+fn known(kind: &str) -> Option<(&'static str, Value)> {
+    let family =
+        CLIENT_KINDS.iter().find(|family| kind.strip_prefix(**family).is_some_and(|rest| rest.starts_with('_')));
+    Some(match *family? {
+        "bash" => {
+            let properties = json!({
+                "command": {"type": "string", "description": "The command to run."},
+                "restart": {"type": "boolean", "description": "Restarts the shell instead."},
+            });
+            let parameters = json!({"type": "object", "properties": properties, "additionalProperties": false});
+            ("Runs a command in a shell that keeps its state between calls.", parameters)
+        }
+        "memory" => {
+            let commands = ["view", "create", "str_replace", "insert", "delete", "rename"];
+            let mut parameters = editor(&commands);
+            for name in ["old_path", "new_path"] {
+                parameters["properties"][name] = json!({"type": "string", "description": "Path of `rename`."});
+            }
+            ("Views, creates and edits files that outlive the conversation.", parameters)
+        }
+        _ => {
+            let commands = ["view", "create", "str_replace", "insert", "undo_edit"];
+            ("Views, creates and edits text files.", editor(&commands))
+        }
+    })
+}
+
+/// Returns the schema of a tool that edits files by these commands.
+fn editor(commands: &[&str]) -> Value {
+    let properties = json!({
+        "command": {"type": "string", "enum": commands},
+        "path": {"type": "string", "description": "The file or folder."},
+        "view_range": {"type": "array", "items": {"type": "integer"}, "description": "First and last line of `view`."},
+        "file_text": {"type": "string", "description": "Content of the file for `create`."},
+        "old_str": {"type": "string", "description": "Text that `str_replace` replaces; it must occur once."},
+        "new_str": {"type": "string", "description": "Text in its place, or the text of `insert`."},
+        "insert_line": {"type": "integer", "description": "Line behind which `insert` inserts."},
+        "insert_text": {"type": "string", "description": "Text of `insert`."},
+    });
+    json!({"type": "object", "properties": properties, "required": ["command"], "additionalProperties": false})
+}
+
+/// Reads which tool must be called, if one must.
+pub(super) fn read_tool_choice(
+    fields: &mut Object,
+    tools: &Listing,
+    chat: &mut Map<String, Value>,
+) -> Result<(), DialectError> {
+    let Some(mut choice) = fields.optional_object("tool_choice")? else { return Ok(()) };
+    let kind = choice.text("type")?;
+    let written = match kind.as_str() {
+        "auto" | "none" => kind.into(),
+        "any" => {
+            tools.check_any(&choice.path_of("type"))?;
+            "required".into()
+        }
+        "tool" => {
+            let name = choice.text("name")?;
+            tools.check_named(&named(name.clone()), &choice.path_of("name"))?;
+            json!({"type": "function", "function": {"name": name}})
+        }
+        _ => return Err(wrong(&choice.path_of("type"), "must be \"auto\", \"any\", \"tool\" or \"none\"")),
+    };
+    chat.insert("tool_choice".to_owned(), written);
+    if let Some(disable) = choice.take("disable_parallel_tool_use") {
+        let Value::Bool(disable) = disable.value else { return Err(wrong(&disable.path, "must be true or false")) };
+        chat.insert("parallel_tool_calls".to_owned(), (!disable).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! The tools of a response, alone and in namespaces, and which of them the request demands.
+//!
+//! Not here: the names of their functions (`dialects::tools`). Source: OpenAI's API reference, "Create a model response", and the
+//! requests of Codex CLI, which knows a tool by its namespace and its name.
+
+use serde_json::{Map, Value, json};
+
+use super::super::DialectError;
+use super::super::field::{Object, unsupported, wrong};
+use super::super::tools::{CallForm, Listing, Tool, free_text_parameters, left_out_kind};
+
+/// Reads a tool, or every tool of a namespace.
+pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
+    let kind = tool.text("type")?;
+    if kind == "namespace" {
+        return read_namespace(tool, tools);
+    }
+    if let Some(left_out) = left_out_kind(&kind) {
+        tools.leave_out(left_out);
+        return Ok(());
+    }
+    read_callable(&kind, tool, (None, tools))
+}
+
+fn read_namespace(mut namespace: Object, tools: &mut Listing) -> Result<(), DialectError> {
+    let name = named(&mut namespace)?;
+    for tool in namespace.required("tools")?.items()? {
+        let mut tool = tool.object()?;
+        let kind = tool.text("type")?;
+        read_callable(&kind, tool, (Some(name.clone()), tools))?;
+    }
+    Ok(())
+}
+
+/// Returns a name, which may not be empty: half of a function's name is none.
+fn named(object: &mut Object) -> Result<String, DialectError> {
+    let name = object.text("name")?;
+    if name.is_empty() { Err(wrong(&object.path_of("name"), "is empty")) } else { Ok(name) }
+}
+
+/// Reads a tool that the client runs, of a namespace or of none.
+fn read_callable(
+    kind: &str,
+    mut tool: Object,
+    (namespace, tools): (Option<String>, &mut Listing),
+) -> Result<(), DialectError> {
+    let form = match kind {
+        "function" => CallForm::Function,
+        "custom" => CallForm::Custom,
+        _ => {
+            let reason = format!("tools of type `{kind}` are not known; `function`, `custom` and `namespace` are");
+            return Err(unsupported(&tool.path_of("type"), reason));
+        }
+    };
+    let name = named(&mut tool)?;
+    let fields = match form {
+        CallForm::Function => function_fields(&mut tool),
+        CallForm::Custom => custom_fields(&mut tool)?,
+    };
+    tools.add(Tool { namespace, name, form }, fields, tool.path);
+    Ok(())
+}
+
+fn function_fields(tool: &mut Object) -> Map<String, Value> {
+    let mut fields = Map::new();
+    for name in ["description", "parameters", "strict"] {
+        if let Some(field) = tool.take(name) {
+            fields.insert(name.to_owned(), field.value);
+        }
+    }
+    fields
+}
+
+/// Returns the fields of a function that takes a custom tool's text. A grammar stands in the description: it is shown to the model, but
+/// not enforced, because the text is written as a JSON string.
+fn custom_fields(tool: &mut Object) -> Result<Map<String, Value>, DialectError> {
+    let mut description = tool.optional_text("description")?.unwrap_or_default();
+    if let Some(mut format) = tool.optional_object("format")? {
+        match format.text("type")?.as_str() {
+            "text" => {}
+            "grammar" => {
+                let (syntax, definition) = (format.text("syntax")?, format.text("definition")?);
+                let joint = if description.is_empty() { "" } else { "\n\n" };
+                description.push_str(&format!("{joint}The input must follow this {syntax} grammar:\n{definition}"));
+            }
+            _ => return Err(wrong(&format.path_of("type"), "must be \"text\" or \"grammar\"")),
+        }
+    }
+    let mut fields = Map::new();
+    if !description.is_empty() {
+        fields.insert("description".to_owned(), description.into());
+    }
+    fields.insert("parameters".to_owned(), free_text_parameters());
+    Ok(fields)
+}
+
+/// Returns the tool that a call or a choice names.
+pub(super) fn take_tool(object: &mut Object, form: CallForm) -> Result<Tool, DialectError> {
+    let namespace = object.optional_text("namespace")?.filter(|namespace| !namespace.is_empty());
+    Ok(Tool { namespace, name: object.text("name")?, form })
+}
+
+/// Reads which tool must be called, if one must.
+pub(super) fn read_tool_choice(
+    fields: &mut Object,
+    tools: &Listing,
+    chat: &mut Map<String, Value>,
+) -> Result<(), DialectError> {
+    let Some(choice) = fields.take("tool_choice") else { return Ok(()) };
+    let written = match choice.value {
+        Value::String(word) => {
+            if word == "required" {
+                tools.check_any(&choice.path)?;
+            }
+            word.into()
+        }
+        Value::Object(_) => {
+            let mut choice = choice.object()?;
+            let kind = choice.text("type")?;
+            let form = match kind.as_str() {
+                "function" => CallForm::Function,
+                "custom" => CallForm::Custom,
+                _ => {
+                    let reason = if left_out_kind(&kind).is_some() {
+                        format!("tools of type `{kind}` are not run here, so none can be demanded")
+                    } else {
+                        format!("choices of type `{kind}` are not supported; name a function")
+                    };
+                    return Err(unsupported(&choice.path_of("type"), reason));
+                }
+            };
+            let tool = take_tool(&mut choice, form)?;
+            tools.check_named(&tool, &choice.path_of("name"))?;
+            json!({"type": "function", "function": {"name": tools.function_name(&tool)}})
+        }
+        _ => return Err(wrong(&choice.path, "must be a string or an object")),
+    };
+    chat.insert("tool_choice".to_owned(), written);
+    Ok(())
+}

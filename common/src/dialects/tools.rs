@@ -1,0 +1,236 @@
+//! A dialect's tools as functions of a chat, and the way back from a function's name to the tool that the client knows.
+//!
+//! Not here: the fields of a tool in each dialect. The idea: each tool that the client runs becomes a function with a name of its own.
+//! A tool that only the API's owner runs is left out by its kind, because agents list such tools in every request.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::DialectError;
+use super::field::unsupported;
+
+/// Kinds of tools that nobody runs here, and kinds whose calls have a form that only their owner's models know.
+///
+/// Source: the tools in OpenAI's and Anthropic's API references, without versions (`web_search_20250305`) and variants
+/// (`web_search_preview`). `local_shell`, `shell`, `apply_patch`, `computer` and `tool_search` may be the client's to run, but
+/// are called by items of their own.
+pub const LEFT_OUT_KINDS: &[&str] = &[
+    "apply_patch",
+    "code_execution",
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "shell",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+];
+
+/// Name of the argument of a tool that takes one free text.
+pub const FREE_TEXT: &str = "input";
+
+/// Text between a namespace and a name in a function's name.
+///
+/// Source: the names that agents give to the tools of MCP servers (`mcp__SERVER__TOOL`).
+const JOINT: &str = "__";
+
+/// A tool as its client knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Tool {
+    /// Group that the tool belongs to.
+    pub namespace: Option<String>,
+    /// Name within the group.
+    pub name: String,
+    /// Form of its calls.
+    pub form: CallForm,
+}
+
+/// Form of the calls of a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CallForm {
+    /// Arguments as a JSON object.
+    Function,
+    /// One free text, which the chat's function takes as its argument [`FREE_TEXT`].
+    Custom,
+}
+
+/// Tools of a request behind the names of their functions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ToolNames {
+    by_function: HashMap<String, Tool>,
+    left_out: Vec<&'static str>,
+}
+
+impl ToolNames {
+    /// Returns the tool whose function has this name.
+    pub fn tool(&self, function: &str) -> Option<&Tool> {
+        self.by_function.get(function)
+    }
+
+    /// Returns the kinds of tools that were left out, each once.
+    pub fn left_out(&self) -> &[&'static str] {
+        &self.left_out
+    }
+}
+
+/// Returns the kind of tools that are left out to which a tool's or an item's type belongs; `None` where it belongs to no such kind.
+pub(super) fn left_out_kind(name: &str) -> Option<&'static str> {
+    let is_of = |kind: &&&str| name.strip_prefix(**kind).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    LEFT_OUT_KINDS.iter().find(is_of).copied()
+}
+
+/// Returns the schema of the arguments of a tool that takes one free text.
+pub(super) fn free_text_parameters() -> Value {
+    json!({
+        "type": "object",
+        "properties": {FREE_TEXT: {"type": "string"}},
+        "required": [FREE_TEXT],
+        "additionalProperties": false,
+    })
+}
+
+/// Returns the arguments of a call that has one free text.
+pub(super) fn free_text_arguments(text: &str) -> String {
+    json!({FREE_TEXT: text}).to_string()
+}
+
+/// The tools of a request while they are read.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    functions: Vec<Value>,
+    origins: Vec<String>,
+    names: ToolNames,
+    function_names: HashMap<Tool, String>,
+}
+
+impl Listing {
+    /// Adds a tool that becomes a function with these fields beside its name; `origin` is its place in the body.
+    pub fn add(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) {
+        let name = self.function_name(&tool);
+        let mut function = Map::new();
+        function.insert("name".to_owned(), name.clone().into());
+        function.extend(fields);
+        self.functions.push(json!({"type": "function", "function": function}));
+        self.origins.push(origin);
+        self.names.by_function.insert(name.clone(), tool.clone());
+        self.function_names.insert(tool, name);
+    }
+
+    /// Notes a tool that is left out.
+    pub fn leave_out(&mut self, kind: &'static str) {
+        if !self.names.left_out.contains(&kind) {
+            self.names.left_out.push(kind);
+        }
+    }
+
+    /// Returns the name of a tool's function, whether the tool is listed or not; two tools never have the same.
+    pub fn function_name(&self, tool: &Tool) -> String {
+        if let Some(known) = self.function_names.get(tool) {
+            return known.clone();
+        }
+        let mut name = match &tool.namespace {
+            None => tool.name.clone(),
+            Some(namespace) if namespace.ends_with(JOINT) => format!("{namespace}{}", tool.name),
+            Some(namespace) => format!("{namespace}{JOINT}{}", tool.name),
+        };
+        while self.names.by_function.contains_key(&name) {
+            name.push('_');
+        }
+        name
+    }
+
+    /// Refuses a choice that demands a call where every tool was left out.
+    ///
+    /// Errors: `Unsupported`.
+    pub fn check_any(&self, path: &str) -> Result<(), DialectError> {
+        if self.functions.is_empty() && !self.names.left_out.is_empty() {
+            return Err(unsupported(path, format!("asks for a call, but {}", self.absence())));
+        }
+        Ok(())
+    }
+
+    /// Refuses a choice that names a tool which may be one of those that were left out.
+    ///
+    /// Errors: `Unsupported`.
+    pub fn check_named(&self, tool: &Tool, path: &str) -> Result<(), DialectError> {
+        if !self.function_names.contains_key(tool) && !self.names.left_out.is_empty() {
+            return Err(unsupported(path, format!("names a tool that is not there: {}", self.absence())));
+        }
+        Ok(())
+    }
+
+    /// Returns the functions, the place of each in the body, and the way back from their names.
+    pub fn finish(self) -> (Vec<Value>, Vec<String>, ToolNames) {
+        (self.functions, self.origins, self.names)
+    }
+
+    fn absence(&self) -> String {
+        format!("tools of these types are not run here and were left out: {}", self.names.left_out.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(namespace: Option<&str>, name: &str) -> Tool {
+        Tool { namespace: namespace.map(str::to_owned), name: name.to_owned(), form: CallForm::Function }
+    }
+
+    fn listing(tools: &[Tool]) -> Listing {
+        let mut listing = Listing::default();
+        tools.iter().for_each(|tool| listing.add(tool.clone(), Map::new(), String::new()));
+        listing
+    }
+
+    #[test]
+    fn each_tool_has_a_name_of_its_own_and_is_found_by_it() {
+        let tools = [
+            tool(None, "a__b"),
+            tool(Some("a"), "b"),
+            tool(Some("a__"), "b"),
+            tool(Some("mcp__x__"), "f"),
+            tool(Some("y"), "f"),
+            tool(None, "f"),
+            Tool { form: CallForm::Custom, ..tool(None, "f") },
+        ];
+        let listing = listing(&tools);
+        let names: Vec<_> = tools.iter().map(|tool| listing.function_name(tool)).collect();
+        assert_eq!(names, ["a__b", "a__b_", "a__b__", "mcp__x__f", "y__f", "f", "f_"]);
+        assert_eq!(listing.function_name(&tool(Some("z"), "f")), "z__f", "a tool that is no longer listed");
+        let (functions, _, found) = listing.finish();
+        for ((name, tool), function) in names.iter().zip(&tools).zip(functions) {
+            assert_eq!((found.tool(name), &function["function"]["name"]), (Some(tool), &json!(name)));
+        }
+        assert_eq!(found.tool("z__f"), None);
+    }
+
+    #[test]
+    fn a_tool_that_is_listed_twice_keeps_its_name() {
+        let (functions, _, _) = listing(&[tool(None, "f"), tool(None, "f")]).finish();
+        assert_eq!(functions[0], functions[1], "so that the chat's own check finds it");
+    }
+
+    #[test]
+    fn kinds_are_found_with_any_version_or_variant() {
+        for (name, kind) in [
+            ("web_search", Some("web_search")),
+            ("web_search_preview_2025_03_11", Some("web_search")),
+            ("web_search_20250305", Some("web_search")),
+            ("computer_use_preview", Some("computer")),
+            ("mcp_toolset", Some("mcp")),
+            ("local_shell_call_output", Some("local_shell")),
+            ("tool_search_tool_bm25_20251119", Some("tool_search")),
+            ("web_searcher", None),
+            ("function", None),
+            ("custom", None),
+            ("", None),
+        ] {
+            assert_eq!(left_out_kind(name), kind, "{name}");
+        }
+    }
+}
