@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
-use warmpath_shell::{descriptors, log};
+use warmpath_shell::{descriptors, environment, log};
 
 /// Replaces the system's allocator, which takes a seventh of the time of a long prompt (docs/decisions/0021-prompt-path.md).
 #[global_allocator]
@@ -24,7 +23,7 @@ fn main() -> anyhow::Result<()> {
         let verdict = serde_json::to_string(&try_here(vocabulary.as_ref())).context("spelling the verdict")?;
         return writeln!(std::io::stdout(), "{verdict}").context("writing the verdict");
     }
-    let flags = Flags::parse_from(arguments);
+    let flags: Flags = environment::parse(arguments).unwrap_or_else(|error| error.exit());
     if let Some(name) = &flags.new_key {
         return print_new_key(name);
     }

@@ -7,6 +7,7 @@ mod adapters;
 mod embedding;
 pub mod flags;
 pub mod generation;
+pub mod llama_server;
 mod store;
 
 use std::path::PathBuf;

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     }
     let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
     let _log = log::start(flags.log_format);
+    flags.log_ignored();
     if let Err(error) = spins {
         tracing::warn!(%error, "threads wait as the system has it: this program could not start itself again");
     }

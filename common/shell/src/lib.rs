@@ -1,5 +1,5 @@
 //! What router and worker share of the world around their cores: the listener, TLS, the fleet's token, files that change,
-//! the log, errors in other dialects, traces.
+//! the log, errors in other dialects, traces, flags from the environment.
 //!
 //! Not here: what is served, decided or computed. The idea: whatever keeps a door is written once, so that both have the same.
 
@@ -8,6 +8,7 @@ pub mod body;
 pub mod connect;
 pub mod descriptors;
 pub mod dialect_errors;
+pub mod environment;
 pub mod event_stream;
 pub mod files;
 pub mod fleet_token;

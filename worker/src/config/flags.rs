@@ -6,14 +6,17 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
+use warmpath_shell::environment;
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
+use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
@@ -239,7 +242,14 @@ pub struct Flags {
     /// Are the defaults of requests.
     #[command(flatten)]
     pub generation: GenerationFlags,
+
+    /// Flags of llama-server that were dropped.
+    #[arg(skip)]
+    pub ignored: Vec<IgnoredFlag>,
 }
+
+/// Beginning of the names of llama-server's variables.
+const VARIABLES: &str = "LLAMA_ARG_";
 
 /// Is a choice that the worker may make itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -247,10 +257,10 @@ pub enum Switch {
     /// Choose what is faster here.
     Auto,
     /// Yes.
-    #[value(alias = "1", alias = "true")]
+    #[value(aliases = ["1", "true", "yes"])]
     On,
     /// No.
-    #[value(alias = "0", alias = "false")]
+    #[value(aliases = ["0", "false", "no"])]
     Off,
 }
 
@@ -299,26 +309,27 @@ pub enum CacheType {
     Q4_0,
 }
 
-/// Lists llama-server's short forms of two letters or more, which clap cannot spell, with their long forms.
-const SHORT_FORMS: &[(&str, &str)] = &[
-    ("-np", "--slots"),
-    ("-tb", "--threads-batch"),
-    ("-ngl", "--n-gpu-layers"),
-    ("-ub", "--ubatch-size"),
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-fa", "--flash-attn"),
-    ("-kvu", "--kv-unified"),
-];
-
 impl Flags {
-    /// Returns the flags that a command line spells, its first element the program.
+    /// Returns the flags that a command line spells, its first element the program; llama-server's spellings are taken too.
     ///
     /// Errors: clap's, which also carries `--help` and `--version`.
     pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(arguments.into_iter().map(|argument| {
-            let long = SHORT_FORMS.iter().find(|(short, _)| argument == *short);
-            long.map_or(argument, |(_, long)| OsString::from(long))
-        }))
+        let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
+        let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
+        let mut flags: Self = environment::parse(arguments)?;
+        flags.ignored = ignored;
+        Ok(flags)
+    }
+
+    /// Logs which flags were dropped, and which variables of llama-server are set, which are not read.
+    pub fn log_ignored(&self) {
+        for IgnoredFlag { name, reason } in &self.ignored {
+            tracing::info!(flag = name, reason, "this flag of llama-server changes nothing here");
+        }
+        let is_theirs = |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(VARIABLES));
+        for name in std::env::vars_os().map(|(name, _)| name).filter(is_theirs) {
+            let variable = name.to_string_lossy();
+            tracing::warn!(%variable, page = llama_server::PAGE, "variables of llama-server are not read");
+        }
     }
 }

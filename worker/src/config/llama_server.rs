@@ -1,0 +1,289 @@
+//! llama-server's flags on the command line of a worker: those with another spelling, those that change nothing, those that are not there.
+//!
+//! Not here: flags that are the same in both. The idea: one table, which the migration page repeats; each flag of llama-server is
+//! taken, logged or refused by its name, and none is read as another one (`-hf` as `-h`, `-ag` as `-a g`).
+//! Source: llama.cpp's `common/arg.cpp`.
+
+use std::ffi::OsString;
+
+use Fate::{Ignored, Refused, Same};
+use Takes::{Nothing, Value};
+
+/// Page that says what becomes of each flag.
+pub const PAGE: &str = "docs/migration.md";
+
+/// llama-server's flags with one fate.
+pub struct Row {
+    /// Their names, parted by spaces.
+    pub names: &'static str,
+    /// What follows each of them.
+    pub takes: Takes,
+    /// What becomes of them.
+    pub fate: Fate,
+}
+
+/// What follows a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// Nothing.
+    Nothing,
+    /// A value.
+    Value,
+}
+
+/// What becomes of a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// The worker has it, spelled like this.
+    Same(&'static str),
+    /// It is dropped and logged, for this reason.
+    Ignored(&'static str),
+    /// The worker does not start, for this reason, which names a replacement where there is one.
+    Refused(&'static str),
+}
+
+const fn row(names: &'static str, takes: Takes, fate: Fate) -> Row {
+    Row { names, takes, fate }
+}
+
+const DOWNLOADS: &str = "models are not downloaded here: download the file and give it with --model";
+const LOG: &str = "RUST_LOG and --log-format say what is logged";
+
+/// llama-server's flags that are not spelled the same here.
+pub const ROWS: &[Row] = &[
+    row("-np", Value, Same("--slots")),
+    row("-tb", Value, Same("--threads-batch")),
+    row("-ngl", Value, Same("--n-gpu-layers")),
+    row("-ub", Value, Same("--ubatch-size")),
+    row("-ctk", Value, Same("--cache-type-k")),
+    row("-ctv", Value, Same("--cache-type-v")),
+    row("-fa", Value, Same("--flash-attn")),
+    row("-kvu", Nothing, Same("--kv-unified")),
+    row("-no-kvu --no-kv-unified", Nothing, Same("--kv-unified=off")),
+    row("-cram", Value, Same("--cache-ram")),
+    row("--no-cache-prompt", Nothing, Same("--disable-prefix-cache")),
+    row("--ssl-cert-file", Value, Same("--tls-cert")),
+    row("--ssl-key-file", Value, Same("--tls-key")),
+    row("--log-jsonl", Nothing, Same("--log-format=json")),
+    row("--usage", Nothing, Same("--help")),
+    row("--metrics --props", Nothing, Ignored("it is always served")),
+    row(
+        "-cb --cont-batching --jinja --cache-prompt --repack -kvo --kv-offload --op-offload --prefill-assistant \
+         --no-skip-chat-parsing --reasoning-preserve",
+        Nothing,
+        Ignored("it is always so"),
+    ),
+    row(
+        "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
+         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --offline \
+         --no-log-jsonl --no-spec-draft-backend-sampling",
+        Nothing,
+        Ignored("what it switches is not there"),
+    ),
+    row(
+        "--perf --no-perf --warmup --no-warmup --cache-idle-slots --no-cache-idle-slots -e --escape --no-escape \
+         --verbose-prompt --mmap --no-mmap --mlock -dio --direct-io -ndio --no-direct-io --reuse-port",
+        Nothing,
+        Ignored("the worker decides that itself"),
+    ),
+    row(
+        "-lm --load-mode -lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
+         --swa-checkpoints -cms --checkpoint-min-step -fit --fit -fitt --fit-target -fitc --fit-ctx -to --timeout \
+         --threads-http -hft --hf-token",
+        Value,
+        Ignored("the worker decides that itself"),
+    ),
+    row(
+        "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch \
+         --cpu-strict-batch --prio-batch --poll-batch --numa",
+        Value,
+        Ignored("the system places threads: taskset, numactl and nice tell it how"),
+    ),
+    row(
+        "-v --verbose --log-verbose --log-disable --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
+        Nothing,
+        Ignored(LOG),
+    ),
+    row("-lv --verbosity --log-verbosity --log-colors", Value, Ignored(LOG)),
+    row("--host --port", Value, Refused("both are one flag here: --listen ADDR:PORT")),
+    row(
+        "--api-key",
+        Value,
+        Refused("command lines can be seen by others: put the key into a file, --api-key-file FILE"),
+    ),
+    row("-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", Value, Refused(DOWNLOADS)),
+    row(
+        "-cl --cache-list --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default \
+         --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default \
+         --vision-gemma-4b-default --vision-gemma-12b-default",
+        Nothing,
+        Refused(DOWNLOADS),
+    ),
+    row(
+        "-mm --mmproj -mmu --mmproj-url --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps \
+         --video-timestamp-interval --video-ffmpeg-dir --media-path",
+        Value,
+        Refused("images, sound and video are not supported"),
+    ),
+    row(
+        "-md --model-draft -hfd -hfrd --hf-repo-draft -td --threads-draft -tbd --threads-batch-draft -Cd --cpu-mask-draft \
+         -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft \
+         --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -ctkd --cache-type-k-draft -ctvd \
+         --cache-type-v-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft -ncmoed --n-cpu-moe-draft -devd \
+         --device-draft -ngld --gpu-layers-draft --n-gpu-layers-draft --draft --draft-n --draft-max --draft-min \
+         --draft-n-min --draft-p-split --draft-p-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-*",
+        Value,
+        Refused("there is no speculative decoding"),
+    ),
+    row(
+        "-ts --tensor-split -sm --split-mode -mg --main-gpu -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe \
+         --n-cpu-moe -ncffn --n-cpu-ffn -nkvo --no-kv-offload --no-op-offload --no-host --rpc --list-devices",
+        Value,
+        Refused("--n-gpu-layers alone says what is computed where"),
+    ),
+    row(
+        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor \
+         --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv --control-vector --control-vector-scaled \
+         --control-vector-layer-range --swa-full --check-tensors --keep --kv-unified-per-slot -bs --backend-sampling",
+        Value,
+        Refused("it is not there; the model's file says how it is computed"),
+    ),
+    row(
+        "--samplers --sampler-seq --sampling-seq --ignore-eos --top-nsigma --top-n-sigma --xtc-probability \
+         --xtc-threshold --typical --typical-p --repeat-last-n --dry-multiplier --dry-base --dry-allowed-length \
+         --dry-penalty-last-n --dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp \
+         --mirostat --mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
+         --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs --reasoning-format -rea \
+         --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
+        Value,
+        Refused("say it in each request, as far as docs/api.md has it"),
+    ),
+    row("--chat-template", Value, Refused("write the template into a file: --chat-template-file FILE")),
+    row(
+        "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing \
+         --no-reasoning-preserve -nr --no-repack",
+        Nothing,
+        Refused("that cannot be switched off"),
+    ),
+    row(
+        "--path --api-prefix --ui --webui --ui-config --webui-config --ui-config-file --webui-config-file --cors-origins \
+         --cors-methods --cors-headers --cors-credentials",
+        Value,
+        Refused("a worker serves no web pages; the router has --cors-origin"),
+    ),
+    row(
+        "-ag --agent --tools --tools-runtime --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --webui-mcp-proxy",
+        Value,
+        Refused("a worker runs no tools; it only tells which ones the model calls"),
+    ),
+    row(
+        "--models-dir --models-preset --models-max --models-autoload --tags --sleep-idle-seconds",
+        Value,
+        Refused("a worker serves one model from its start to its end; a router knows several"),
+    ),
+    row("--log-file --log-prompts-dir", Value, Refused("the log goes to stderr, and prompts are never logged")),
+    row("-p --prompt -f --file -bf --binary-file --completion-bash", Value, Refused("a worker only serves")),
+];
+
+/// Command line as the worker spells it.
+#[derive(Debug, Default)]
+pub struct Translated {
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Flags that were dropped, each with the reason.
+    pub ignored: Vec<IgnoredFlag>,
+}
+
+/// Flag that was dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IgnoredFlag {
+    /// Its name.
+    pub name: String,
+    /// Reason why nothing has to be done.
+    pub reason: &'static str,
+}
+
+/// Says why a command line cannot be translated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoTranslation {
+    /// llama-server has this flag and a worker does not.
+    #[error("`{name}` of llama-server: {reason} ({PAGE})")]
+    Refused {
+        /// Its name.
+        name: String,
+        /// Reason, and what to do instead.
+        reason: &'static str,
+    },
+    /// Neither program has a flag of several letters by this name.
+    #[error("`{name}` is no flag; those of llama-server that are taken are listed in {PAGE}")]
+    Unknown {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Translates a command line, its first element the program.
+///
+/// Errors: every [`NoTranslation`].
+pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Translated, NoTranslation> {
+    let mut translated = Translated::default();
+    let mut arguments = arguments.into_iter().peekable();
+    translated.arguments.extend(arguments.next());
+    while let Some(argument) = arguments.next() {
+        let Some((name, value)) = argument.to_str().and_then(flag) else {
+            translated.arguments.push(argument);
+            continue;
+        };
+        let next_is_value = arguments.peek().is_some_and(|next| next.to_str().and_then(flag).is_none());
+        if name == "--slots" && value.is_empty() && !next_is_value {
+            // llama-server's own, which serves /slots; with a number it is ours.
+            translated.ignored.push(IgnoredFlag { name, reason: "it is always served" });
+            continue;
+        }
+        let Some(row) = find(&name) else {
+            let is_short = !name.starts_with("--") && name.chars().count() > 2;
+            if is_short {
+                return Err(NoTranslation::Unknown { name });
+            }
+            translated.arguments.push(format!("{name}{value}").into());
+            continue;
+        };
+        match row.fate {
+            Same(own) => translated.arguments.push(format!("{own}{value}").into()),
+            Ignored(reason) => {
+                if row.takes == Value && value.is_empty() && next_is_value {
+                    arguments.next();
+                }
+                translated.ignored.push(IgnoredFlag { name, reason });
+            }
+            Refused(reason) => return Err(NoTranslation::Refused { name, reason }),
+        }
+    }
+    Ok(translated)
+}
+
+/// Returns the name of a flag as llama-server reads it, and what follows it after `=`; `None` for a value, also a negative number or a
+/// letter's number (`-c4096`).
+fn flag(argument: &str) -> Option<(String, &str)> {
+    let end = argument.find('=').unwrap_or(argument.len());
+    let (name, value) = argument.split_at(end);
+    let letters = name.strip_prefix("--").or_else(|| name.strip_prefix('-'))?;
+    let is_name = letters.starts_with(|first: char| first.is_ascii_alphabetic());
+    let has_number =
+        !name.starts_with("--") && letters[1.min(letters.len())..].starts_with(|c: char| c.is_ascii_digit());
+    (is_name && !has_number).then(|| {
+        let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
+        (name, value)
+    })
+}
+
+fn find(name: &str) -> Option<&'static Row> {
+    let is_it = |known: &str| match known.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => known == name,
+    };
+    ROWS.iter().find(|row| row.names.split_whitespace().any(is_it))
+}
+
+#[cfg(test)]
+mod tests;

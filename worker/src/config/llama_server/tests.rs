@@ -1,0 +1,107 @@
+//! Tests of llama-server's command lines: every flag that llama.cpp's server has, and the page that lists them.
+
+use clap::CommandFactory as _;
+
+use super::*;
+use crate::config::flags::Flags;
+
+/// Every flag of llama-server, those of one setting in a line. Source: llama.cpp's `common/arg.cpp`, as of llama-cpp-sys-2 0.1.161.
+const SERVER_FLAGS: &str = include_str!("server_flags.txt");
+
+fn line(text: &str) -> Vec<OsString> {
+    text.split_whitespace().map(Into::into).collect()
+}
+
+#[track_caller]
+fn check(text: &str, expected: &str, ignored: &[&str]) {
+    let translated = translate(line(text)).expect(text);
+    assert_eq!(translated.arguments, line(expected), "{text}");
+    assert_eq!(translated.ignored.iter().map(|flag| flag.name.as_str()).collect::<Vec<_>>(), ignored, "{text}");
+}
+
+#[track_caller]
+fn check_refused(text: &str, says: &str) {
+    let error = translate(line(text)).expect_err(text).to_string();
+    assert!(error.contains(says) && error.contains(PAGE), "{text}: {error}");
+}
+
+#[test]
+fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
+    check("w -m a.gguf -c 4096 -np 3 -ngl=7", "w -m a.gguf -c 4096 --slots 3 --n-gpu-layers=7", &[]);
+    check(
+        "w -m a.gguf -cram 4096 --ctx_size 8 -no-kvu",
+        "w -m a.gguf --cache-ram 4096 --ctx-size 8 --kv-unified=off",
+        &[],
+    );
+    check(
+        "w --jinja -m a.gguf -cb --metrics -lv 3 -fa on",
+        "w -m a.gguf --flash-attn on",
+        &["--jinja", "-cb", "--metrics", "-lv"],
+    );
+    check("w --slots -m a.gguf", "w -m a.gguf", &["--slots"]);
+    check("w -m a.gguf --slots", "w -m a.gguf", &["--slots"]);
+    check("w -m a.gguf --slots 4 --slots=5", "w -m a.gguf --slots 4 --slots=5", &[]);
+    check("w --no-mmap --numa distribute -v --threads-http", "w", &["--no-mmap", "--numa", "-v", "--threads-http"]);
+    check("w -c4096 --seed -1 -n -1 --name -", "w -c4096 --seed -1 -n -1 --name -", &[]);
+}
+
+#[test]
+fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
+    check_refused("w -hf user/model:Q4", "download the file");
+    check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
+    check_refused("w -m a.gguf -md x", "speculative");
+    check_refused("w -m a.gguf --spec_draft_n_max 3", "speculative");
+    check_refused("w -m a.gguf -ts 3,1", "--n-gpu-layers");
+    check_refused("w -m a.gguf --host 0.0.0.0 --port 80", "--listen ADDR:PORT");
+    check_refused("w -m a.gguf --api-key=secret", "--api-key-file");
+    check_refused("w -m a.gguf -abc", "`-abc` is no flag");
+    let error = translate(line("w --api-key=secret")).expect_err("it is refused").to_string();
+    assert!(!error.contains("secret"), "a key is not repeated: {error}");
+}
+
+#[test]
+fn every_flag_of_llama_server_is_taken_dropped_or_refused_by_its_name() {
+    let command = Flags::command();
+    let own = |name: &str| match name.strip_prefix("--") {
+        Some(long) => command.get_arguments().any(|arg| {
+            arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+        }),
+        None => command.get_arguments().any(|arg| arg.get_short().is_some_and(|short| name == format!("-{short}"))),
+    };
+    let is_clap_s = |name: &str| ["-h", "--help", "--version"].contains(&name);
+    for name in SERVER_FLAGS.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace) {
+        let n_known = usize::from(own(name) || is_clap_s(name)) + usize::from(find(name).is_some());
+        assert_eq!(n_known, 1, "{name} must be in one of the tables");
+    }
+    for row in ROWS {
+        if let Same(spelled) = row.fate {
+            let name = spelled.split('=').next().unwrap_or_default();
+            assert!(own(name) || is_clap_s(name), "{spelled} is no flag");
+        }
+        let names: Vec<_> = row.names.split_whitespace().collect();
+        assert!(names.iter().all(|name| !own(name)), "the worker has one of {names:?} itself");
+    }
+}
+
+#[test]
+fn the_page_lists_every_row() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/migration.md")).expect("the page");
+    let rows: Vec<String> = ROWS.iter().map(described).collect();
+    let missing: Vec<_> = rows.iter().filter(|row| !page.lines().any(|line| line == **row)).collect();
+    assert!(
+        missing.is_empty(),
+        "{PAGE} lacks:\n{}",
+        missing.iter().map(|row| row.as_str()).collect::<Vec<_>>().join("\n")
+    );
+}
+
+/// Returns a row as the page has it.
+fn described(row: &Row) -> String {
+    let names: Vec<_> = row.names.split_whitespace().map(|name| format!("`{name}`")).collect();
+    let fate = match row.fate {
+        Same(own) => format!("`{own}`"),
+        Ignored(reason) => format!("ignored: {reason}"),
+        Refused(reason) => format!("refused: {reason}"),
+    };
+    format!("| {} | {fate} |", names.join(", "))
+}

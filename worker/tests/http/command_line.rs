@@ -1,0 +1,79 @@
+//! Command lines and environments that people have: those of llama-server, those of service files.
+//!
+//! Not here: llama-server's flags one by one (`config::llama_server`).
+
+use std::process::{Command, Output};
+
+use crate::harness::folder;
+
+/// Returns what the program says of a model that is not there, with these arguments and variables besides.
+fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let output: Output = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+        .args(["--listen", "127.0.0.1:0", "--model"])
+        .arg(folder().join("there-is-no-such.gguf"))
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the program runs");
+    assert!(output.stdout.is_empty(), "nothing is printed but the log");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Checks that a start goes as far as the model, and returns the log.
+#[track_caller]
+fn check_taken(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let (code, log) = run(arguments, variables);
+    assert!(code == Some(1) && log.contains("there-is-no-such.gguf"), "{arguments:?} {variables:?}: {log}");
+    log
+}
+
+#[track_caller]
+fn check_refused(arguments: &[&str], variables: &[(&str, &str)], says: &str) {
+    let (code, log) = run(arguments, variables);
+    assert!(code == Some(2) && log.contains(says), "{arguments:?} {variables:?}: {log}");
+}
+
+#[test]
+fn flags_of_llama_server_that_change_nothing_are_logged_and_others_are_named() {
+    let log = check_taken(&["--jinja", "--metrics", "--slots", "-cb", "--no-mmap", "-cram", "64", "-v"], &[]);
+    for flag in ["--jinja", "--metrics", "--slots", "-cb", "--no-mmap", "-v"] {
+        assert!(log.contains(flag), "{flag} is not logged: {log}");
+    }
+    check_refused(&["-hf", "user/model"], &[], "download the file");
+    check_refused(&["-ag"], &[], "-ag");
+    check_refused(&["-ts", "3,1"], &[], "--n-gpu-layers");
+    check_refused(&["--port", "8080"], &[], "--listen ADDR:PORT");
+    check_refused(&["--no-such-flag"], &[], "--no-such-flag");
+}
+
+#[test]
+fn of_a_flag_that_is_given_twice_the_last_counts() {
+    check_taken(&["--queue-max", "1", "--queue-max", "7"], &[]);
+    check_taken(&["--embedding", "--embedding", "-c", "64", "-c", "128"], &[]);
+    check_refused(&["--queue-max", "1", "--queue-max", "x"], &[], "'x'");
+}
+
+#[test]
+fn variables_may_be_empty_and_switches_have_their_usual_words() {
+    let empty = [
+        "CTX_SIZE",
+        "SLOTS",
+        "CACHE_DISK",
+        "EMBEDDING",
+        "LORA",
+        "ALIAS",
+        "NAME",
+        "FLASH_ATTN",
+        "FLEET_TOKEN_FILE",
+        "TLS_CERT",
+    ];
+    let empty: Vec<(String, &str)> = empty.iter().map(|name| (format!("WARMPATH_{name}"), "")).collect();
+    let empty: Vec<(&str, &str)> = empty.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    check_taken(&[], &empty);
+    for word in ["1", "0", "true", "false", "yes", "no", "on", "off", "TRUE", "No"] {
+        check_taken(&[], &[("WARMPATH_DISABLE_PREFIX_CACHE", word), ("WARMPATH_CONTEXT_SHIFT", word)]);
+    }
+    check_refused(&[], &[("WARMPATH_DISABLE_PREFIX_CACHE", "maybe")], "maybe");
+    let log = check_taken(&[], &[("LLAMA_ARG_CTX_SIZE", "4096")]);
+    assert!(log.contains("LLAMA_ARG_CTX_SIZE") && log.contains("not read"), "{log}");
+}
