@@ -169,8 +169,14 @@ function stateParts(worker) {
   return why ? [...parts, small(why)] : parts;
 }
 
+// The name that a worker gives itself, which answers carry, and the URL by which the router knows it.
+function named(url) {
+  const name = page.names.get(url) ?? url;
+  return name === url ? [url] : [name, small(url)];
+}
+
 const WORKER_COLUMNS = [
-  { label: "Worker", by: (w) => w.url, parts: (w) => [w.url, small(modelOf(w))] },
+  { label: "Worker", by: (w) => w.name ?? w.url, parts: (w) => [...named(w.url), small(modelOf(w))] },
   { label: "State", by: (w) => w.state, parts: stateParts },
   { label: "Slots", by: busyOf, parts: (w) => [...squares(w), `${busyOf(w)} of ${slotsOf(w)}`] },
   { label: "Queue", number: true, by: (w) => w.load?.n_queued ?? 0, parts: (w) => [count(w.load?.n_queued)] },
@@ -217,7 +223,7 @@ function outcomeParts(decision) {
 
 const DECISION_COLUMNS = [
   { label: "Time", parts: (d) => [clock(d.at_ms)] },
-  { label: "Worker", parts: (d) => [d.worker, small(d.model ?? "")] },
+  { label: "Worker", parts: (d) => [...named(d.worker), small(d.model ?? "")] },
   { label: "Reason", parts: (d) => [badge(d.reason)] },
   { label: "Prompt", number: true, parts: (d) => [`${d.predicted_cached_tokens == null ? "about " : ""}${plural(d.prompt_tokens, "token")}`] },
   { label: "Reused", parts: reusedParts },
@@ -236,7 +242,7 @@ const asRate = (value) => `${value.toFixed(value < 10 ? 2 : 0)}/s`;
 const CHARTS = [
   {
     title: "Prefix hit ratio",
-    about: "Share of prompt tokens that were reused, that were predicted to be, and that some worker held.",
+    about: "Share of prompt tokens that were reused, that were predicted to be, and that could have been reused at best.",
     top: 1,
     format: asPercent,
     series: [
@@ -369,7 +375,7 @@ const decisions = new Rows("decisions", DECISION_COLUMNS, (decision) => `${decis
 const charts = CHARTS.map((spec, idx) => new Chart(spec, idx));
 byId("charts").append(...charts.map((chart) => chart.figure));
 
-const page = { isPaused: false, nLooks: 0, nDecisions: DECISIONS_AT_FIRST, states: null, lastHeard: null };
+const page = { isPaused: false, nLooks: 0, nDecisions: DECISIONS_AT_FIRST, states: null, names: new Map(), lastHeard: null };
 
 function showFleet(fleet, nowMs) {
   const badgeKind = fleet.ready ? "ready" : "unready";
@@ -385,6 +391,7 @@ function showFleet(fleet, nowMs) {
   say("unready", tally.join(", ") || (ready.length > 0 ? "every worker serves" : ""));
   say("in-flight", count(fleet.in_flight));
   say("waiting", `${count(fleet.waiting)} waiting in the router`);
+  page.names = new Map(fleet.workers.map((worker) => [worker.url, worker.name ?? worker.url]));
   workers.show(fleet.workers);
   tellNews(fleet);
 }

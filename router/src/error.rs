@@ -105,7 +105,7 @@ pub enum RequestError {
         retry_after: Duration,
     },
     /// Every attempt failed.
-    #[error("{n_attempts} attempts failed, the last one: {}", failure_text(*last))]
+    #[error("{}: {}", attempts_text(*n_attempts), failure_text(*last))]
     Upstream {
         /// Is the number of attempts.
         n_attempts: u32,
@@ -143,6 +143,14 @@ pub enum RequestError {
         /// Says what failed, for the log.
         reason: String,
     },
+}
+
+fn attempts_text(n_attempts: u32) -> String {
+    if n_attempts == 1 {
+        "the attempt failed".to_owned()
+    } else {
+        format!("{n_attempts} attempts failed, the last one")
+    }
 }
 
 fn failure_text(failure: Failure) -> &'static str {

@@ -430,7 +430,9 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
     // Of what is held to the prompt's end one token is computed all the same, and with it its block.
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
-    app.metrics.held_tokens.inc_by(u64::from(held_blocks * choice.block_size_tokens));
+    // A worker reuses more where it waits for a prefix that another request computes, or where a part of a block is held.
+    let held = (held_blocks * choice.block_size_tokens).max(actual);
+    app.metrics.held_tokens.inc_by(u64::from(held));
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
     app.metrics.cached_tokens.inc_by(u64::from(actual));
     let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);

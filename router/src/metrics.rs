@@ -84,7 +84,7 @@ metrics! {
     beginnings: IntCounter = counter("prompt_beginnings_total");
     /// Prompt tokens of requests whose worker said what it reused.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
-    /// Prompt tokens that the worker held that held most of the prompt, whole blocks: what could have been reused at best.
+    /// Prompt tokens that could have been reused at best: those that the worker held that held most of the prompt, whole blocks, or what was reused, where that is more.
     held_tokens: IntCounter = counter("held_tokens_total");
     /// Prompt tokens that were predicted to be reused, whole blocks.
     predicted_cached_tokens: IntCounter = counter("predicted_cached_tokens_total");
@@ -154,6 +154,8 @@ metrics! {
     worker_in_flight: IntGaugeVec = gauges("worker_requests_in_flight", &["worker"]);
     /// State of a worker's breaker: 0 closed, 1 half open, 2 open.
     breaker: IntGaugeVec = gauges("worker_breaker_state", &["worker"]);
+    /// Name that a worker gives itself, as in x-warmpath-worker, beside its URL; 1.
+    worker_info: IntGaugeVec = gauges("worker_info", &["worker", "name"]);
     /// Blocks that a worker holds.
     worker_blocks: IntGaugeVec = gauges("worker_blocks", &["worker"]);
     /// Different blocks in the prefix index.

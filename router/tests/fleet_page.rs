@@ -117,6 +117,7 @@ async fn the_history_counts_what_the_metrics_count() {
         (&json!(3), &json!(0), &json!(96)),
         "{sum}"
     );
+    assert_eq!(sum["held_tokens"], 96, "nobody was known to hold it, and what was reused could be");
     assert_eq!(sum["prompt_tokens"].as_f64(), Some(router.metric("warmpath_router_prompt_tokens_total").await));
     assert!(
         sum["ttft_p50_s"].as_f64() > Some(0.0) && sum["ttft_p95_s"].as_f64() >= sum["ttft_p50_s"].as_f64(),
@@ -126,4 +127,17 @@ async fn the_history_counts_what_the_metrics_count() {
     assert!(!points.is_empty() && points.iter().all(|point| point["end_ms"].is_u64()), "{history}");
     let refused = look(&router, "/internal/v1/history?window_s=-1").await;
     assert_eq!(support::error_of(refused, 400).await["param"], "window_s");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_that_answers_carry_stands_beside_the_url() {
+    let worker = FakeWorker::start(7);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let name = support::header(&router.chat("hello").await, "x-warmpath-worker");
+    let fleet: Value = look(&router, "/internal/v1/fleet").await.json().await.expect("JSON");
+    let listed = &fleet["workers"][0];
+    assert_eq!((&listed["name"], &listed["url"]), (&json!(name), &json!(worker.url())), "{listed}");
+    let metrics = look(&router, "/metrics").await.text().await.expect("text");
+    let line = format!("warmpath_router_worker_info{{name=\"{name}\",worker=\"{}\"}} 1", worker.url());
+    assert!(metrics.contains(&line), "{line} is not in {metrics}");
 }

@@ -315,6 +315,9 @@ async fn attempts_are_bounded() {
     assert_eq!(error["code"], "worker_failed");
     assert!(error["message"].as_str().is_some_and(|text| text.starts_with("2 attempts failed")), "{error}");
     assert_eq!(workers.iter().map(|worker| worker.seen().len()).sum::<usize>(), 2);
+    let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &["--attempts-max", "1"]).await;
+    let error = error_of(router.chat("hello").await, 502).await;
+    assert_eq!(error["message"], "the attempt failed: the worker broke off its answer");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
@@ -36,6 +37,8 @@ pub struct Member {
     losses: Losses,
     /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
+    /// Name that the worker gives itself; absent until it has answered.
+    own_name: ArcSwapOption<String>,
 }
 
 impl Member {
@@ -47,6 +50,7 @@ impl Member {
             blocks: BlockView::default(),
             losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
+            own_name: ArcSwapOption::empty(),
         })
     }
 
@@ -63,6 +67,18 @@ impl Member {
     /// Tells whoever waits for the worker's answers that it is lost.
     pub(super) fn lost(&self) {
         self.losses.tell();
+    }
+
+    /// Records the name that the worker gives itself.
+    pub(super) fn is_called(&self, name: &str) {
+        if self.own_name.load().as_deref().is_none_or(|known| known != name) {
+            self.own_name.store(Some(Arc::new(name.to_owned())));
+        }
+    }
+
+    /// Returns the name that the worker gives itself, as its answers carry it; `None` for a stock server, and until it has answered.
+    pub fn own_name(&self) -> Option<Arc<String>> {
+        self.own_name.load_full()
     }
 
     /// Records that it was heard so long after the fleet's start.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
 use url::Url;
+use warmpath_common::headers;
 use warmpath_common::summary::{
     self, AFTER_PARAMETER, Body, Change, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH, Stamp,
 };
@@ -215,6 +216,9 @@ impl Subscriber {
         }
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
             return Err(StreamError::ContentType);
+        }
+        if let Some(name) = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok()) {
+            self.member.is_called(name);
         }
         let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
         let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();

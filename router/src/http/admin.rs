@@ -65,6 +65,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     let blocks = &member.blocks;
     json!({
         "url": worker.name,
+        "name": member.own_name().as_deref(),
         "uid": worker.uid,
         "mode": mode(worker),
         "state": state(app, worker),
@@ -116,9 +117,13 @@ fn copy_fleet(app: &App) {
         metrics.workers.with_label_values(&[name]).set(gauge(n));
     }
     let now = Instant::now();
+    metrics.worker_info.reset();
     for worker in &view.workers {
         let label = &[worker.name.as_str()];
         let member = fleet.member(worker.idx);
+        if let Some(name) = member.own_name() {
+            metrics.worker_info.with_label_values(&[&worker.name, &*name]).set(1);
+        }
         if let Some(age) = fleet.age(&member) {
             metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
         }

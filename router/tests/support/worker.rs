@@ -365,11 +365,12 @@ struct Asked {
 
 async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> Response {
     shared.n_streams.fetch_add(1, Ordering::SeqCst);
-    let (updates, head) = {
+    let (updates, head, name) = {
         let script = shared.script.lock().expect("no test panics here");
         if script.is_loading {
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
+        let name = script.snapshot.stamp.worker_uid.to_string();
         let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
         let missed = after.and_then(|after| Some((after, script.ring.since(after)?)));
         let head = match missed {
@@ -382,14 +383,15 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
                 frames.iter().flat_map(|frame| framed(&frame.encode())).collect()
             }
         };
-        (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head))
+        (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head), name)
     };
     let updates = futures::stream::unfold(updates, |mut updates| async {
         let bytes = updates.recv().await.ok().filter(|bytes| !bytes.is_empty())?;
         Some((Ok::<_, std::io::Error>(bytes), updates))
     });
     let head = futures::stream::once(async move { Ok(Bytes::from(head)) });
-    ([("content-type", summary::CONTENT_TYPE)], Body::from_stream(head.chain(updates))).into_response()
+    let headers = [("content-type", summary::CONTENT_TYPE.to_owned()), ("x-warmpath-worker", name)];
+    (headers, Body::from_stream(head.chain(updates))).into_response()
 }
 
 async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
