@@ -76,3 +76,34 @@ async fn a_conversation_that_changes_its_dialect_keeps_its_prefix_and_its_predic
     assert!(wrong.is_empty(), "session, turn, predicted, actual blocks: {wrong:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::Result<()> {
+    let rig = Rig::start(N_WORKERS, &[]).await?;
+    let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}});
+    let function =
+        |name: &str| json!({"type": "function", "name": name, "description": words(1, 10), "parameters": schema});
+    let namespace = json!({"type": "namespace", "name": "agents", "tools": [function("wait"), function("spawn")]});
+    let custom = json!({"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}});
+    let responses = json!({"instructions": words(2, 80), "max_output_tokens": 4,
+        "tools": [function("run"), namespace, custom, {"type": "web_search"}],
+        "input": [{"role": "developer", "content": words(3, 40)}, {"role": "user", "content": words(4, 20)}]});
+    let own = json!({"name": "read", "input_schema": schema});
+    let messages = json!({"system": words(5, 80), "max_tokens": 4,
+        "tools": [own, {"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}],
+        "messages": [{"role": "user", "content": words(6, 20)}, {"role": "system", "content": words(7, 40)}]});
+    for (path, body) in [("/v1/responses", responses), ("/v1/messages", messages)] {
+        let url = format!("{}{path}", rig.router_url());
+        for turn in 0..2 {
+            let reply = rig.post(&url, &body).await?;
+            anyhow::ensure!(reply.status == 200, "{path}: {}", reply.text);
+            assert_eq!(reply.header("x-warmpath-left-out-tools"), "web_search", "{path}");
+            let blocks = |name: &str| reply.header(name).parse::<u64>().map(|tokens| tokens / BLOCK_SIZE_TOKENS);
+            let (predicted, actual) =
+                (blocks("x-warmpath-predicted-cached-tokens")?, blocks("x-warmpath-cached-tokens")?);
+            assert_eq!(predicted, actual, "{path}, turn {turn}");
+            assert!(turn == 0 || actual > 100 / BLOCK_SIZE_TOKENS, "{path}: {actual} blocks are reused");
+        }
+    }
+    Ok(())
+}
