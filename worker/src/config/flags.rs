@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 use warmpath_shell::environment;
@@ -251,6 +251,20 @@ pub struct Flags {
 /// Beginning of the names of llama-server's variables.
 const VARIABLES: &str = "LLAMA_ARG_";
 
+/// Adds to an error about a flag that nobody knows where llama-server's flags are listed.
+fn with_page(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument {
+        let known = match error.remove(ContextKind::Suggested) {
+            Some(ContextValue::StyledStrs(tips)) => tips,
+            _ => Vec::new(),
+        };
+        let tip = format!("{} says what becomes of llama-server's flags", llama_server::PAGE);
+        let tips = known.into_iter().chain([tip.into()]).collect();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    error
+}
+
 /// Is a choice that the worker may make itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -316,7 +330,7 @@ impl Flags {
     pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
         let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
-        let mut flags: Self = environment::parse(arguments)?;
+        let mut flags: Self = environment::parse(arguments).map_err(with_page)?;
         flags.ignored = ignored;
         Ok(flags)
     }
