@@ -27,8 +27,9 @@ async fn start(config: Config) -> TestRouter {
 }
 
 fn write(path: &Path, workers: &[&FakeWorker]) {
-    let lines: Vec<String> = workers.iter().map(|worker| worker.url()).collect();
-    std::fs::write(path, lines.join("\n")).expect("the file can be written");
+    let lines: String = workers.iter().map(|worker| format!("{}\n", worker.url())).collect();
+    let text = if workers.is_empty() { "none\n".to_owned() } else { lines };
+    std::fs::write(path, text).expect("the file can be written");
 }
 
 async fn states(router: &TestRouter) -> Vec<(String, String)> {
@@ -106,6 +107,28 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
     write(&path, &[first, second, third]);
     wait_for_states(&router, &[(first, "ready"), (second, "ready"), (third, "ready")]).await;
     assert_eq!(n_blocks_of(&router, first).await, n_blocks);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_emptied_or_cut_off_changes_nothing_and_one_that_says_none_does() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let [first, second] = &workers;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workers");
+    write(&path, &[first, second]);
+    let router = start(config_of(&[], &["--workers-file", path.to_str().expect("UTF-8")])).await;
+    wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
+    let failures = "warmpath_router_discovery_failures_total{source=\"file\"}";
+    let whole = std::fs::read_to_string(&path).expect("it is there");
+    for text in ["", "# nothing\n", "\n", &whole[..whole.len() - 3], &whole[..whole.len() / 2 - 2]] {
+        let n_before = router.metric(failures).await;
+        std::fs::write(&path, text).expect("the file can be written");
+        router.wait_for_metric(failures, n_before + 3.0).await;
+        assert_eq!(router.chat("hello").await.status(), 200, "{text:?}");
+        wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
+    }
+    write(&path, &[]);
+    wait_for_states(&router, &[(first, "leaving"), (second, "leaving")]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

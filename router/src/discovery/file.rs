@@ -1,7 +1,8 @@
 //! Workers listed in a file, one URL a line; it is read again every second.
 //!
 //! The idea: the file is read, not watched: a Kubernetes ConfigMap, a rename over it and a write into it then look alike. A
-//! file that is gone or wrong changes nothing.
+//! file that is gone or wrong changes nothing. Nor does one that is just being written: a list counts once two looks have seen it,
+//! and an empty one only where the file says `none`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,19 @@ use warmpath_shell::files::{self, Failure};
 use super::{Source, staying};
 use crate::config::{WORKERS_FILE_BYTES_MAX, WorkerAddress, WorkerUrlError, worker_address};
 use crate::metrics::Metrics;
+
+/// Line by which a file says that there are no workers.
+const NONE: &str = "none";
+
+/// Looks in a row that must see a new list before it counts.
+///
+/// Source: own choice: a program that rewrites a file takes milliseconds, a look comes every second.
+const SETTLED_LOOKS: u32 = 2;
+
+/// Looks in a row that must see a list which ends in the middle of a line, where the last one did not.
+///
+/// Source: own choice: long enough for a rewrite that stalled to be noticed, short enough for an editor that leaves out the last newline.
+const CUT_LOOKS: u32 = 30;
 
 /// Says why a file of workers cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,32 +44,93 @@ pub enum FileError {
         #[source]
         source: WorkerUrlError,
     },
+    /// It says that there are no workers, and lists some.
+    #[error("it says `{NONE}` and lists workers")]
+    Contradiction,
+    /// It listed workers and is empty now, without saying that there are none.
+    #[error("it lists no worker any more; a line `{NONE}` would say that there is none")]
+    Emptied,
+    /// It ends in the middle of a line, as a file that is being written does.
+    #[error("its last line has no end, as if it were being written")]
+    Cut,
 }
 
-/// Returns the workers that a file lists; empty lines and what follows `#` do not count.
+/// What a file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    workers: Vec<WorkerAddress>,
+    says_none: bool,
+    ends_whole: bool,
+}
+
+/// Returns what a file says; empty lines and what follows `#` do not count.
 ///
-/// Errors: every [`FileError`].
-pub fn read(path: &Path) -> Result<Vec<WorkerAddress>, FileError> {
+/// Errors: `Read`, `TooLong`, `Line`, `Contradiction`.
+pub fn read(path: &Path) -> Result<Listing, FileError> {
     let text = std::fs::read_to_string(path).map_err(FileError::Read)?;
     if text.len() > WORKERS_FILE_BYTES_MAX {
         return Err(FileError::TooLong);
     }
     let lines = text.lines().enumerate().map(|(idx, line)| (idx + 1, line.split('#').next().unwrap_or("").trim()));
-    lines
-        .filter(|(_, line)| !line.is_empty())
-        .map(|(line, text)| worker_address(text).map_err(|source| FileError::Line { line, source }))
-        .collect()
+    let (mut workers, mut says_none) = (Vec::new(), false);
+    for (line, text) in lines.filter(|(_, line)| !line.is_empty()) {
+        if text == NONE {
+            says_none = true;
+        } else {
+            workers.push(worker_address(text).map_err(|source| FileError::Line { line, source })?);
+        }
+    }
+    if says_none && !workers.is_empty() {
+        return Err(FileError::Contradiction);
+    }
+    Ok(Listing { workers, says_none, ends_whole: text.ends_with('\n') })
+}
+
+/// The list that counts, and one that is about to.
+struct Followed {
+    current: Listing,
+    /// Another list, and how many looks in a row have seen it.
+    next: Option<(Listing, u32)>,
+}
+
+impl Followed {
+    /// Takes in what a look has seen; returns the workers where they have changed.
+    ///
+    /// Errors: `Emptied`, `Cut`: the last list stands.
+    fn see(&mut self, seen: Listing) -> Result<Option<&[WorkerAddress]>, FileError> {
+        if seen.workers == self.current.workers {
+            (self.current, self.next) = (seen, None);
+            return Ok(None);
+        }
+        if seen.workers.is_empty() && !seen.says_none {
+            self.next = None;
+            return Err(FileError::Emptied);
+        }
+        let n_looks = match self.next.take() {
+            Some((before, n_looks)) if before == seen => n_looks + 1,
+            _ => 1,
+        };
+        let is_cut = self.current.ends_whole && !seen.ends_whole;
+        if n_looks < if is_cut { CUT_LOOKS } else { SETTLED_LOOKS } {
+            self.next = Some((seen, n_looks));
+            return if is_cut { Err(FileError::Cut) } else { Ok(None) };
+        }
+        self.current = seen;
+        Ok(Some(&self.current.workers))
+    }
 }
 
 /// Follows a file for as long as the router runs.
-pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Vec<WorkerAddress>, Arc<Metrics>)) {
-    let mut current = first;
-    source.set(current.iter().cloned().map(staying).collect());
+pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Listing, Arc<Metrics>)) {
+    if first.workers.is_empty() && !first.says_none {
+        tracing::warn!(path = %path.display(), "workers file lists no worker");
+    }
+    source.set(first.workers.iter().cloned().map(staying).collect());
+    let mut followed = Followed { current: first, next: None };
     let look = || {
-        let workers = read(&path)?;
-        if workers != current {
-            current = workers;
-            source.set(current.iter().cloned().map(staying).collect());
+        if let Some(workers) = followed.see(read(&path)?)? {
+            tracing::info!(path = %path.display(), n_workers = workers.len(), "workers file lists other workers");
+            source.set(workers.iter().cloned().map(staying).collect());
         }
         Ok::<_, FileError>(())
     };
@@ -74,18 +149,22 @@ mod tests {
 
     use super::*;
 
-    fn read_text(text: &str) -> Result<Vec<WorkerAddress>, FileError> {
+    fn read_text(text: &str) -> Result<Listing, FileError> {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), text).expect("it can be written");
         read(file.path())
     }
 
+    fn urls(workers: &[WorkerAddress]) -> Vec<&str> {
+        workers.iter().map(|worker| worker.url.as_str()).collect()
+    }
+
     #[test]
     fn lists_workers_with_comments_and_empty_lines() {
-        let workers = read_text("# ours\nhttp://a:1\n\n  openai+http://b:2  # theirs\n").expect("a good file");
-        let urls: Vec<_> = workers.iter().map(|worker| worker.url.as_str()).collect();
-        assert_eq!(urls, ["http://a:1/", "http://b:2/"]);
-        assert_eq!(read_text("").expect("nobody is there yet"), []);
+        let listing = read_text("# ours\nhttp://a:1\n\n  openai+http://b:2  # theirs\n").expect("a good file");
+        assert_eq!(urls(&listing.workers), ["http://a:1/", "http://b:2/"]);
+        assert!(read_text("").expect("nobody is there yet").workers.is_empty());
+        assert!(read_text("none # scaled down\n").expect("a good file").says_none);
     }
 
     #[test]
@@ -95,5 +174,43 @@ mod tests {
         let error = read(Path::new("/nonexistent/workers")).expect_err("no file");
         assert!(matches!(error, FileError::Read(_)), "{error:?}");
         assert!(matches!(read_text(&"#".repeat(WORKERS_FILE_BYTES_MAX + 1)), Err(FileError::TooLong)));
+        assert!(matches!(read_text("http://a:1\nnone\n"), Err(FileError::Contradiction)));
+    }
+
+    /// Shows the texts to one who follows a file with two workers; returns what comes of each.
+    fn follow(texts: &[&str]) -> Vec<String> {
+        let current = read_text("http://a:1\nhttp://b:2\n").expect("a good file");
+        let mut followed = Followed { current, next: None };
+        let mut see = |text: &&str| match read_text(text).and_then(|seen| Ok(followed.see(seen)?.map(<[_]>::to_vec))) {
+            Ok(None) => "stands".to_owned(),
+            Ok(Some(workers)) => urls(&workers).join(" "),
+            Err(error) => chain(&error),
+        };
+        texts.iter().map(&mut see).collect()
+    }
+
+    #[test]
+    fn a_new_list_counts_once_two_looks_have_seen_it() {
+        let new = "http://a:1\nhttp://c:3\n";
+        assert_eq!(follow(&[new, new, new]), ["stands", "http://a:1/ http://c:3/", "stands"]);
+        let between = "http://a:1\n";
+        assert_eq!(follow(&[between, new, between, new]), ["stands"; 4], "it is being written");
+    }
+
+    #[test]
+    fn an_emptied_file_changes_nothing_unless_it_says_none() {
+        let emptied = "it lists no worker any more; a line `none` would say that there is none";
+        assert_eq!(follow(&["", "# nothing\n\n", ""]), [emptied; 3]);
+        assert_eq!(follow(&["none\n", "none\n", "", "\n"]), ["stands", "", "stands", "stands"]);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_changes_nothing_for_long() {
+        let cut = "http://a:1\nhttp://b";
+        let mut expected = vec!["its last line has no end, as if it were being written"; CUT_LOOKS as usize - 1];
+        expected.push("http://a:1/ http://b/");
+        assert_eq!(follow(&vec![cut; CUT_LOOKS as usize]), expected);
+        // The whole of the list without its last newline is the list.
+        assert_eq!(follow(&["http://a:1\nhttp://b:2"]), ["stands"]);
     }
 }
