@@ -175,6 +175,15 @@ fn applied(adapter: u16, scale: Scale) -> Option<Applied> {
     (!scale.is_zero()).then_some(Applied { adapter, scale })
 }
 
+/// Lists every name by which clients may ask for a model with adapters: its own, then each with each adapter.
+pub fn all_names<'a>(
+    names: &'a [String],
+    adapters: impl Iterator<Item = &'a str> + 'a,
+) -> impl Iterator<Item = String> + 'a {
+    let with_adapter = |adapter: &'a str| names.iter().map(move |name| format!("{name}{SEPARATOR}{adapter}"));
+    names.iter().cloned().chain(adapters.flat_map(with_adapter))
+}
+
 impl ModelInfo {
     /// Returns the place of the adapter that `name` names behind one of the model's names.
     pub fn adapter_named(&self, name: &str) -> Option<u16> {
@@ -195,12 +204,7 @@ impl ModelInfo {
 
     /// Lists every name by which clients may ask: the model's own, then each with each adapter.
     pub fn all_names(&self) -> impl Iterator<Item = String> + '_ {
-        let with_adapter = |adapter: &AdapterInfo, name: &String| format!("{name}{SEPARATOR}{}", adapter.name);
-        let of_adapters = self
-            .adapters
-            .iter()
-            .flat_map(move |adapter| self.names.iter().map(move |name| with_adapter(adapter, name)));
-        self.names.iter().cloned().chain(of_adapters)
+        all_names(&self.names, self.adapters.iter().map(|adapter| adapter.name.as_str()))
     }
 
     /// Returns what an applied adapter adds to the root of a chain: its file's name and its scale; nothing for none.

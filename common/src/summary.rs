@@ -42,6 +42,20 @@ pub const AFTER_PARAMETER: &str = "after";
 /// Is the path of the model's metadata as a GGUF file without tensors.
 pub const VOCABULARY_PATH: &str = "/internal/v1/vocabulary";
 
+/// What a worker says to a subscriber while its model loads: the field [`Loading::FIELD`] of a JSON object with the status 503.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loading {
+    /// Names under which clients will be able to ask for the model, those of its adapters included.
+    pub names: Vec<String>,
+    /// How much is loaded, 0 to 100.
+    pub percent: u8,
+}
+
+impl Loading {
+    /// Name of the field, which stands beside the error.
+    pub const FIELD: &str = "loading";
+}
+
 /// Orders the frames of one worker's one life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {

@@ -1,20 +1,22 @@
 //! The router's configuration: flags in, checked values out, and every limit that no flag sets.
 //!
-//! Not here: the flags themselves (`flags`). The idea: each part receives its own struct and nothing else.
+//! Not here: the flags themselves (`flags`), what is wrong with them (`error`). The idea: each part receives its own struct and nothing else.
 
 mod cors;
 mod discovery;
+mod error;
 pub mod flags;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use url::Url;
 use warmpath_router_core::admission::AdmissionOptions;
 use warmpath_router_core::dispatch::DispatchOptions;
 use warmpath_router_core::membership::MembershipOptions;
 use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
-use warmpath_shell::hosts::{AllowedHosts, HostError};
+use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
@@ -24,6 +26,7 @@ pub use self::discovery::{
     DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, Scheme, WorkerAddress, WorkerApi, WorkerUrlError,
     worker_address,
 };
+pub use self::error::ConfigError;
 use self::flags::Flags;
 
 /// Is the most workers that one router follows.
@@ -75,6 +78,11 @@ pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// Is how long a stream must have lasted for the next pause to be short again.
 pub const STEADY_AFTER: Duration = Duration::from_secs(5);
+
+/// Longest answer of a worker that loads to a subscriber. Units: bytes.
+///
+/// Source: the most names that are taken, each with some adapters, at a usual length.
+pub const LOADING_BYTES_MAX: usize = 1 << 20;
 
 /// Is the longest vocabulary that is downloaded. Units: bytes.
 ///
@@ -147,6 +155,12 @@ pub const STOCK_SILENT_LOOKS: u32 = 2;
 /// Source: own choice: a worker is lost after 3.5 s without a word, so an answer that hangs with it has been silent for longer.
 pub const LOST_SILENCE: Duration = Duration::from_secs(1);
 
+/// How long after the start requests wait until every worker that was found first has been looked at.
+///
+/// Source: own choice: longer than a worker may be silent ([`SUMMARY_IDLE_MAX`]) or a stock server takes to answer
+/// ([`STOCK_ANSWER_TIMEOUT`]), shorter than clients' patience.
+pub const FIRST_LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// Is how long a worker that is found no longer keeps its place, and what is known of it; it gets nothing meanwhile.
 ///
 /// Source: own choice: longer than a look at DNS or an endpoint's flap, shorter than an operator's patience.
@@ -215,6 +229,11 @@ pub const STOCK_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Is the longest answer to that. Units: bytes.
 pub const STOCK_ANSWER_BYTES_MAX: usize = 4 << 20;
 
+/// Most models of one stock server; those that it lists behind them are left out.
+///
+/// Source: own choice: some ten times what a llama-server with a folder of models lists.
+pub const STOCK_MODELS_MAX: usize = 1024;
+
 /// Is the number of requests that a stock server is taken to run at a time if it does not say.
 ///
 /// Source: own choice.
@@ -269,8 +288,12 @@ pub struct FleetConfig {
     pub index_bytes_max: usize,
     /// Directs the choice.
     pub dispatch: DispatchOptions,
+    /// How long after the start requests wait for the first look at all workers.
+    pub first_look_max: Duration,
     /// Is how long a worker may take to accept a connection, TLS included.
     pub connect_timeout: Duration,
+    /// Files of the keys that stock servers are shown.
+    pub worker_keys: Vec<WorkerKeyFile>,
     /// Is the file of the tokens that workers are shown; absent where they want none.
     pub token_file: Option<PathBuf>,
     /// Is the files from which workers are spoken to by TLS.
@@ -309,6 +332,15 @@ pub struct VocabularyFile {
     pub path: PathBuf,
 }
 
+/// A file that holds the key which stock servers want.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerKeyFile {
+    /// Server that is shown the key; absent where every stock server is that has no key of its own.
+    pub url: Option<Url>,
+    /// File of the key.
+    pub path: PathBuf,
+}
+
 /// Bounds requests.
 #[derive(Debug, Clone)]
 pub struct RequestConfig {
@@ -332,71 +364,6 @@ pub struct RequestConfig {
     pub response_timeout: Duration,
     /// Time in which a worker must go on with an answer that has begun, and its client take something of it.
     pub idle_timeout: Duration,
-}
-
-/// Says why flags cannot be obeyed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// There are too many workers.
-    #[error("--worker is given {n} times; the most is {WORKERS_MAX}")]
-    TooManyWorkers {
-        /// Is their number.
-        n: usize,
-    },
-    /// No way to find workers is given.
-    #[error("no worker can be found: give --worker, --workers-file, --worker-dns or --kubernetes-service")]
-    NoWorkers,
-    /// A worker's URL is not of a form that can be used.
-    #[error("--worker {url}: {source}")]
-    WorkerUrl {
-        /// Is the URL.
-        url: String,
-        /// Says what is wrong with it.
-        source: WorkerUrlError,
-    },
-    /// A worker is listed twice.
-    #[error("--worker {url}: the worker is listed twice")]
-    WorkerTwice {
-        /// Is its URL.
-        url: String,
-    },
-    /// A name to be resolved is not of the form that is asked for.
-    #[error("--worker-dns {text}: it must be HOST:PORT or https://HOST:PORT, with or without openai+")]
-    Dns {
-        /// Is what was given.
-        text: String,
-    },
-    /// A Kubernetes service is not of the form that is asked for.
-    #[error("--kubernetes-service {text}: it must be NAMESPACE/NAME:PORT, with or without https://")]
-    Kubernetes {
-        /// Is what was given.
-        text: String,
-    },
-    /// A vocabulary's name or file is missing.
-    #[error("--vocab {text}: it must be FILE or NAME=FILE")]
-    Vocabulary {
-        /// Is what was given.
-        text: String,
-    },
-    /// An origin is not of the form in which browsers send it.
-    #[error(
-        "--cors-origin {text}: it must be * or as browsers send it: SCHEME://HOST or SCHEME://HOST:PORT, without a slash at its end"
-    )]
-    Origin {
-        /// Is what was given.
-        text: String,
-    },
-    /// A name by which the router may be called is none.
-    #[error("--allowed-host {0}")]
-    Host(#[from] HostError),
-    /// A flag's value is out of range.
-    #[error("{flag} must be {range}")]
-    Range {
-        /// Names the flag.
-        flag: &'static str,
-        /// Says what it must be.
-        range: &'static str,
-    },
 }
 
 /// Returns the configuration that flags ask for.
@@ -426,7 +393,9 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 admission: Some(admission),
                 ..DispatchOptions::default()
             },
+            first_look_max: FIRST_LOOK_MAX,
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
+            worker_keys: flags.worker_key_files.iter().map(|text| worker_key_file(text)).collect::<Result<_, _>>()?,
             token_file: flags.fleet_token_file,
             tls: ClientFiles { ca: flags.worker_ca, own: CertFiles::of(flags.worker_cert, flags.worker_key) },
             trial: TrialConfig::default(),
@@ -483,43 +452,14 @@ fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {
     Ok(VocabularyFile { name, path: path.into() })
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    fn resolve_line(line: &str) -> Result<Config, ConfigError> {
-        let arguments = ["warmpath-router"].into_iter().chain(line.split_whitespace());
-        resolve(Flags::try_parse_from(arguments).expect("clap takes the line"))
-    }
-
-    #[test]
-    fn vocabularies_are_given_by_name_or_for_all() {
-        let line = "--worker openai+http://a:1 --vocab org/m=m.gguf --vocab all.gguf";
-        let fleet = resolve_line(line).expect("a good line").fleet;
-        let named = VocabularyFile { name: Some("org/m".into()), path: "m.gguf".into() };
-        assert_eq!(fleet.vocabularies, [named, VocabularyFile { name: None, path: "all.gguf".into() }]);
-    }
-
-    #[test]
-    fn bad_values_are_named() {
-        for (line, expected) in [
-            ("--worker http://a:1 --vocab m=", "--vocab m=: it must be FILE or NAME=FILE"),
-            ("--worker http://a:1 --vocab =a.gguf", "--vocab =a.gguf: it must be FILE or NAME=FILE"),
-            ("--worker http://a:1 --drain-timeout=-1", "--drain-timeout must be a number of seconds, 0 or more"),
-            ("--worker http://a:1 --idle-timeout NaN", "--idle-timeout must be a number of seconds, 0 or more"),
-            ("--worker http://a:1 --attempts-max 0", "--attempts-max must be 1 or more"),
-            ("--worker http://a:1 --body-max 0", "--body-max must be 1 or more"),
-            ("--worker http://a:1 --body-memory-max 47", "--body-memory-max must be three times --body-max or more"),
-            (
-                "--worker http://a:1 --allowed-host http://a",
-                "--allowed-host http://a: it must be a host name or an address, without a scheme or a port, or *",
-            ),
-            ("--worker http://a:1 --retry-budget 1.5", "--retry-budget must be a share, 0 to 1"),
-            ("--worker http://a:1 --queue-timeout=-1", "--queue-timeout must be a number of seconds, 0 or more"),
-        ] {
-            assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);
-        }
-    }
+fn worker_key_file(text: &str) -> Result<WorkerKeyFile, ConfigError> {
+    // The name of a file may hold the sign, a worker's URL cannot.
+    let parts = text.split_once('=').filter(|(url, _)| url.contains("://"));
+    let (url, path) = parts.map_or((None, text), |(url, path)| (Some(url), path));
+    let refuse = || ConfigError::WorkerKeyFile { text: discovery::shown(url.unwrap_or_default()) };
+    let url = url.map(worker_address).transpose().map_err(|_| refuse())?.map(|worker| worker.url);
+    if path.is_empty() { Err(refuse()) } else { Ok(WorkerKeyFile { url, path: path.into() }) }
 }
+
+#[cfg(test)]
+mod tests;

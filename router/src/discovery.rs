@@ -37,14 +37,20 @@ pub enum DiscoveryError {
 /// Is what all sources find together.
 #[derive(Debug, Default)]
 pub struct Discovered {
-    lists: Mutex<Vec<Vec<Found<WorkerAddress>>>>,
+    /// Guards what each source finds, absent until it has found something out; held for one copy, never across `.await`.
+    lists: Mutex<Vec<Option<Vec<Found<WorkerAddress>>>>>,
     changed: Notify,
 }
 
 impl Discovered {
     /// Returns every worker that any source lists; one that several list stands there several times.
     pub fn all(&self) -> Vec<Found<WorkerAddress>> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner).concat()
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().flatten().cloned().collect()
+    }
+
+    /// Returns whether every source has found something out, be it that there is nobody.
+    pub fn is_complete(&self) -> bool {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).iter().all(Option::is_some)
     }
 
     /// Waits until a source has another list than at the last call.
@@ -62,13 +68,13 @@ struct Source {
 impl Source {
     fn of(found: &Arc<Discovered>) -> Self {
         let mut lists = found.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        lists.push(Vec::new());
+        lists.push(None);
         Self { found: Arc::clone(found), nth: lists.len() - 1 }
     }
 
     /// Replaces what this source finds.
     fn set(&self, list: Vec<Found<WorkerAddress>>) {
-        self.found.lists.lock().unwrap_or_else(PoisonError::into_inner)[self.nth] = list;
+        self.found.lists.lock().unwrap_or_else(PoisonError::into_inner)[self.nth] = Some(list);
         self.found.changed.notify_one();
     }
 }

@@ -229,7 +229,9 @@ impl RequestError {
                 Class::NotFound
             }
             Self::Unauthorized => Class::Unauthorized,
-            Self::Lookup(LookupError::NoWorkers { .. }) => Class::Unavailable,
+            Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Unheard { .. }) => {
+                Class::Unavailable
+            }
             Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
             Self::MethodRefused { .. } => Class::Method,
             Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
@@ -295,7 +297,8 @@ impl RequestError {
             Self::Dialect(DialectError::Unsupported { .. }) => Some("unsupported_parameter"),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
-            Self::Lookup(LookupError::NoWorkers { .. }) => Some("no_worker"),
+            Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Unheard { .. }) => Some("no_worker"),
+            Self::Lookup(LookupError::Loading { .. }) => Some("model_loading"),
             Self::Lookup(LookupError::Incapable { .. }) => Some("model_not_capable"),
             Self::NoWorker { .. } => Some("no_worker"),
             Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),

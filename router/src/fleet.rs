@@ -16,6 +16,7 @@ pub mod subscriber;
 pub mod tracker;
 pub mod trial;
 pub mod vocabulary;
+pub mod worker_keys;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,10 +24,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use warmpath_common::ids::RequestId;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
@@ -58,6 +59,10 @@ pub struct Fleet {
     books: Mutex<Dispatch>,
     n_shed: AtomicU64,
     started: Instant,
+    /// Whether every worker that was found first has been looked at.
+    looked: watch::Sender<bool>,
+    /// How long after the start requests wait for that.
+    first_look_max: Duration,
     /// Says that clients have been sent here: from then on what is new in the fleet is no reason to send them away.
     was_ready: AtomicBool,
     models_changed: Notify,
@@ -84,6 +89,8 @@ impl Fleet {
             books: Mutex::new(Dispatch::new(config.dispatch)),
             n_shed: AtomicU64::new(0),
             started: Instant::now(),
+            looked: watch::Sender::new(false),
+            first_look_max: config.first_look_max,
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
             trial: config.trial.clone(),
@@ -98,6 +105,19 @@ impl Fleet {
         let indexed = Arc::clone(&fleet);
         tasks.spawn_blocking(move || indexer::index(&indexed, writer, blocks_inbox, WORKER_BLOCKS_MAX));
         fleet
+    }
+
+    /// Waits until every worker that was found first has been looked at, for a while after the start at most.
+    ///
+    /// A request that came before would be refused for a worker that is there.
+    pub async fn first_look(&self) {
+        if *self.looked.borrow() {
+            return;
+        }
+        let mut looked = self.looked.subscribe();
+        let left = self.first_look_max.saturating_sub(self.started.elapsed());
+        // Whether it is done or too late, the request goes on; the sender lives as long as the fleet.
+        let _ = tokio::time::timeout(left, looked.wait_for(|looked| *looked)).await;
     }
 
     /// Returns the fleet as it is at this moment.
@@ -131,10 +151,10 @@ impl Fleet {
     }
 
     /// Returns what is needed to tokenize for a model, if it has been given or fetched.
-    pub fn vocabulary(&self, key: &VocabularyKey) -> Option<VocabularyState> {
-        let given = self.given.iter().find(|given| VocabularyKey::of(&given.model) == *key);
+    pub fn vocabulary(&self, model: &ModelInfo) -> Option<VocabularyState> {
+        let given = self.given.iter().find(|given| given.cuts(model));
         let ready = |given: &Given| VocabularyState::Ready(Arc::clone(&given.vocabulary));
-        given.map(ready).or_else(|| self.vocabularies.load().get(key).cloned())
+        given.map(ready).or_else(|| self.vocabularies.load().get(&VocabularyKey::of(model)).cloned())
     }
 
     /// Returns all vocabularies that are wanted, and how far they are.
@@ -196,7 +216,8 @@ impl Fleet {
 
     /// Returns what a router that has just begun still waits for.
     fn beginning(&self, view: &FleetView) -> Option<String> {
-        if view.workers.iter().any(|worker| worker.link == Link::Connecting) {
+        let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
+        if is_looking || view.workers.iter().any(|worker| worker.link == Link::Connecting) {
             return Some("some workers have not been tried yet".to_owned());
         }
         let vocabularies = self.vocabularies.load();
@@ -269,25 +290,32 @@ impl Drop for Booking {
 /// Says why a worker cannot be followed.
 #[derive(Debug, Clone)]
 pub struct Trouble {
-    /// The kind of trouble.
+    /// Kind of trouble.
     pub kind: TroubleKind,
     /// Says why, for a person.
     pub reason: Arc<str>,
 }
 
-/// What follows from a trouble.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Kind of trouble with a worker that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TroubleKind {
     /// The worker answers, and does not let this router in.
     Refusal,
     /// The worker does not answer at all: what was asked of it will not come.
     Loss,
+    /// The worker answers, and its model is being loaded.
+    Loading {
+        /// Names under which it will serve.
+        names: Vec<String>,
+    },
     /// The worker cannot be followed; it may be answering others.
     Other,
 }
 
 /// Is what the followers of workers and the vocabulary task tell the tracker.
 pub enum Report {
+    /// Whatever every way to find workers found first has joined.
+    Surveyed,
     /// A worker has joined; its member is seated.
     Joined {
         /// Names the worker.
@@ -315,7 +343,7 @@ pub enum Report {
         /// Is what has come.
         new: Box<warmpath_router_core::follower::NewWorker>,
     },
-    /// A stock server was found.
+    /// A stock server was found, or lists other models than before.
     Found {
         /// Names the worker.
         worker: WorkerIdx,
@@ -326,6 +354,8 @@ pub enum Report {
     Differs {
         /// Names the worker.
         worker: WorkerIdx,
+        /// Model whose tokens it counts so.
+        model: Fingerprint,
     },
     /// A worker's stream goes on where it was lost.
     Resumed {

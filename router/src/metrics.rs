@@ -106,6 +106,8 @@ metrics! {
     key_file_failures: IntCounter = counter("key_file_failures_total");
     /// Looks at the file of the fleet's tokens that failed; the last tokens stand.
     token_file_failures: IntCounter = counter("token_file_failures_total");
+    /// Looks at the files of stock servers' keys that failed; the last keys stand.
+    worker_key_failures: IntCounter = counter("worker_key_file_failures_total");
     /// Looks at changed files for TLS, with clients or with workers, that failed; the last certificates stand.
     tls_failures: IntCounter = counter("tls_failures_total");
     /// Attempts that failed before the client saw anything, by failure.
@@ -140,6 +142,8 @@ metrics! {
     stock_losses: IntCounterVec = counters("stock_losses_total", &["reason"]);
     /// Stock servers that counted a prompt's tokens otherwise than the vocabulary that they were taken to have.
     stock_mismatches: IntCounter = counter("stock_vocabulary_mismatches_total");
+    /// Models that a stock server lists beyond the most that are taken; requests for them are refused.
+    left_out_models: IntGaugeVec = gauges("stock_models_left_out", &["worker"]);
     /// Downloads of vocabularies, by outcome.
     vocabularies: IntCounterVec = counters("vocabulary_downloads_total", &["outcome"]);
     /// Workers by state.
@@ -242,7 +246,7 @@ impl Metrics {
         let label = &[name];
         // An error means that nothing was said of it.
         let _ = self.summary_age.remove_label_values(label);
-        for gauges in [&self.worker_in_flight, &self.breaker, &self.worker_blocks] {
+        for gauges in [&self.worker_in_flight, &self.breaker, &self.worker_blocks, &self.left_out_models] {
             let _ = gauges.remove_label_values(label);
         }
     }

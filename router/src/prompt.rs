@@ -321,7 +321,7 @@ impl Begun {
             let reason = "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
             return Err(RequestError::field("cache_salt", reason));
         }
-        let model = view.lookup(options.model.as_deref(), draft.shape.wanted())?;
+        let model = view.lookup(options.model.as_deref(), draft.shape.wanted(), Instant::now())?;
         let affinity = affinity(&parsed, &options, &draft);
         let marks = match &parsed {
             Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
@@ -329,10 +329,10 @@ impl Begun {
         };
         let has_one_prompt =
             options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
-        let of_model =
-            |worker: &&Arc<WorkerView>| worker.model.as_ref().is_some_and(|of| of.fingerprint == model.fingerprint);
+        let is_meant = |of: &&Arc<ModelInfo>| of.fingerprint == model.fingerprint;
+        let of_model = |worker: &&Arc<WorkerView>| worker.models().any(|of| is_meant(&of));
         let has_stock = view.workers.iter().filter(of_model).any(|worker| worker.stock.is_some());
-        let contexts = view.workers.iter().filter(of_model).filter_map(|worker| worker.model.as_ref());
+        let contexts = view.workers.iter().flat_map(|worker| worker.models()).filter(is_meant);
         let context_tokens_max = contexts.map(|of| of.context_tokens).max().filter(|_| !has_stock);
         let reading = Reading::Parsed(parsed);
         Ok(Self {

@@ -18,6 +18,7 @@ use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
 use crate::fleet::given::{Given, GivenError};
+use crate::fleet::worker_keys::{WorkerKeyError, WorkerKeys};
 use crate::http::state::{App, Doors, Hosts};
 use crate::http::{admin_routes, client_routes};
 use crate::keys::{Keys, KeysError};
@@ -64,6 +65,15 @@ pub enum StartError {
         /// Says why.
         #[source]
         source: TokenError,
+    },
+    /// The file of a stock server's key cannot be used.
+    #[error("--worker-key-file {path}", path = .path.display())]
+    WorkerKey {
+        /// Is the file.
+        path: PathBuf,
+        /// Says why.
+        #[source]
+        source: WorkerKeyError,
     },
     /// Workers cannot be looked for.
     #[error(transparent)]
@@ -170,12 +180,19 @@ fn open_clients(config: &FleetConfig, metrics: &Arc<Metrics>, tasks: &mut JoinSe
     let tls = config.tls.open().map_err(StartError::WorkerTls)?;
     let (files, followed, counted) = (config.tls.clone(), Arc::clone(&tls), Arc::clone(metrics));
     tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
-    let Some(path) = config.token_file.clone() else { return Ok(Clients::new(config.connect_timeout, tls, None)) };
+    let keys = WorkerKeys::open(&config.worker_keys);
+    let keys = Arc::new(keys.map_err(|(path, source)| StartError::WorkerKey { path, source })?);
+    for key in keys.all() {
+        let counted = Arc::clone(metrics);
+        tasks.spawn(async move { key.watch(|| counted.worker_key_failures.inc()).await });
+    }
+    let clients = |tokens| Clients::new(config.connect_timeout, tls, tokens).with_keys(keys);
+    let Some(path) = config.token_file.clone() else { return Ok(clients(None)) };
     let tokens = FleetTokens::open(&path).map_err(|source| StartError::Token { path: path.clone(), source })?;
     let tokens = Arc::new(tokens);
     let (followed, counted) = (Arc::clone(&tokens), Arc::clone(metrics));
     tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
-    Ok(Clients::new(config.connect_timeout, tls, Some(tokens)))
+    Ok(clients(Some(tokens)))
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {

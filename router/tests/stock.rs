@@ -253,7 +253,7 @@ async fn an_answer_that_says_no_reuse_is_not_checked() {
 async fn what_is_no_openai_server_or_is_not_well_gets_nothing_and_it_is_said_why() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers[0].with(|script| script.models = Some(json!({"hello": "world"})));
-    servers[1].with(|script| script.health = Some(503));
+    servers[1].with(|script| script.health = Some(500));
     let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
     let losses = |reason| format!("warmpath_router_stock_losses_total{{reason=\"{reason}\"}}");
     router.wait_for_metric(&losses("not_openai"), 1.0).await;

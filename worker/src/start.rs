@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{info, warn};
 use warmpath_common::ids::WorkerUid;
+use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::OpenError;
 use warmpath_shell::body::{BodyLimits, BodyRoom};
@@ -191,6 +192,7 @@ impl Bound {
         let app = App {
             phase: phase_seen,
             worker: HeaderValue::from_str(&identity.name).unwrap_or(HeaderValue::from_static("unnamed")),
+            names: names(&config),
             bodies: Arc::new(BodyLimits {
                 bytes_max: config.http.body_bytes_max,
                 timeout: BODY_TIMEOUT,
@@ -289,6 +291,12 @@ fn announce(served: &Served, took: Duration) {
             );
         }
     }
+}
+
+/// Returns every name under which clients may ask for the model.
+fn names(config: &Config) -> Arc<[String]> {
+    let adapters = config.engine.adapters.iter().map(|adapter| adapter.name.as_str());
+    lora::all_names(&config.identity.model_names, adapters).collect()
 }
 
 fn identity(config: &Config, address: SocketAddr) -> Identity {

@@ -165,7 +165,9 @@ impl Rival {
         };
         let prompt = seen.prompt.with_matches(extended.as_deref());
         let weighed = workers.iter().map(|worker| {
-            let mut candidate = Candidate::weigh(worker, prompt, self.standing(worker, assumed));
+            let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
+            let standing = self.standing(worker, assumed);
+            let mut candidate = Candidate::weigh(worker, prompt, block_size_tokens, standing);
             candidate.given_tokens = self.given.of(worker.idx, Givers::Own);
             candidate
         });

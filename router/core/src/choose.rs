@@ -192,9 +192,13 @@ impl<'a> Candidate<'a> {
     /// Returns what the request would cost at `worker`.
     ///
     /// At least one prompt token is always computed, for its logits: a prompt that is cached to its end counts as cached
-    /// up to the block before.
-    pub fn weigh(worker: &'a WorkerView, prompt: PromptView<'_>, standing: Standing<'a>) -> Self {
-        let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
+    /// up to the block before. `block_size_tokens` is that by which the prompt is cut.
+    pub fn weigh(
+        worker: &'a WorkerView,
+        prompt: PromptView<'_>,
+        block_size_tokens: u32,
+        standing: Standing<'a>,
+    ) -> Self {
         let n_tokens = prompt.n_tokens();
         let found = match prompt {
             PromptView::Known { matches, .. } => matches.iter().copied().find(|found| found.worker == worker.idx),

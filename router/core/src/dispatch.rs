@@ -345,7 +345,7 @@ impl Dispatch {
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
         let givers = if self.others.may_be_there(ask.now) { Givers::All } else { Givers::Own };
         let standing = standing(worker, self.account(worker.idx).unreported, assumed);
-        let mut candidate = Candidate::weigh(worker, ask.prompt, standing);
+        let mut candidate = Candidate::weigh(worker, ask.prompt, ask.model.block_size_tokens, standing);
         candidate.given_tokens = self.given.of(worker.idx, givers);
         let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));
         if room == Room::No {
@@ -450,9 +450,13 @@ fn serving<'a>(fleet: &'a FleetView, ask: &Ask<'_>) -> Vec<&'a WorkerView> {
     let is_named = |worker: &&'a WorkerView| match ask.model_name {
         Some(name) => worker.serves(name),
         // By name as well: on what footing a stock server stands may have changed since the prompt was made.
-        None => worker.model.as_ref().is_none_or(|model| {
-            model.fingerprint == ask.model.fingerprint || model.names.iter().any(|name| ask.model.names.contains(name))
-        }),
+        None => {
+            let is_meant = |model: &Arc<ModelInfo>| {
+                model.fingerprint == ask.model.fingerprint
+                    || model.names.iter().any(|name| ask.model.names.contains(name))
+            };
+            worker.model.is_none() || worker.models().any(is_meant)
+        }
     };
     fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(ask.wanted)).filter(is_named).collect()
 }

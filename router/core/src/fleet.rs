@@ -3,6 +3,7 @@
 //! Not here: how it is kept up to date (the router's tracker), who holds which prefix (`index`), what this router has sent
 //! and the workers have not yet reported (`dispatch`).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,11 @@ use crate::stock::Footing;
 ///
 /// Source: docs/decisions/0000-measured-before.md: load views that are 5 s old triple the p99; a resync takes well below a second.
 pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
+
+/// How long after a worker has joined a request may still be for a model that it has not named yet.
+///
+/// Source: own choice: a worker says its model's names as soon as it listens, some seconds after its machine has it.
+pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
 
 /// Says how the router is connected to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,12 +47,17 @@ pub enum Link {
         /// Is when that was found.
         since: Instant,
     },
+    /// The worker answers, and its model is being loaded.
+    Loading {
+        /// When that was found.
+        since: Instant,
+    },
 }
 
 impl Link {
     /// Returns whether the worker is there as far as is known: it may not have been heard yet.
     pub fn is_there(self) -> bool {
-        !matches!(self, Self::Down { .. } | Self::Refused { .. })
+        !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
     }
 }
 
@@ -59,8 +70,14 @@ pub struct WorkerView {
     pub name: String,
     /// Names the worker for itself; absent until it has been heard.
     pub uid: Option<WorkerUid>,
-    /// Declares the model; absent until it has been heard.
+    /// Declares the model; absent until it has been heard. Of a stock server with several it is the first.
     pub model: Option<Arc<ModelInfo>>,
+    /// Further models of a stock server; a Warmpath worker has none.
+    pub further: Vec<Arc<ModelInfo>>,
+    /// Names under which the worker said it will serve when it has loaded; none once it serves.
+    pub awaited: Vec<String>,
+    /// When the worker joined the fleet.
+    pub joined_at: Instant,
     /// Is the last load that it reported; as old as the link says, at most a second while it is live.
     pub load: Load,
     /// Says how the router is connected to it.
@@ -86,6 +103,8 @@ pub enum Unavailable {
     Down,
     /// It does not let this router in.
     Refused,
+    /// Its model is being loaded.
+    Loading,
     /// Its view is too old.
     Stale,
     /// It disagrees with the fleet.
@@ -113,6 +132,7 @@ impl Unavailable {
             Self::Connecting => "connecting",
             Self::Down => "down",
             Self::Refused => "refused",
+            Self::Loading => "loading",
             Self::Stale => "stale",
             Self::Excluded => "excluded",
             Self::Draining => "draining",
@@ -139,19 +159,45 @@ impl WorkerView {
             Link::Connecting => Some(Unavailable::Connecting),
             Link::Down { .. } => Some(Unavailable::Down),
             Link::Refused { .. } => Some(Unavailable::Refused),
+            Link::Loading { .. } => Some(Unavailable::Loading),
             Link::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => Some(Unavailable::Stale),
             Link::Stale { .. } | Link::Live => self.load.draining.then_some(Unavailable::Draining),
         }
     }
 
+    /// Returns every model that the worker declares.
+    pub fn models(&self) -> impl Iterator<Item = &Arc<ModelInfo>> + Clone {
+        self.model.iter().chain(&self.further)
+    }
+
+    /// Returns the model that the worker has under a name, if it is in the fleet.
+    pub fn model_named(&self, name: &str) -> Option<&Arc<ModelInfo>> {
+        self.models().filter(|_| self.excluded.is_none()).find(|model| model.answers_to(name))
+    }
+
     /// Returns whether the worker is in the fleet and answers to `name`.
     pub fn serves(&self, name: &str) -> bool {
-        self.excluded.is_none() && self.model.as_ref().is_some_and(|model| model.answers_to(name))
+        self.model_named(name).is_some()
+    }
+
+    /// Returns whether the worker will serve `name`, or does and is kept out of the fleet; no name means anything.
+    fn is_awaited_for(&self, name: Option<&str>) -> bool {
+        let is_kept_out = |name| self.excluded.is_some() && self.models().any(|model| model.answers_to(name));
+        match name {
+            Some(name) => self.awaited.iter().any(|awaited| awaited == name) || is_kept_out(name),
+            None => !self.awaited.is_empty(),
+        }
+    }
+
+    /// Returns whether the worker has joined of late and has not named any model.
+    fn is_unheard(&self, now: Instant) -> bool {
+        let is_silent = self.model.is_none() && self.awaited.is_empty() && !self.is_leaving;
+        is_silent && now.saturating_duration_since(self.joined_at) <= UNHEARD_GRACE
     }
 
     /// Returns whether the worker can be asked for `wanted`; one that has not been heard may be able to.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
-        self.model.as_ref().is_none_or(|model| model.can(wanted))
+        self.model.is_none() || self.models().any(|model| model.can(wanted))
     }
 }
 
@@ -173,8 +219,22 @@ pub enum LookupError {
         /// Those of them whose summaries are followed.
         n_connected: usize,
     },
+    /// A worker will serve the name and does not yet, or is kept out of the fleet.
+    #[error("{} not ready yet: a worker is loading it", awaited(.name.as_deref()))]
+    Loading {
+        /// Name that was asked for, if one was.
+        name: Option<String>,
+    },
+    /// No worker that has been heard serves the name, and some have not been heard yet.
+    #[error("{} not known yet: {n_unheard} of the workers have not said what they serve", awaited(.name.as_deref()))]
+    Unheard {
+        /// Name that was asked for, if one was.
+        name: Option<String>,
+        /// Workers that have not been heard.
+        n_unheard: usize,
+    },
     /// No worker serves the name.
-    #[error("the model `{name}` does not exist; there is {}", list(.known))]
+    #[error("the model `{name}` does not exist; there is {}", some(.known))]
     Unknown {
         /// Is the name that was asked for.
         name: String,
@@ -199,6 +259,14 @@ pub enum LookupError {
     },
 }
 
+fn some(names: &[String]) -> String {
+    if names.is_empty() { "none yet".to_owned() } else { list(names) }
+}
+
+fn awaited(name: Option<&str>) -> String {
+    name.map_or_else(|| "a model is".to_owned(), |name| format!("the model `{name}` is"))
+}
+
 fn subject(name: Option<&str>) -> String {
     name.map_or_else(|| "no model here serves".to_owned(), |name| format!("the model `{name}` does not serve"))
 }
@@ -207,8 +275,18 @@ fn others(names: &[String]) -> String {
     if names.is_empty() { "nor does any other".to_owned() } else { format!("those that do: {}", list(names)) }
 }
 
+/// Most names that a message lists.
+///
+/// Source: own choice: more is read by nobody; `/v1/models` has them all.
+const LISTED_MAX: usize = 64;
+
 fn list(names: &[String]) -> String {
-    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+    let listed: Vec<_> = names.iter().take(LISTED_MAX).map(|name| format!("`{name}`")).collect();
+    let listed = listed.join(", ");
+    match names.len().checked_sub(LISTED_MAX) {
+        Some(n_more) if n_more > 0 => format!("{listed} and {n_more} more"),
+        _ => listed,
+    }
 }
 
 impl FleetView {
@@ -225,35 +303,50 @@ impl FleetView {
     /// Returns the model that a request for `wanted` means; a missing name means the only one that does it.
     ///
     /// Errors: every [`LookupError`]. Workers that are down count: their model exists.
-    pub fn lookup(&self, name: Option<&str>, wanted: Option<Capability>) -> Result<Arc<ModelInfo>, LookupError> {
-        if self.models().next().is_none() {
-            let n_connected = self.workers.iter().filter(|worker| worker.link == Link::Live).count();
-            return Err(LookupError::NoWorkers { n_known: self.workers.len(), n_connected });
-        }
+    pub fn lookup(
+        &self,
+        name: Option<&str>,
+        wanted: Option<Capability>,
+        now: Instant,
+    ) -> Result<Arc<ModelInfo>, LookupError> {
         let mut named = self.models().filter(|model| name.is_none_or(|name| model.answers_to(name)));
         let is_named = named.clone().next().is_some();
-        let first = named.find(|model| model.can(wanted));
-        match (first, name, wanted) {
-            (Some(first), Some(_), _) => Ok(Arc::clone(first)),
-            (Some(first), None, _) => {
-                let others = |model: &&Arc<ModelInfo>| model.can(wanted) && model.fingerprint != first.fingerprint;
-                match named.find(others) {
-                    Some(_) => Err(LookupError::Ambiguous { known: self.names_for(wanted) }),
-                    None => Ok(Arc::clone(first)),
-                }
+        let Some(first) = named.find(|model| model.can(wanted)) else {
+            return Err(self.refusal(name, wanted.filter(|_| is_named), now));
+        };
+        let others = |model: &Arc<ModelInfo>| model.can(wanted) && model.fingerprint != first.fingerprint;
+        if name.is_none() && named.any(others) {
+            return Err(LookupError::Ambiguous { known: self.names_for(wanted) });
+        }
+        Ok(Arc::clone(first))
+    }
+
+    /// Returns why nobody serves a name, or what is `wanted` under it.
+    fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
+        let owned = name.map(str::to_owned);
+        if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
+            return LookupError::Loading { name: owned };
+        }
+        let has_models = self.models().next().is_some();
+        let n_unheard = self.workers.iter().filter(|worker| worker.is_unheard(now)).count();
+        if n_unheard > 0 && has_models {
+            return LookupError::Unheard { name: owned, n_unheard };
+        }
+        let is_awaiting = self.workers.iter().any(|worker| !worker.awaited.is_empty());
+        match (owned, wanted) {
+            (name, Some(wanted)) => LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) },
+            (Some(name), None) if has_models || (is_awaiting && n_unheard == 0) => {
+                LookupError::Unknown { name, known: self.names() }
             }
-            (None, name, Some(wanted)) if is_named => {
-                let name = name.map(str::to_owned);
-                Err(LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) })
-            }
-            (None, name, _) => {
-                Err(LookupError::Unknown { name: name.unwrap_or_default().to_owned(), known: self.names() })
+            (_, None) => {
+                let n_connected = self.workers.iter().filter(|worker| worker.link == Link::Live).count();
+                LookupError::NoWorkers { n_known: self.workers.len(), n_connected }
             }
         }
     }
 
     fn models(&self) -> impl Iterator<Item = &Arc<ModelInfo>> + Clone {
-        self.workers.iter().filter(|worker| worker.excluded.is_none()).filter_map(|worker| worker.model.as_ref())
+        self.workers.iter().filter(|worker| worker.excluded.is_none()).flat_map(|worker| worker.models())
     }
 
     /// Returns every name that is served, each once, in the order of the workers.
@@ -262,100 +355,11 @@ impl FleetView {
     }
 
     fn names_for(&self, wanted: Option<Capability>) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
-        for model in self.models().filter(|model| model.can(wanted)) {
-            for name in model.all_names() {
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-        }
-        names
+        let mut seen = HashSet::new();
+        let names = self.models().filter(|model| model.can(wanted)).flat_map(|model| model.all_names());
+        names.filter(|name| seen.insert(name.clone())).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{model, worker};
-
-    fn fleet(workers: Vec<WorkerView>) -> FleetView {
-        FleetView { workers: workers.into_iter().map(Arc::new).collect() }
-    }
-
-    fn named(idx: u32, name: &str, fingerprint: u8) -> WorkerView {
-        let fingerprint = warmpath_common::model::Fingerprint([fingerprint; 32]);
-        let model = ModelInfo { names: vec![name.into(), "shared".into()], fingerprint, ..model() };
-        WorkerView { model: Some(Arc::new(model)), ..worker(idx) }
-    }
-
-    #[test]
-    fn a_name_finds_its_model() {
-        let fleet = fleet(vec![named(0, "a", 1), named(1, "b", 2)]);
-        assert_eq!(fleet.lookup(Some("b"), None).expect("b is served").names[0], "b");
-        let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
-        let unknown = LookupError::Unknown { name: "c".into(), known: known.clone() };
-        assert_eq!(unknown.to_string(), "the model `c` does not exist; there is `a`, `shared`, `b`");
-        assert_eq!(fleet.lookup(Some("c"), Some(Capability::Completion)), Err(unknown));
-        assert_eq!(fleet.lookup(None, None), Err(LookupError::Ambiguous { known }));
-    }
-
-    #[test]
-    fn workers_are_found_by_place_also_where_some_have_left() {
-        let fleet = fleet(vec![worker(1), worker(4)]);
-        assert_eq!(fleet.worker(WorkerIdx(4)).map(|worker| worker.idx), Some(WorkerIdx(4)));
-        assert!([0, 2, 5].iter().all(|&idx| fleet.worker(WorkerIdx(idx)).is_none()));
-        assert_eq!((fleet.n_places(), FleetView::default().n_places()), (5, 0));
-    }
-
-    #[test]
-    fn no_name_means_the_only_model() {
-        assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None), Ok(Arc::new(model())));
-        let silent = WorkerView { model: None, link: Link::Connecting, ..worker(0) };
-        assert_eq!(fleet(vec![silent]).lookup(None, None), Err(LookupError::NoWorkers { n_known: 1, n_connected: 0 }));
-    }
-
-    #[test]
-    fn what_is_wanted_decides_which_model_is_meant() {
-        let mut embedder = named(1, "e", 2);
-        let declared = embedder.model.take().expect("it has a model");
-        let capabilities = vec![Capability::Embedding];
-        embedder.model = Some(Arc::new(ModelInfo { capabilities, ..ModelInfo::clone(&declared) }));
-        let fleet = fleet(vec![named(0, "a", 1), embedder]);
-        let first_name = |name, wanted| fleet.lookup(name, Some(wanted)).map(|model| model.names[0].clone());
-        // One name may stand for a model of each kind, and no name for the only one of its kind.
-        for name in [None, Some("shared")] {
-            assert_eq!(first_name(name, Capability::Completion).as_deref(), Ok("a"));
-            assert_eq!(first_name(name, Capability::Embedding).as_deref(), Ok("e"));
-        }
-        let refused = first_name(Some("a"), Capability::Embedding).expect_err("it only generates");
-        assert_eq!(refused.to_string(), "the model `a` does not serve embedding; those that do: `e`, `shared`");
-        let refused = first_name(None, Capability::Rerank).expect_err("nobody does");
-        assert_eq!(refused.to_string(), "no model here serves rerank; nor does any other");
-        let unknown = first_name(Some("c"), Capability::Rerank).expect_err("there is no such model");
-        assert!(matches!(unknown, LookupError::Unknown { .. }), "{unknown:?}");
-    }
-
-    #[test]
-    fn a_worker_is_unavailable_for_the_first_reason_that_holds() {
-        let now = Instant::now() + Duration::from_secs(60);
-        let since = |age| now.checked_sub(age).expect("the clock is old enough");
-        let check = |change: &dyn Fn(&mut WorkerView), expected| {
-            let mut worker = worker(0);
-            change(&mut worker);
-            assert_eq!(worker.unavailable(now), expected);
-        };
-        check(&|_| {}, None);
-        check(&|worker| worker.link = Link::Connecting, Some(Unavailable::Connecting));
-        check(&|worker| worker.link = Link::Down { since: now }, Some(Unavailable::Down));
-        check(&|worker| worker.link = Link::Refused { since: now }, Some(Unavailable::Refused));
-        check(&|worker| worker.link = Link::Stale { since: now }, None);
-        check(&|worker| worker.link = Link::Stale { since: since(STALE_AGE_MAX) }, None);
-        let older = STALE_AGE_MAX + Duration::from_millis(1);
-        check(&|worker| worker.link = Link::Stale { since: since(older) }, Some(Unavailable::Stale));
-        check(&|worker| worker.load.draining = true, Some(Unavailable::Draining));
-        check(&|worker| worker.is_leaving = true, Some(Unavailable::Leaving));
-        let out = Disagreement::HashVersion { worker: 9 };
-        check(&|worker| worker.excluded = Some(out.clone()), Some(Unavailable::Excluded));
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 
 mod footing;
 mod memory;
+mod remembered;
 mod speed;
 pub mod text;
 pub mod usage;
@@ -17,11 +18,14 @@ use std::time::Instant;
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Load};
 
-pub use self::footing::{Counts, Declared, Footing, place};
+pub use self::footing::{Counts, Declared, Fellow, Footing, Listed, place};
 pub use self::memory::MemoryLimits;
-use self::memory::{Memory, Use};
+use self::memory::Use;
+use self::remembered::{Evidence, Remembered};
+pub use self::remembered::{Placed, Residence};
 use self::speed::Speed;
 use self::usage::Usage;
 
@@ -29,11 +33,6 @@ use self::usage::Usage;
 ///
 /// Source: own choice: 1 MB, two million tokens.
 const CHANGED_KEYS_MAX: usize = 1 << 17;
-
-/// Is how many answers in a row must count other tokens than this router for its vocabulary to be wrong.
-///
-/// Source: own choice: one may have said the date at midnight.
-const DIFFERING_MAX: u32 = 3;
 
 /// Is the shortest computed part of a prompt whose time says how fast a server is. Units: tokens.
 ///
@@ -50,8 +49,10 @@ const PREFILL_FOR_DECODE: f64 = 16.0;
 pub struct VisitId(u64);
 
 /// Is a request that is sent to a stock server.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Sending {
+    /// Model whose prompt it is.
+    pub model: Fingerprint,
     /// Names the blocks of its prompt; none where they are not known or must not be reused.
     pub keys: Vec<BlockKey>,
     /// Is the prompt's length. Units: tokens.
@@ -112,8 +113,8 @@ pub struct News {
     pub changes: Vec<Change>,
     /// Is the load.
     pub load: Load,
-    /// Says that the server counts tokens otherwise than this router does; said once in a life.
-    pub differs: bool,
+    /// Models whose tokens the server counts otherwise than this router does; each said once in a life.
+    pub differing: Vec<Fingerprint>,
 }
 
 struct Visit {
@@ -138,9 +139,7 @@ struct Begun {
 /// Is what is known of one stock server.
 pub struct StockServer {
     n_slots: u16,
-    footing: Footing,
-    block_size_tokens: u32,
-    memory: Memory,
+    models: BTreeMap<Fingerprint, Remembered>,
     speed: Speed,
     visits: BTreeMap<VisitId, Visit>,
     next_visit: u64,
@@ -148,48 +147,52 @@ pub struct StockServer {
     life: u64,
     others: Pulse,
     progress: Option<u64>,
-    n_differing: u32,
     accepted: Vec<RequestId>,
     changes: Vec<Change>,
     is_forgotten: bool,
-    differs: bool,
+    differing: Vec<Fingerprint>,
 }
-
-/// Is the memory of a server that has said nothing.
-const NO_MEMORY: MemoryLimits = MemoryLimits { blocks_max: 0, blocks_expected: 0 };
 
 impl Default for StockServer {
     /// Returns a server that has not been found.
     fn default() -> Self {
         Self {
             n_slots: 1,
-            footing: Footing::Load,
-            block_size_tokens: 1,
-            memory: Memory::new(NO_MEMORY),
+            models: BTreeMap::new(),
             speed: Speed::default(),
             visits: BTreeMap::new(),
             next_visit: 0,
             life: 0,
             others: Pulse::default(),
             progress: None,
-            n_differing: 0,
             accepted: Vec::new(),
             changes: Vec::new(),
             is_forgotten: false,
-            differs: false,
+            differing: Vec::new(),
         }
     }
 }
 
 impl StockServer {
-    /// Records on what footing the server stands; where that is new, what was remembered is forgotten.
-    pub fn placed(&mut self, footing: Footing, (n_slots, block_size_tokens): (u16, u32), limits: MemoryLimits) {
+    /// Records how the server's models stand; what was remembered of a model that is gone, or is another one now, is forgotten.
+    pub fn placed(&mut self, n_slots: u16, models: Vec<Placed>) {
         self.n_slots = n_slots;
-        if (self.footing, self.block_size_tokens) != (footing, block_size_tokens) || self.memory.limits() != limits {
-            (self.footing, self.block_size_tokens) = (footing, block_size_tokens);
-            self.memory = Memory::new(limits);
-            self.forget();
+        let is_listed = |fingerprint: &Fingerprint| models.iter().any(|placed| placed.fingerprint == *fingerprint);
+        let changes = &mut self.changes;
+        self.models.retain(|fingerprint, remembered| {
+            let stays = is_listed(fingerprint);
+            if !stays {
+                remembered.forget(changes);
+            }
+            stays
+        });
+        for placed in models {
+            match self.models.get_mut(&placed.fingerprint) {
+                Some(remembered) => remembered.place(placed, &mut self.changes),
+                None => drop(self.models.insert(placed.fingerprint, Remembered::new(placed))),
+            }
         }
+        self.bound_changes();
     }
 
     /// Records that the server was lost or has begun anew: it holds nothing of what was sent there.
@@ -197,29 +200,30 @@ impl StockServer {
         self.life += 1;
         self.others = Pulse::default();
         self.progress = None;
-        self.n_differing = 0;
         self.forget();
     }
 
     fn forget(&mut self) {
-        self.memory.clear();
+        self.models.values_mut().for_each(Remembered::lost);
         self.changes.clear();
         self.is_forgotten = true;
     }
 
     /// Records a request that is sent there.
     pub fn sent(&mut self, request_id: &RequestId, mut sending: Sending, now: Instant) -> VisitId {
-        if self.footing == Footing::Load || sending.block_size_tokens != self.block_size_tokens {
+        let remembered = self.models.get(&sending.model).filter(|remembered| remembered.is_cut_like(&sending));
+        if remembered.is_none() {
             sending.keys.clear();
         }
         // At least one token is computed.
-        let blocks_max = sending.n_tokens.saturating_sub(1) / self.block_size_tokens.max(1);
+        let blocks_max = sending.n_tokens.saturating_sub(1) / sending.block_size_tokens.max(1);
         let n_reusable = sending.keys.len().min(blocks_max as usize);
         let is_filling = |visit: &Visit| visit.begun.is_none();
+        let of_model = self.visits.values().filter(|visit| visit.sending.model == sending.model);
         let visit = Visit {
             life: self.life,
-            known: self.memory.known(&sending.keys[..n_reusable]),
-            busy: self.visits.values().filter_map(|visit| Some(visit.begun?.used)).collect(),
+            known: remembered.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
+            busy: of_model.filter_map(|visit| Some(visit.begun?.used)).collect(),
             is_undisturbed: self.visits.len() < usize::from(self.n_slots) && !self.visits.values().any(is_filling),
             sending,
             sent_at: now,
@@ -237,7 +241,8 @@ impl StockServer {
         let Some(visit) = self.visits.get_mut(&id).filter(|visit| visit.begun.is_none()) else { return };
         let is_lost = visit.life != self.life;
         let keys: &[BlockKey] = if is_lost { &[] } else { &visit.sending.keys };
-        let used = self.memory.hold(keys, &mut self.changes);
+        let remembered = self.models.get_mut(&visit.sending.model);
+        let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
         visit.begun = Some(Begun { at: now, used });
         self.bound_changes();
     }
@@ -247,13 +252,21 @@ impl StockServer {
         let visit = self.visits.remove(&id)?;
         let ending = ending.filter(|_| visit.begun.is_some())?;
         self.learn_speed(&visit, &ending);
-        self.compare_counts(&visit, &ending.usage);
+        let remembered = self.models.get_mut(&visit.sending.model)?;
+        let is_same_life = visit.life == self.life;
+        if is_same_life && remembered.compare_counts(&visit.sending, &ending.usage) {
+            self.differing.push(visit.sending.model);
+        }
         if !visit.sending.is_countable {
             return None;
         }
-        let reused = self.compare_reuse(&visit, &ending.usage);
+        let (reused, actual) = remembered.compare_reuse(&visit.sending, &ending.usage)?;
+        if is_same_life {
+            let evidence = Evidence { known: &visit.known, busy: &visit.busy, keys: &visit.sending.keys, actual };
+            remembered.correct(evidence, &mut self.changes);
+        }
         self.bound_changes();
-        reused
+        Some(reused)
     }
 
     /// Records what the server says of its load; returns whether it has begun anew since it last did.
@@ -278,7 +291,7 @@ impl StockServer {
             is_forgotten: std::mem::take(&mut self.is_forgotten),
             changes: std::mem::take(&mut self.changes),
             load: self.load(),
-            differs: std::mem::take(&mut self.differs),
+            differing: std::mem::take(&mut self.differing),
         }
     }
 
@@ -304,7 +317,7 @@ impl StockServer {
         load.n_queued = n_all - n_busy;
         load.n_decoding = load.n_decoding.saturating_add(self.others.n_running).min(n_busy);
         load.busy_slots = (0..u16::try_from(n_busy).unwrap_or(self.n_slots)).map(SlotId).collect();
-        load.free_cells = self.memory.n_free() as u64 * u64::from(self.block_size_tokens);
+        load.free_cells = self.models.values().map(Remembered::free_tokens).sum();
         load
     }
 
@@ -333,61 +346,6 @@ impl StockServer {
         }
         if let Some(step_ms) = usage.decode_step_ms.or(step_ms) {
             self.speed.decoded(step_ms);
-        }
-    }
-
-    fn compare_counts(&mut self, visit: &Visit, usage: &Usage) {
-        let is_comparable = visit.sending.is_countable && self.footing == Footing::Vocabulary;
-        let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable && visit.life == self.life) else { return };
-        self.n_differing = if counted == visit.sending.n_tokens { 0 } else { self.n_differing + 1 };
-        self.differs |= self.n_differing == DIFFERING_MAX;
-    }
-
-    /// Compares what was reused with what was counted on and with what is remembered, and corrects the memory.
-    fn compare_reuse(&mut self, visit: &Visit, usage: &Usage) -> Option<Reused> {
-        let (prompt_tokens, cached_tokens) = usage.reuse()?;
-        let n_tokens = u64::from(visit.sending.n_tokens.max(1));
-        // In text blocks, the reused share of the tokens is the reused share of the text, nearly.
-        let cached = match self.footing {
-            Footing::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
-            Footing::Vocabulary | Footing::Load => u64::from(cached_tokens),
-        };
-        let block_size = u64::from(self.block_size_tokens.max(1));
-        let actual = (cached / block_size) as usize;
-        if visit.life == self.life {
-            self.correct(visit, actual);
-        }
-        let expected = (u64::from(visit.sending.cached_tokens) / block_size) as usize;
-        let slack = self.slack(expected);
-        let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
-        let predicted = u64::from(visit.sending.cached_tokens);
-        let predicted_tokens = match self.footing {
-            Footing::Text => predicted * u64::from(prompt_tokens) / n_tokens,
-            Footing::Vocabulary | Footing::Load => predicted,
-        };
-        let predicted_tokens = u32::try_from(predicted_tokens).unwrap_or(u32::MAX);
-        Some(Reused { prompt_tokens, cached_tokens, predicted_tokens, outcome })
-    }
-
-    fn correct(&mut self, visit: &Visit, actual: usize) {
-        let known = visit.known.len();
-        if actual > known {
-            self.memory.surpassed(actual - known);
-        } else if actual < known / 2 {
-            // What is missing at a prompt's end may have been cut off by a sibling: that says nothing of the server's room.
-            let last_use = visit.known[actual];
-            // What a running request holds is there, and cannot be lent.
-            if !visit.busy.contains(&last_use) {
-                self.memory.missed(last_use, &visit.sending.keys, &mut self.changes);
-            }
-        }
-    }
-
-    /// Returns how many blocks a count may be wrong by: none in tokens; in text, markup and rare words are spread unevenly.
-    fn slack(&self, n_blocks: usize) -> usize {
-        match self.footing {
-            Footing::Text => 1 + n_blocks / 8,
-            Footing::Vocabulary | Footing::Load => 0,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Values that the tests of several modules start from.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
@@ -45,6 +46,9 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         name: format!("http://worker-{idx}"),
         uid: Some(WorkerUid(u64::from(idx))),
         model: Some(Arc::new(model())),
+        further: Vec::new(),
+        awaited: Vec::new(),
+        joined_at: Instant::now(),
         load: idle(),
         link: Link::Live,
         trouble: None,

@@ -32,7 +32,7 @@ pub struct DiscoveryConfig {
 /// Says where a worker is and what it speaks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkerAddress {
-    /// Is its URL, without a path.
+    /// Is its URL, with the path before every path of its API, `/` where there is none.
     pub url: Url,
     /// Says what it speaks.
     pub api: WorkerApi,
@@ -152,8 +152,11 @@ pub enum WorkerUrlError {
     /// The host is no name that a certificate could bear.
     #[error("the host is no name and no address")]
     NoName,
-    /// It has a path, a query, a user or a fragment.
-    #[error("only scheme, host and port can be given")]
+    /// It names a user, or holds a password.
+    #[error("a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file")]
+    Credentials,
+    /// It has a query or a fragment.
+    #[error("only scheme, host, port and path can be given")]
     TooMuch,
 }
 
@@ -164,12 +167,17 @@ fn api_of(text: &str) -> (&str, WorkerApi) {
     text.strip_prefix(STOCK_PREFIX).map_or((text, WorkerApi::Warmpath), |rest| (rest, WorkerApi::OpenAi))
 }
 
+/// Is what every path of OpenAI's API begins with, and clients' base URLs end with.
+const API_PREFIX: &str = "/v1";
+
 /// Returns the worker that a URL means: `http://HOST:PORT` or `https://…`, with `openai+` before it for a stock server.
+///
+/// A path in it stands before every path that is asked for; `/v1` at its end is that of OpenAI's API, and so no part of it.
 ///
 /// Errors: every [`WorkerUrlError`].
 pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
     let (url, api) = api_of(text);
-    let url = Url::parse(url).map_err(|error| match error {
+    let mut url = Url::parse(url).map_err(|error| match error {
         url::ParseError::EmptyHost => WorkerUrlError::NoHost,
         _ => WorkerUrlError::NoUrl,
     })?;
@@ -177,9 +185,15 @@ pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
         return Err(WorkerUrlError::Scheme);
     }
     let has_user = !url.username().is_empty() || url.password().is_some();
-    if has_user || url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+    if has_user {
+        return Err(WorkerUrlError::Credentials);
+    }
+    if url.query().is_some() || url.fragment().is_some() {
         return Err(WorkerUrlError::TooMuch);
     }
+    let base = url.path().trim_end_matches('/');
+    let base = base.strip_suffix(API_PREFIX).unwrap_or(base).trim_end_matches('/').to_owned();
+    url.set_path(&base);
     let worker = WorkerAddress { url, api, certified: None };
     if worker.server_name().is_none() {
         return Err(WorkerUrlError::NoName);
@@ -212,9 +226,7 @@ fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
     }
     let mut workers: Vec<WorkerAddress> = Vec::with_capacity(given.len());
     for text in given {
-        // What may be a password stands before the host.
-        let shown = || text.rsplit('@').next().unwrap_or_default().to_owned();
-        let worker = worker_address(text).map_err(|source| ConfigError::WorkerUrl { url: shown(), source })?;
+        let worker = worker_address(text).map_err(|source| ConfigError::WorkerUrl { url: shown(text), source })?;
         if workers.iter().any(|other| other.url == worker.url) {
             return Err(ConfigError::WorkerTwice { url: text.clone() });
         }
@@ -223,8 +235,13 @@ fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
     Ok(workers)
 }
 
+/// Returns what of a URL may be shown: a password stands before the host.
+pub(super) fn shown(text: &str) -> String {
+    text.rsplit('@').next().unwrap_or_default().to_owned()
+}
+
 fn dns_name(text: &str) -> Result<DnsName, ConfigError> {
-    let refuse = || ConfigError::Dns { text: text.to_owned() };
+    let refuse = || ConfigError::Dns { text: shown(text) };
     let (rest, api) = api_of(text);
     let (scheme, rest) = Scheme::of(rest);
     let (host, port) = rest.rsplit_once(':').ok_or_else(refuse)?;
@@ -287,6 +304,22 @@ mod tests {
     }
 
     #[test]
+    fn a_path_stands_before_the_api_s_own() {
+        for (url, expected) in [
+            ("http://a:1/", "http://a:1/"),
+            ("openai+http://a:1/v1", "http://a:1/"),
+            ("openai+http://a:1/v1/", "http://a:1/"),
+            ("openai+https://a/api/v1", "https://a/api"),
+            ("openai+https://a/proxy/llama/", "https://a/proxy/llama"),
+            ("http://a:1/workers/w%2F1", "http://a:1/workers/w%2F1"),
+            ("openai+https://a/apiv1", "https://a/apiv1"),
+            ("openai+https://a/v1/v1x", "https://a/v1/v1x"),
+        ] {
+            assert_eq!(worker_address(url).map(|worker| worker.url.to_string()).as_deref(), Ok(expected), "{url}");
+        }
+    }
+
+    #[test]
     fn services_have_a_port_by_number_or_by_name() {
         let config = resolve_line("--kubernetes-service llm/chat:8081,llm/code:http").expect("a good line");
         let service = |name: &str, port| KubernetesService {
@@ -337,9 +370,24 @@ mod tests {
             ("--worker a:1:2", "--worker a:1:2: the scheme must be http or https, or openai+ and one of these"),
             ("--worker a", "--worker a: it is no URL"),
             ("--worker openai+http://", "--worker openai+http://: the host is missing"),
-            ("--worker openai+http://a:1/v1", "--worker openai+http://a:1/v1: only scheme, host and port can be given"),
-            ("--worker http://a:1/v1", "--worker http://a:1/v1: only scheme, host and port can be given"),
-            ("--worker http://me:secret@a:1", "--worker a:1: only scheme, host and port can be given"),
+            (
+                "--worker openai+http://a:1/v1?x=1",
+                "--worker openai+http://a:1/v1?x=1: only scheme, host, port and path can be given",
+            ),
+            ("--worker http://a:1/#x", "--worker http://a:1/#x: only scheme, host, port and path can be given"),
+            (
+                "--worker http://me:secret@a:1",
+                "--worker a:1: a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file",
+            ),
+            (
+                "--worker openai+https://secret@a:1/v1",
+                "--worker a:1/v1: a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file",
+            ),
+            (
+                "--worker-dns http://me:secret@a:1",
+                "--worker-dns a:1: it must be HOST:PORT or https://HOST:PORT, with or without openai+",
+            ),
+            ("--worker http://a:1/v1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker openai+http://a:1,http://a:1", "--worker http://a:1: the worker is listed twice"),
             ("--worker-dns a", "--worker-dns a: it must be HOST:PORT or https://HOST:PORT, with or without openai+"),

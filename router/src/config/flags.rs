@@ -16,7 +16,7 @@ use warmpath_shell::trace::export::TraceFlags;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
-    /// URL of a worker, as http://10.0.0.5:8081 (https:// for TLS), or of any OpenAI-like server, as openai+http://10.0.0.6:8080; may be repeated, or a list with commas.
+    /// URL of a worker, as http://10.0.0.5:8081 (https:// for TLS), or of any OpenAI-like server, as openai+http://10.0.0.6:8080, with the path before its API if there is one; may be repeated, or a list with commas.
     #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',')]
     pub workers: Vec<String>,
 
@@ -48,6 +48,15 @@ pub struct Flags {
     /// GGUF file that OpenAI-like servers tokenize like, those that serve NAME or all of them; may be repeated. Without one their prompts are compared as text.
     #[arg(long = "vocab", env = "WARMPATH_VOCAB", value_name = "[NAME=]FILE", value_delimiter = ',')]
     pub vocabularies: Vec<String>,
+
+    /// File of the key that OpenAI-like servers want, the one at URL or all of them, shown instead of a client's; read again when it changes; may be repeated.
+    #[arg(
+        long = "worker-key-file",
+        env = "WARMPATH_WORKER_KEY_FILE",
+        value_name = "[URL=]FILE",
+        value_delimiter = ','
+    )]
+    pub worker_key_files: Vec<String>,
 
     /// Address to serve clients on; port 0 takes a free one.
     #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]

@@ -20,6 +20,7 @@ use warmpath_shell::connect::{ConnectError, Connector, Past, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
+use super::worker_keys::{WorkerKey, WorkerKeys};
 use crate::config::{CONNECTION_IDLE_MAX, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIENCE, WorkerAddress, WorkerApi};
 
 /// Says why a worker did not begin to answer.
@@ -59,12 +60,18 @@ pub struct Clients {
     connect_timeout: Duration,
     tls: CurrentClient,
     tokens: Option<Arc<FleetTokens>>,
+    keys: Arc<WorkerKeys>,
 }
 
 impl Clients {
     /// Returns what makes clients that speak so, and show one of `tokens` to Warmpath workers.
     pub fn new(connect_timeout: Duration, tls: CurrentClient, tokens: Option<Arc<FleetTokens>>) -> Self {
-        Self { connect_timeout, tls, tokens }
+        Self { connect_timeout, tls, tokens, keys: Arc::default() }
+    }
+
+    /// Returns the same, which shows stock servers their keys.
+    pub fn with_keys(self, keys: Arc<WorkerKeys>) -> Self {
+        Self { keys, ..self }
     }
 
     /// Returns what connects to the worker at an address.
@@ -81,12 +88,12 @@ impl Clients {
             WorkerApi::Warmpath => {
                 let client =
                     pooled.pool_idle_timeout(CONNECTION_IDLE_MAX).build(connector.with_patience(WORKER_PATIENCE));
-                WorkerClient { base, client, fresh: None, tokens: self.tokens.clone() }
+                WorkerClient { base, client, fresh: None, tokens: self.tokens.clone(), key: None }
             }
             WorkerApi::OpenAi => {
                 let client = pooled.pool_idle_timeout(STOCK_CONNECTION_IDLE_MAX).build(connector.clone());
                 let fresh = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
-                WorkerClient { base, client, fresh: Some(fresh), tokens: None }
+                WorkerClient { base, client, fresh: Some(fresh), tokens: None, key: self.keys.of(address) }
             }
         }
     }
@@ -101,14 +108,22 @@ pub struct WorkerClient {
     fresh: Option<legacy::Client<Connector, Full<Bytes>>>,
     /// Is what is shown to it; absent where nothing is.
     tokens: Option<Arc<FleetTokens>>,
+    /// Key that a stock server wants; absent where clients show their own.
+    key: Option<Arc<WorkerKey>>,
 }
 
 impl WorkerClient {
     /// Returns the URL of one of the worker's endpoints.
     pub fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
-        url.set_path(path);
+        // Joining would replace the base's path.
+        url.set_path(&[self.base.path().trim_end_matches('/'), path].concat());
         url
+    }
+
+    /// Returns whether the router shows the worker a key or token of its own, in place of clients'.
+    pub fn has_own_key(&self) -> bool {
+        self.tokens.is_some() || self.key.is_some()
     }
 
     /// Asks for what is at a URL of the worker's.
@@ -130,6 +145,9 @@ impl WorkerClient {
         let request = Request::builder().method(method).uri(url.as_str()).body(Full::new(body));
         let mut request = request.map_err(CallError::Path)?;
         *request.headers_mut() = headers;
+        if let Some(key) = &self.key {
+            key.show(request.headers_mut());
+        }
         let mut shown = self.tokens.as_ref().map(|tokens| tokens.shown()).unwrap_or_default().into_iter();
         if let Some(token) = shown.next() {
             request.headers_mut().insert(header::AUTHORIZATION, token);

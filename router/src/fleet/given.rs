@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use warmpath_common::block_hash::{BLOCK_SIZE_TOKENS_DEFAULT, HASH_VERSION};
-use warmpath_common::model::{Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{MemoryKind, ModelInfo};
 use warmpath_prompt::{PromptMaker, PromptOptions};
-use warmpath_router_core::stock::Declared;
+use warmpath_router_core::stock::Listed;
 
 use super::vocabulary::{TemplateUse, Vocabulary};
 use crate::config::VocabularyFile;
@@ -62,7 +62,8 @@ impl Given {
         let model = ModelInfo {
             names: Vec::new(),
             fingerprint,
-            kv_fingerprint: Fingerprint([0; 32]),
+            // The layout of a stock server's state is not known; what its prompts are cut by stands in its place.
+            kv_fingerprint: fingerprint,
             chat_template_fingerprint: maker.chat_template_fingerprint(),
             hash_version: HASH_VERSION,
             block_size_tokens: BLOCK_SIZE_TOKENS_DEFAULT,
@@ -82,9 +83,15 @@ impl Given {
         Ok(Self { name: file.name.clone(), model, vocabulary })
     }
 
-    /// Returns whether it is for a server that declares so.
-    pub fn is_for(&self, declared: &Declared) -> bool {
-        self.name.as_ref().is_none_or(|name| declared.names.contains(name))
+    /// Returns whether it is for a model that a server lists so.
+    pub fn is_for(&self, listed: &Listed) -> bool {
+        self.name.as_ref().is_none_or(|name| listed.names.contains(name))
+    }
+
+    /// Returns whether prompts of a model that is in the fleet are cut by it.
+    pub fn cuts(&self, model: &ModelInfo) -> bool {
+        let is_file = [model.fingerprint, model.kv_fingerprint].contains(&self.model.fingerprint);
+        is_file && model.chat_template_fingerprint == self.model.chat_template_fingerprint
     }
 }
 

@@ -26,7 +26,7 @@ use crate::discovery::Discovered;
 
 /// Is one worker, as far as requests need it besides the view.
 pub struct Member {
-    /// Is its URL, without a path.
+    /// Is its URL, up to the paths of its API.
     pub url: Url,
     /// Connects to it.
     pub client: WorkerClient,
@@ -97,7 +97,8 @@ impl Member {
 /// Lets workers join and leave for as long as the router runs.
 pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: Outbox) {
     let membership = Membership::new(config.membership);
-    let mut keeper = Keeper { fleet, config, outbox, membership, followers: HashMap::new(), n_refused: 0 };
+    let mut keeper =
+        Keeper { fleet, config, outbox, membership, followers: HashMap::new(), n_refused: 0, has_surveyed: false };
     while keeper.look(&found).await.is_ok() {
         tokio::select! {
             () = found.changed() => {}
@@ -114,6 +115,8 @@ struct Keeper {
     followers: HashMap<WorkerIdx, Follower>,
     /// Is how many workers got no place at the last look.
     n_refused: usize,
+    /// Whether what every source found first has been let in.
+    has_surveyed: bool,
 }
 
 /// Ends the task that it stands for when it is dropped.
@@ -128,6 +131,7 @@ impl Drop for Follower {
 impl Keeper {
     async fn look(&mut self, found: &Discovered) -> Result<(), Closed> {
         let fleet = &self.fleet;
+        let is_complete = found.is_complete();
         let is_idle = |worker| fleet.books().n_in_flight(worker) == 0;
         let update = self.membership.update(&found.all(), Instant::now(), is_idle);
         if update.n_refused > self.n_refused {
@@ -145,6 +149,9 @@ impl Keeper {
                 Change::Stayed { worker } => self.outbox.tell(Report::Stayed { worker }).await?,
                 Change::Left { worker } => self.leave(worker).await?,
             }
+        }
+        if is_complete && !std::mem::replace(&mut self.has_surveyed, true) {
+            self.outbox.tell(Report::Surveyed).await?;
         }
         Ok(())
     }

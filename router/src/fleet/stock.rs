@@ -8,23 +8,24 @@
 mod probe;
 mod visit;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
-use warmpath_common::model::ModelInfo;
+use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::WorkerView;
-use warmpath_router_core::stock::{Counts, Declared, Footing, MemoryLimits, News, StockServer, place};
+use warmpath_router_core::stock::{
+    Counts, Declared, Fellow, Footing, Listed, MemoryLimits, News, Placed, StockServer, place,
+};
 use warmpath_shell::chain;
 
-use self::probe::{Probe, ProbeError};
+use self::probe::{Found, Look, Probe, ProbeError};
 pub use self::visit::Visit;
 use super::given::Given;
 use super::indexer::BlockReport;
 use super::members::Member;
 use super::subscriber::{Closed, Outbox};
-use super::vocabulary::VocabularyKey;
 use super::{Fleet, Report, Trouble, TroubleKind};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
@@ -40,10 +41,9 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// Records on what footing the server stands, and with which model.
-    pub fn placed(&self, footing: Footing, model: &ModelInfo) {
-        let limits = MemoryLimits::of(model);
-        self.server().placed(footing, (model.n_slots, model.block_size_tokens), limits);
+    /// Records how the server's models stand.
+    fn placed(&self, n_slots: u16, models: Vec<Placed>) {
+        self.server().placed(n_slots, models);
         self.news.notify_one();
     }
 
@@ -54,10 +54,23 @@ impl Stock {
 
 /// Is what the tracker knows of the stock servers.
 pub(super) struct Stocks {
-    /// Says of each server that was found what it declares, and whether it counts tokens as is thought.
-    found: HashMap<WorkerIdx, (Declared, Counts)>,
+    /// Says of each server that was found what it declares.
+    found: HashMap<WorkerIdx, Known>,
     /// Says of each vocabulary that the operator gives whether servers have been found to count otherwise.
     given: Vec<Counts>,
+}
+
+/// What the tracker knows of one stock server.
+struct Known {
+    declared: Declared,
+    /// First names of the models whose tokens it counts otherwise than was thought.
+    differing: HashSet<String>,
+}
+
+/// A model of a server as it stands in the fleet.
+struct Standing {
+    model: Arc<ModelInfo>,
+    footing: Footing,
 }
 
 impl Stocks {
@@ -66,9 +79,18 @@ impl Stocks {
         Self { found: HashMap::new(), given: vec![Counts::Agree; fleet.given().len()] }
     }
 
-    /// Records a server that was found: it is believed again to count as is thought.
+    /// Records what a server declares; a model that is new there is believed to count as is thought.
     pub(super) fn found(&mut self, worker: WorkerIdx, declared: Declared) {
-        self.found.insert(worker, (declared, Counts::Agree));
+        let mut differing = self.found.remove(&worker).map(|known| known.differing).unwrap_or_default();
+        differing.retain(|name| declared.models.iter().any(|listed| listed.names[0] == *name));
+        self.found.insert(worker, Known { declared, differing });
+    }
+
+    /// Records that a server was lost: what it counts is believed again when it is back.
+    pub(super) fn lost(&mut self, worker: WorkerIdx) {
+        if let Some(known) = self.found.get_mut(&worker) {
+            known.differing.clear();
+        }
     }
 
     /// Forgets a server that has left.
@@ -76,43 +98,73 @@ impl Stocks {
         self.found.remove(&worker);
     }
 
-    /// Records that a server counts tokens otherwise: the vocabulary that was given for it is used no more.
-    pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView) {
-        if let Some((_, counts)) = self.found.get_mut(&worker.idx) {
-            *counts = Counts::Differ;
+    /// Records that a server counts a model's tokens otherwise: the vocabulary that was given for it is used no more.
+    pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView, model: Fingerprint) {
+        let Some(model) = worker.models().find(|own| own.fingerprint == model) else { return };
+        if let Some(known) = self.found.get_mut(&worker.idx) {
+            known.differing.insert(model.names[0].clone());
         }
-        let key = worker.model.as_deref().map(VocabularyKey::of);
         for (given, counts) in fleet.given().iter().zip(&mut self.given) {
-            if Some(VocabularyKey::of(&given.model)) == key {
+            if given.cuts(model) {
                 *counts = Counts::Differ;
             }
         }
     }
 
-    fn given_for(&self, fleet: &Fleet, declared: &Declared) -> Option<usize> {
-        let is_for = |(nth, given): (usize, &Given)| self.given[nth] == Counts::Agree && given.is_for(declared);
-        fleet.given().iter().enumerate().position(is_for)
+    fn given_for<'a>(&self, fleet: &'a Fleet, listed: &Listed) -> Option<&'a ModelInfo> {
+        let is_for = |(nth, given): &(usize, &Given)| self.given[*nth] == Counts::Agree && given.is_for(listed);
+        fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
     }
 
-    /// Says of each server with which model and on what footing it is in the fleet.
+    /// Says of each server with which models and on what footing it is in the fleet.
     pub(super) fn place(&self, fleet: &Fleet, workers: Vec<&mut Arc<WorkerView>>) {
         let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
-        let served: Vec<_> = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone()).collect();
+        let fellows = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone());
+        let mut fellows: Vec<_> = fellows.map(|model| Standing { model, footing: Footing::Vocabulary }).collect();
         for worker in workers {
             let member = fleet.member(worker.idx);
-            let (Some((declared, counts)), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else {
-                continue;
-            };
-            let given = self.given_for(fleet, declared).map(|nth| &fleet.given()[nth].model);
-            let (model, footing) = place(declared, served.iter().map(|model| &**model), given, *counts);
-            if worker.model.as_deref() != Some(&model) || worker.stock != Some(footing) {
-                tracing::info!(worker = %worker.name, footing = footing.label(), "stock server is placed");
-                stock.placed(footing, &model);
-                let view = Arc::make_mut(worker);
-                (view.model, view.stock) = (Some(Arc::new(model)), Some(footing));
-            }
+            let (Some(known), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
+            let standings = self.standings(fleet, known, &fellows);
+            seat(worker, stock, (known, &standings));
+            fellows.extend(standings);
         }
     }
+
+    /// Returns how the models of one server stand beside those that have been placed.
+    fn standings(&self, fleet: &Fleet, known: &Known, fellows: &[Standing]) -> Vec<Standing> {
+        let declared = &known.declared;
+        let stand = |(nth, listed): (usize, &Listed)| {
+            let given = self.given_for(fleet, listed);
+            let counts = if known.differing.contains(&listed.names[0]) { Counts::Differ } else { Counts::Agree };
+            let fellows = fellows.iter().map(|fellow| Fellow { model: &fellow.model, footing: fellow.footing });
+            let (model, footing) = place((declared, nth), fellows, given, counts);
+            Standing { model: Arc::new(model), footing }
+        };
+        declared.models.iter().enumerate().map(stand).collect()
+    }
+}
+
+/// Shows the models of a server in its view, and tells its book of them, where they are others than before.
+fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, standings): (&Known, &[Standing])) {
+    let placed = |(standing, listed): (&Standing, &Listed)| Placed {
+        fingerprint: standing.model.fingerprint,
+        footing: standing.footing,
+        block_size_tokens: standing.model.block_size_tokens,
+        limits: MemoryLimits::of(&standing.model),
+        identity: listed.identity.clone(),
+        residence: listed.residence,
+    };
+    let placed = standings.iter().zip(&known.declared.models).map(placed).collect();
+    stock.placed(known.declared.n_slots, placed);
+    let footing = standings.first().map_or(Footing::Load, |standing| standing.footing);
+    let models = standings.iter().map(|standing| &standing.model);
+    if worker.stock == Some(footing) && worker.models().eq(models.clone()) {
+        return;
+    }
+    tracing::info!(worker = %worker.name, footing = footing.label(), models = standings.len(), "stock server is placed");
+    let view = Arc::make_mut(worker);
+    let mut models = models.cloned();
+    (view.model, view.further, view.stock) = (models.next(), models.collect(), Some(footing));
 }
 
 /// Says why a server is followed no longer for now.
@@ -146,7 +198,6 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
         let Err(Left::Server(error)) = follower.attend(&probe).await else { return };
         let was_heard = follower.member.last_heard() != last_heard;
         n_silent = u32::from(error.is_silence()) + if was_heard { 0 } else { n_silent };
-        let kind = if n_silent >= STOCK_SILENT_LOOKS { TroubleKind::Loss } else { TroubleKind::Other };
         let fleet = &follower.fleet;
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
         // A server that is down is tried every second; it is said once.
@@ -154,7 +205,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
             tracing::warn!(worker = %follower.member.url, reason = %chain(&error), "stock server cannot be used");
         }
         last_label = error.label();
-        if follower.lost(Trouble { kind, reason: chain(&error).into() }).await.is_err() {
+        if follower.lost(&error, n_silent).await.is_err() {
             return;
         }
         tokio::time::sleep(STOCK_POLL).await;
@@ -173,26 +224,17 @@ impl Follower {
     /// Finds the server, and tells what becomes of it until it is lost.
     async fn attend(&self, probe: &Probe) -> Result<(), Left> {
         let worker = self.worker;
-        let found = probe.find().await?;
+        let mut found = probe.find().await?;
         self.fleet.heard(&self.member);
         self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
-        self.outbox.tell(Report::Found { worker, declared: found.declared }).await?;
+        self.tell_found(&found).await?;
         loop {
-            let poll = async {
-                tokio::select! {
-                    () = tokio::time::sleep(STOCK_POLL) => {}
-                    () = self.stock.suspicion.notified() => {}
-                }
-                probe.look(&found.ways).await
-            };
-            tokio::pin!(poll);
-            let pulse = loop {
-                tokio::select! {
-                    () = self.stock.news.notified() => self.tell_news().await?,
-                    polled = &mut poll => break polled?,
-                }
-            };
+            let Look { pulse, models } = self.next_look(probe, &found).await?;
             self.fleet.heard(&self.member);
+            if models.is_some_and(|models| models != found.models) {
+                found = probe.find().await?;
+                self.tell_found(&found).await?;
+            }
             if let Some(pulse) = pulse {
                 let mut server = self.stock.server();
                 if server.observed(pulse) {
@@ -204,10 +246,42 @@ impl Follower {
         }
     }
 
+    /// Tells what is new until the server has been looked at again: after a pause, or at once where a request has failed there.
+    async fn next_look(&self, probe: &Probe, found: &Found) -> Result<Look, Left> {
+        let look = async {
+            tokio::select! {
+                () = tokio::time::sleep(STOCK_POLL) => {}
+                () = self.stock.suspicion.notified() => {}
+            }
+            probe.look(&found.ways).await
+        };
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                () = self.stock.news.notified() => self.tell_news().await?,
+                looked = &mut look => return Ok(looked?),
+            }
+        }
+    }
+
+    async fn tell_found(&self, found: &Found) -> Result<(), Closed> {
+        let declared = found.declared.clone();
+        if declared.n_left_out > 0 {
+            tracing::error!(
+                worker = %self.member.url,
+                left_out = declared.n_left_out,
+                "stock server lists more models than a router takes; requests for the last ones are refused"
+            );
+        }
+        let left_out = i64::try_from(declared.n_left_out).unwrap_or(i64::MAX);
+        self.fleet.metrics.left_out_models.with_label_values(&[&self.member.name()]).set(left_out);
+        self.outbox.tell(Report::Found { worker: self.worker, declared }).await
+    }
+
     /// Tells what is new: the blocks first, so that a load never stands there without them.
     async fn tell_news(&self) -> Result<(), Closed> {
         let worker = self.worker;
-        let News { accepted, is_forgotten, changes, load, differs } = self.stock.server().take_news();
+        let News { accepted, is_forgotten, changes, load, differing } = self.stock.server().take_news();
         if is_forgotten {
             self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
         }
@@ -215,17 +289,29 @@ impl Follower {
             self.outbox.tell_blocks(BlockReport::Update { worker, changes, digest: None, pending: None }).await?;
         }
         self.outbox.tell(Report::Update { worker, accepted, load: Some(load) }).await?;
-        if differs {
+        for model in differing {
             self.fleet.metrics.stock_mismatches.inc();
-            self.outbox.tell(Report::Differs { worker }).await?;
+            self.outbox.tell(Report::Differs { worker, model }).await?;
         }
         Ok(())
     }
 
-    async fn lost(&self, trouble: Trouble) -> Result<(), Closed> {
+    /// Tells that the server cannot be used, which has not answered the last `n_silent` looks.
+    async fn lost(&self, error: &ProbeError, n_silent: u32) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();
         self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
+        if matches!(error, ProbeError::NoModel) {
+            let declared = Declared { models: Vec::new(), n_slots: 1, n_left_out: 0 };
+            self.outbox.tell(Report::Found { worker, declared }).await?;
+        }
+        let kind = match error {
+            ProbeError::Loading { names } => TroubleKind::Loading { names: names.clone() },
+            ProbeError::Refused { .. } => TroubleKind::Refusal,
+            _ if n_silent >= STOCK_SILENT_LOOKS => TroubleKind::Loss,
+            _ => TroubleKind::Other,
+        };
+        let trouble = Trouble { kind, reason: chain(error).into() };
         self.outbox.tell(Report::Unreachable { worker, trouble }).await
     }
 }

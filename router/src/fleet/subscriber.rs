@@ -7,9 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::body::Body as AxumBody;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{Response, StatusCode};
 use futures::{StreamExt, TryStreamExt};
+use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
@@ -17,9 +19,10 @@ use tokio_util::io::StreamReader;
 use url::Url;
 use warmpath_common::headers;
 use warmpath_common::summary::{
-    self, AFTER_PARAMETER, Body, Change, DecodeError, FRAME_BYTES_MAX, Frame, STREAM_PATH, Stamp,
+    self, AFTER_PARAMETER, Body, Change, DecodeError, FRAME_BYTES_MAX, Frame, Loading, STREAM_PATH, Stamp,
 };
 use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::agreement::NAME_BYTES_MAX;
 use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
 use warmpath_shell::chain;
 
@@ -29,8 +32,8 @@ use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
 use super::{Fleet, Report, Trouble, TroubleKind};
 use crate::config::{
-    INDEXED_WITHIN, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
-    SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
+    INDEXED_WITHIN, LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER,
+    SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
 };
 
 /// Says why a stream ended or could not be opened.
@@ -42,6 +45,8 @@ enum StreamError {
     Refused,
     #[error("the worker answers 503: it is not ready, as while it loads its model")]
     Unready,
+    #[error("the worker loads its model ({} %)", .0.percent)]
+    Loading(Loading),
     #[error("the worker answered {status}")]
     Status { status: u16 },
     #[error("the worker answered with another content type")]
@@ -72,6 +77,7 @@ impl StreamError {
             Self::Connect(_) => "connect",
             Self::Refused => "refused",
             Self::Unready => "unready",
+            Self::Loading(_) => "loading",
             Self::Status { .. } => "status",
             Self::ContentType => "content_type",
             Self::Broken(error) if error.kind() == std::io::ErrorKind::InvalidData => "frame_too_long",
@@ -98,20 +104,21 @@ impl StreamError {
 
     /// Returns whether the worker itself cannot be used, as far as one can see from here.
     fn is_unreachable(&self) -> bool {
-        matches!(
-            self,
-            Self::Connect(_) | Self::Refused | Self::Unready | Self::Status { .. } | Self::ContentType | Self::Idle
-        )
+        let is_answer =
+            matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
+        is_answer || matches!(self, Self::Connect(_) | Self::Idle)
     }
 
-    /// Returns what kind of trouble it is where the worker cannot be used.
-    fn trouble(&self) -> TroubleKind {
-        match self {
+    /// Returns the trouble that it is where the worker cannot be used.
+    fn trouble(&self) -> Trouble {
+        let kind = match self {
             Self::Refused => TroubleKind::Refusal,
+            Self::Loading(loading) => TroubleKind::Loading { names: loading.names.clone() },
             Self::Idle => TroubleKind::Loss,
             Self::Connect(error) if error.is_away() => TroubleKind::Loss,
             _ => TroubleKind::Other,
-        }
+        };
+        Trouble { kind, reason: chain(self).into() }
     }
 }
 
@@ -196,8 +203,7 @@ impl Subscriber {
         }
         if error.is_unreachable() {
             self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
-            let trouble = Trouble { kind: error.trouble(), reason: chain(error).into() };
-            self.outbox.tell(Report::Unreachable { worker, trouble }).await
+            self.outbox.tell(Report::Unreachable { worker, trouble: error.trouble() }).await
         } else {
             self.outbox.tell_blocks(BlockReport::Lost { worker }).await?;
             self.outbox.tell(Report::Lost { worker }).await
@@ -211,7 +217,7 @@ impl Subscriber {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED => return Err(StreamError::Refused),
-            StatusCode::SERVICE_UNAVAILABLE => return Err(StreamError::Unready),
+            StatusCode::SERVICE_UNAVAILABLE => return Err(unready(response).await),
             status => return Err(StreamError::Status { status: status.as_u16() }),
         }
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
@@ -286,6 +292,27 @@ impl Subscriber {
                 outbox.tell(Report::Update { worker, accepted, load }).await
             }
         }
+    }
+}
+
+/// The part of a worker's refusal that says why.
+#[derive(Deserialize)]
+struct Unready {
+    loading: Loading,
+}
+
+/// Returns why a worker answers that it does not serve: it says under which names it will, while its model loads.
+async fn unready(response: Response<AxumBody>) -> StreamError {
+    let body = axum::body::to_bytes(response.into_body(), LOADING_BYTES_MAX);
+    let Ok(Ok(body)) = tokio::time::timeout(SUMMARY_IDLE_MAX, body).await else {
+        return StreamError::Unready;
+    };
+    match serde_json::from_slice(&body) {
+        Ok(Unready { mut loading }) => {
+            loading.names.retain(|name| (1..=NAME_BYTES_MAX).contains(&name.len()));
+            StreamError::Loading(loading)
+        }
+        Err(_) => StreamError::Unready,
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 use warmpath_common::ids::RequestId;
+use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Load, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::{self, Disagreement, Twin};
@@ -24,10 +25,16 @@ use super::{Fleet, Report, Trouble, TroubleKind};
 /// Is the most reports that are applied before the view is published.
 const BATCH_MAX: usize = 256;
 
+/// Most names of a stock server's models in one line of the log.
+///
+/// Source: own choice: a line that can be read.
+const NAMES_LOGGED_MAX: usize = 16;
+
 /// Applies reports until every sender has gone.
 pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
     let stock = Stocks::new(&fleet);
-    let mut tracker = Tracker { fleet, workers: BTreeMap::new(), stock, lost: Vec::new(), models_changed: false };
+    let (workers, lost) = (BTreeMap::new(), Vec::new());
+    let mut tracker = Tracker { fleet, workers, stock, lost, models_changed: false, has_surveyed: false };
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
         batch.drain(..).for_each(|report| tracker.apply(report));
@@ -58,18 +65,21 @@ struct Tracker {
     lost: Vec<WorkerIdx>,
     /// Says that the workers that are there, or their models, may have changed since the last agreement.
     models_changed: bool,
+    /// Whether all workers that were found first have joined.
+    has_surveyed: bool,
 }
 
 impl Tracker {
     fn apply(&mut self, report: Report) {
         match report {
+            Report::Surveyed => self.has_surveyed = true,
             Report::Joined { worker } => self.joined(worker),
             Report::Leaving { worker } => self.leaving(worker),
             Report::Stayed { worker } => self.stayed(worker),
             Report::Left { worker } => self.left(worker),
             Report::Opened { worker, new } => self.opened(worker, *new),
             Report::Found { worker, declared } => self.found(worker, declared),
-            Report::Differs { worker } => self.differs(worker),
+            Report::Differs { worker, model } => self.differs(worker, model),
             Report::Resumed { worker } => self.resumed(worker),
             Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
             Report::Lost { worker } => self.lost(worker),
@@ -86,6 +96,9 @@ impl Tracker {
             name: member.name(),
             uid: None,
             model: None,
+            further: Vec::new(),
+            awaited: Vec::new(),
+            joined_at: Instant::now(),
             load: Load::default(),
             link: Link::Connecting,
             trouble: None,
@@ -136,6 +149,7 @@ impl Tracker {
         if !same_model {
             view.model = Some(Arc::new(opening.model));
         }
+        view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
         view.load = opening.load;
         (view.link, view.trouble) = (Link::Live, None);
@@ -171,7 +185,7 @@ impl Tracker {
             Link::Live => view.link = Link::Stale { since },
             // It answers, but nothing that could be understood.
             Link::Connecting => view.link = Link::Down { since },
-            Link::Stale { .. } | Link::Down { .. } | Link::Refused { .. } => {}
+            Link::Stale { .. } | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => {}
         }
     }
 
@@ -183,20 +197,30 @@ impl Tracker {
             self.lost.push(worker);
         }
         let since = Instant::now();
-        let is_refusal = kind == TroubleKind::Refusal;
-        let (link, was) = (if is_refusal { Link::Refused { since } } else { Link::Down { since } }, view.link);
+        let (link, was) = match &kind {
+            TroubleKind::Loss | TroubleKind::Other => (Link::Down { since }, view.link),
+            TroubleKind::Refusal => (Link::Refused { since }, view.link),
+            TroubleKind::Loading { .. } => (Link::Loading { since }, view.link),
+        };
         view.trouble = Some(reason);
-        if std::mem::discriminant(&was) == std::mem::discriminant(&link) {
+        let is_news = await_names(view, &kind) | (std::mem::discriminant(&was) != std::mem::discriminant(&link));
+        if !is_news {
             return;
         }
         view.link = link;
         view.load = Load::default();
         view.n_blocks = 0;
+        match view.model {
+            Some(_) => self.stock.lost(worker),
+            None => self.stock.left(worker),
+        }
         let reason = view.trouble.as_deref();
-        if is_refusal {
-            tracing::error!(worker = %view.name, reason, "worker refuses this router");
-        } else {
-            tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
+        match kind {
+            TroubleKind::Loss | TroubleKind::Other => {
+                tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
+            }
+            TroubleKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
+            TroubleKind::Loading { names } => tracing::info!(worker = %view.name, ?names, "worker loads its model"),
         }
         self.models_changed = true;
     }
@@ -210,6 +234,10 @@ impl Tracker {
         self.fleet.view.store(Arc::new(FleetView { workers }));
         // Now that nobody is sent there any more.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
+        let is_connecting = |tracked: &Tracked| tracked.view.link == Link::Connecting;
+        if self.has_surveyed && !*self.fleet.looked.borrow() && !self.workers.values().any(is_connecting) {
+            self.fleet.looked.send_replace(true);
+        }
     }
 
     /// Finds out who disagrees, and says so once.
@@ -252,15 +280,18 @@ impl Tracker {
     fn found(&mut self, worker: WorkerIdx, declared: Declared) {
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         (view.link, view.trouble) = (Link::Live, None);
-        tracing::info!(worker = %view.name, names = ?declared.names, slots = declared.n_slots, "stock server is found");
+        view.awaited.clear();
+        let names: Vec<_> = declared.models.iter().map(|listed| &listed.names[0]).take(NAMES_LOGGED_MAX).collect();
+        let (n_models, slots) = (declared.models.len(), declared.n_slots);
+        tracing::info!(worker = %view.name, ?names, n_models, slots, "stock server is found");
         self.stock.found(worker, declared);
         self.models_changed = true;
         self.fleet.books().reconnected(worker);
     }
 
-    fn differs(&mut self, worker: WorkerIdx) {
+    fn differs(&mut self, worker: WorkerIdx, model: Fingerprint) {
         let Some(Tracked { view, .. }) = self.workers.get(&worker) else { return };
-        self.stock.differs(&self.fleet, view);
+        self.stock.differs(&self.fleet, view, model);
         tracing::warn!(worker = %view.name, "stock server counts tokens otherwise; it is not taken to have that vocabulary");
         self.models_changed = true;
     }
@@ -286,6 +317,21 @@ impl Tracker {
         }
         self.fleet.metrics.forks.set(n_forks);
     }
+}
+
+/// Takes note of the names under which a worker will serve; returns whether they are news.
+///
+/// What it served before it served under these names: another model is not there any more, the same one need not be read anew.
+fn await_names(view: &mut WorkerView, kind: &TroubleKind) -> bool {
+    let TroubleKind::Loading { names } = kind else { return false };
+    if view.awaited == *names {
+        return false;
+    }
+    if !view.models().flat_map(|model| model.all_names()).eq(names.iter().cloned()) {
+        (view.model, view.further) = (None, Vec::new());
+    }
+    view.awaited.clone_from(names);
+    true
 }
 
 fn announce(worker: &str, verdict: Option<&Disagreement>) {

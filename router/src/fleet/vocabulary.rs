@@ -166,10 +166,10 @@ enum FetchError {
 /// Returns the vocabularies that the workers in the fleet need and nobody has given, in the order of the workers.
 pub fn wanted(fleet: &Fleet, view: &FleetView) -> Vec<VocabularyKey> {
     let mut keys = Vec::new();
-    for model in view.workers.iter().filter_map(|worker| worker.model.as_deref()).filter(|model| !is_text(model)) {
+    let models = view.workers.iter().flat_map(|worker| worker.models());
+    for model in models.filter(|model| !is_text(model) && !fleet.given().iter().any(|given| given.cuts(model))) {
         let key = VocabularyKey::of(model);
-        let is_given = fleet.given().iter().any(|given| VocabularyKey::of(&given.model) == key);
-        if !is_given && !keys.contains(&key) {
+        if !keys.contains(&key) {
             keys.push(key);
         }
     }
@@ -190,8 +190,9 @@ pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
         retries.retain(|key, _| wanted.contains(key));
         keep_only(&fleet, &wanted);
         let now = Instant::now();
+        let current = fleet.vocabularies();
         let due = wanted.iter().find(|key| {
-            let is_missing = !matches!(fleet.vocabulary(key), Some(VocabularyState::Ready(_)));
+            let is_missing = !matches!(current.get(key), Some(VocabularyState::Ready(_)));
             is_missing && retries.get(key).is_none_or(|retry| retry.at <= now)
         });
         let Some(&key) = due else {

@@ -16,7 +16,7 @@ use super::state::App;
 
 /// Lists every state that a worker can be in, so that each has its metric from the start.
 const STATES: &[&str] =
-    &["ready", "connecting", "down", "refused", "stale", "excluded", "draining", "leaving", "failing"];
+    &["ready", "connecting", "down", "refused", "loading", "stale", "excluded", "draining", "leaving", "failing"];
 
 /// Answers with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
@@ -59,7 +59,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     drop(books);
     let stale = match worker.link {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } => None,
+        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => None,
     };
     let member = app.fleet.member(worker.idx);
     let blocks = &member.blocks;
@@ -74,6 +74,8 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "stale_seconds": stale,
         "age_seconds": app.fleet.age(&member).map(|age| age.as_secs_f64()),
         "model": worker.model.as_deref(),
+        "awaited_models": worker.awaited,
+        "further_models": worker.further.iter().map(|model| &model.names).collect::<Vec<_>>(),
         "load": worker.load,
         "blocks": blocks.n_blocks(),
         "blocks_digest": blocks.digest().map(|digest| digest.hex()),

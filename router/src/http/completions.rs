@@ -122,6 +122,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     }
     let body = read_whole(&app, body, sender(&parts, key.as_deref())).await?;
     let place = app.place(key.as_deref())?;
+    app.fleet.first_look().await;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());

@@ -1,5 +1,7 @@
 //! `/v1/models`: the models of the fleet, under each of their names.
 
+use std::time::Instant;
+
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
@@ -12,6 +14,7 @@ use crate::error::RequestError;
 
 /// Answers with every name that the fleet serves.
 pub async fn list(State(app): State<App>) -> Json<Value> {
+    app.fleet.first_look().await;
     let view = app.fleet.view();
     let models: Vec<Value> = view.names().iter().filter_map(|name| describe(&app, &view, name).ok()).collect();
     Json(json!({"object": "list", "data": models}))
@@ -19,13 +22,14 @@ pub async fn list(State(app): State<App>) -> Json<Value> {
 
 /// Answers with the model of one name.
 pub async fn show(State(app): State<App>, Name(name): Name) -> Result<Json<Value>, RequestError> {
+    app.fleet.first_look().await;
     describe(&app, &app.fleet.view(), &name).map(Json)
 }
 
 fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestError> {
-    let model = view.lookup(Some(name), None)?;
-    let workers: Vec<_> = view.workers.iter().filter(|worker| worker.serves(name)).collect();
-    let serving = || workers.iter().filter_map(|worker| worker.model.as_deref());
+    let model = view.lookup(Some(name), None, Instant::now())?;
+    let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_named(name)).collect();
+    let serving = || workers.iter().copied();
     // One name may stand for a model that generates and one that embeds.
     let can = |capability: &Capability| serving().any(|model| model.can(Some(*capability)));
     let capabilities: Vec<Capability> = Capability::ALL.into_iter().filter(can).collect();

@@ -98,7 +98,7 @@ fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
     let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, company_ms } = candidate.cost;
     let stale = match worker.link {
         Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } => None,
+        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => None,
     };
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({

@@ -171,6 +171,7 @@ fn sending(prepared: &Prepared, decision: &Decision) -> Sending {
         Prompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
     };
     Sending {
+        model: prepared.model.fingerprint,
         keys,
         n_tokens,
         block_size_tokens: prepared.model.block_size_tokens,

@@ -115,8 +115,11 @@ impl Upstream<'_> {
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         let refused = match head.status {
-            // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's.
-            StatusCode::UNAUTHORIZED if self.member.stock.is_none() => return Err(Failure::Refused.into()),
+            // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's, nor one
+            // of a server that is shown the router's.
+            StatusCode::UNAUTHORIZED if self.member.stock.is_none() || client.has_own_key() => {
+                return Err(Failure::Refused.into());
+            }
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
             status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),

@@ -15,7 +15,7 @@ use warmpath_router_core::stock::text;
 use super::body::Parsed;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
-use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyKey, VocabularyState};
+use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
 
 /// Is how far a prompt has come.
 pub(super) enum Reading {
@@ -102,7 +102,7 @@ impl Reading {
                 Parsed::None => Self::Unknown("no_prompt"),
             });
         }
-        let vocabulary = || match fleet.vocabulary(&VocabularyKey::of(model)) {
+        let vocabulary = || match fleet.vocabulary(model) {
             Some(VocabularyState::Ready(vocabulary)) => Ok(vocabulary),
             _ => Err(Self::Unknown("no_vocabulary")),
         };

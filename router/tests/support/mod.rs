@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod authority;
+pub mod opening;
 pub mod raw;
 pub mod stock;
 pub mod worker;
@@ -46,6 +47,11 @@ pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Ru
     let service = routes.into_make_service_with_connect_info::<SocketAddr>();
     runtime.spawn(async move { axum::serve(bound, service).await.expect("it serves") });
     (address, runtime)
+}
+
+/// Returns routes all of which are under a path.
+pub fn under(base: &str, routes: axum::Router) -> axum::Router {
+    if base.is_empty() { routes } else { axum::Router::new().nest(base, routes) }
 }
 
 /// Is a router in this process.
@@ -115,18 +121,22 @@ impl TestRouter {
         self.fleet().await["workers"][idx]["state"].as_str().unwrap_or_default().to_owned()
     }
 
+    /// Returns every metric.
+    pub async fn metric_text(&self) -> String {
+        let url = format!("http://{}/metrics", self.server.admin_address);
+        self.client.get(url).send().await.expect("the admin listener answers").text().await.expect("text")
+    }
+
     /// Returns the value of a metric's line, 0 where it is not there.
     pub async fn metric(&self, line: &str) -> f64 {
-        let url = format!("http://{}/metrics", self.server.admin_address);
-        let text = self.client.get(url).send().await.expect("the admin listener answers").text().await.expect("text");
+        let text = self.metric_text().await;
         let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
         value.unwrap_or(0.0)
     }
 
     /// Returns the sum of a metric's series, whatever their labels.
     pub async fn metric_of_all(&self, name: &str) -> f64 {
-        let url = format!("http://{}/metrics", self.server.admin_address);
-        let text = self.client.get(url).send().await.expect("the admin listener answers").text().await.expect("text");
+        let text = self.metric_text().await;
         let series = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once(' '));
         series.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
     }

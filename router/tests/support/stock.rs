@@ -17,8 +17,8 @@ use tokio::runtime::Runtime;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
-use super::serve_apart;
 use super::worker::{MAKER, Seen};
+use super::{serve_apart, under};
 
 /// Says what answers say of the tokens behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Script {
     pub refusal: Option<(u16, Option<String>)>,
     /// A word at which it closes the connection.
     pub poison: Option<&'static str>,
+    /// Is the key that every request must show; absent where none is asked for.
+    pub key: Option<&'static str>,
     kept: Vec<Vec<Token>>,
 }
 
@@ -59,11 +61,15 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
     /// The other ends of all connections that have carried a request.
     peers: Mutex<HashSet<SocketAddr>>,
+    /// Lists every path that was asked for, with the headers, those that were refused among them.
+    asked: Mutex<Vec<(String, HeaderMap)>>,
 }
 
 /// Is a fake stock server.
 pub struct FakeStock {
     address: SocketAddr,
+    /// Is the path under which all of it is.
+    base: &'static str,
     shared: Arc<Shared>,
     runtime: Option<Runtime>,
 }
@@ -71,6 +77,11 @@ pub struct FakeStock {
 impl FakeStock {
     /// Starts a server that has computed nothing.
     pub fn start(name: &'static str) -> Self {
+        Self::start_under(name, "")
+    }
+
+    /// Starts a server all of which is under a path.
+    pub fn start_under(name: &'static str, base: &'static str) -> Self {
         let script = Script {
             name,
             says: Says::Usage,
@@ -82,10 +93,17 @@ impl FakeStock {
             is_silent: false,
             refusal: None,
             poison: None,
+            key: None,
             kept: Vec::new(),
         };
-        let shared = Arc::new(Shared { script: Mutex::new(script), seen: Mutex::default(), peers: Mutex::default() });
-        let mut server = Self { address: "127.0.0.1:0".parse().expect("an address"), shared, runtime: None };
+        let shared = Shared {
+            script: Mutex::new(script),
+            seen: Mutex::default(),
+            peers: Mutex::default(),
+            asked: Mutex::default(),
+        };
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let mut server = Self { address, base, shared: Arc::new(shared), runtime: None };
         server.revive();
         server
     }
@@ -96,7 +114,11 @@ impl FakeStock {
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}{}", self.address, self.base)
+    }
+
+    pub fn asked(&self) -> Vec<(String, HeaderMap)> {
+        self.shared.asked.lock().expect("no test panics here").clone()
     }
 
     pub fn with(&self, change: impl FnOnce(&mut Script)) {
@@ -127,7 +149,7 @@ impl FakeStock {
     /// Starts the server, again on the same port; it has computed nothing.
     pub fn revive(&mut self) {
         self.forget();
-        let (address, runtime) = serve_apart(self.address, routes(Arc::clone(&self.shared)));
+        let (address, runtime) = serve_apart(self.address, under(self.base, routes(Arc::clone(&self.shared))));
         self.address = address;
         self.runtime = Some(runtime);
     }
@@ -155,6 +177,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages", post(message))
         .route("/v1/embeddings", post(numbers))
         .route("/v1/rerank", post(numbers))
+        .layer(from_fn_with_state(Arc::clone(&shared), guard))
         // As llama-server does.
         .layer(map_response(async |response: Response| ([("access-control-allow-origin", "*")], response)))
         .layer(from_fn_with_state(Arc::clone(&shared), count))
@@ -168,6 +191,17 @@ async fn count(
     next: Next,
 ) -> Response {
     shared.peers.lock().expect("no test panics here").insert(peer.0);
+    next.run(request).await
+}
+
+async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let asked = (request.uri().path().to_owned(), request.headers().clone());
+    shared.asked.lock().expect("no test panics here").push(asked);
+    let shown = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let wanted = shared.script().key;
+    if wanted.is_some_and(|key| shown != Some(&format!("Bearer {key}"))) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
     next.run(request).await
 }
 

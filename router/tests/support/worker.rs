@@ -27,7 +27,8 @@ use warmpath_common::summary::{
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
-use super::{VOCABULARY, serve_apart};
+use super::opening::{self, Opening};
+use super::{VOCABULARY, serve_apart, under};
 
 /// Says how the worker answers chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub struct Script {
     pub is_loading: bool,
     /// Says whether heartbeats are sent.
     pub has_heartbeat: bool,
+    /// Says what is done with who asks for the summary.
+    pub opening: Opening,
     /// Is sent in place of the snapshot's frames.
     pub raw_stream: Option<Vec<u8>>,
     /// Holds the updates that a router that comes back can still get.
@@ -100,6 +103,8 @@ struct Shared {
 /// Is a fake worker.
 pub struct FakeWorker {
     address: SocketAddr,
+    /// Is the path under which all of it is.
+    base: &'static str,
     shared: Arc<Shared>,
     runtime: Option<Runtime>,
 }
@@ -107,6 +112,11 @@ pub struct FakeWorker {
 impl FakeWorker {
     /// Starts a worker that holds nothing and answers everything.
     pub fn start(uid: u64) -> Self {
+        Self::start_under(uid, "")
+    }
+
+    /// Starts such a worker, all of which is under a path.
+    pub fn start_under(uid: u64, base: &'static str) -> Self {
         let stamp = Stamp { worker_uid: WorkerUid(uid), boot_epoch: 1, seq: 0 };
         let snapshot = Snapshot { stamp, model: model(), runs: Vec::new(), load: idle() };
         let script = Script {
@@ -119,6 +129,7 @@ impl FakeWorker {
             vocabulary: Bytes::from_static(&VOCABULARY),
             has_heartbeat: true,
             is_loading: false,
+            opening: Opening::AtOnce,
             raw_stream: None,
             ring: Ring::new(RING, stamp),
         };
@@ -130,13 +141,13 @@ impl FakeWorker {
             n_streams: AtomicUsize::new(0),
             n_left: AtomicUsize::new(0),
         });
-        let mut worker = Self { address: "127.0.0.1:0".parse().expect("an address"), shared, runtime: None };
+        let mut worker = Self { address: "127.0.0.1:0".parse().expect("an address"), base, shared, runtime: None };
         worker.revive();
         worker
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}{}", self.address, self.base)
     }
 
     /// Changes the script.
@@ -163,7 +174,7 @@ impl FakeWorker {
             script.snapshot.runs.clear();
             script.ring = Ring::new(RING, script.snapshot.stamp);
         });
-        let (address, runtime) = serve_apart(self.address, routes(Arc::clone(&self.shared)));
+        let (address, runtime) = serve_apart(self.address, under(self.base, routes(Arc::clone(&self.shared))));
         self.address = address;
         runtime.spawn(heartbeat(Arc::clone(&self.shared)));
         self.runtime = Some(runtime);
@@ -365,6 +376,9 @@ struct Asked {
 
 async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> Response {
     shared.n_streams.fetch_add(1, Ordering::SeqCst);
+    if let Some(refusal) = opening::refusal(|| shared.script.lock().expect("no test panics here").opening).await {
+        return refusal;
+    }
     let (updates, head, name) = {
         let script = shared.script.lock().expect("no test panics here");
         if script.is_loading {

@@ -24,6 +24,8 @@ pub struct App {
     pub phase: watch::Receiver<Phase>,
     /// Is the worker's name, for the response header.
     pub worker: HeaderValue,
+    /// Names under which clients may ask for the model, those of its adapters included; known before it is loaded.
+    pub names: Arc<[String]>,
     /// Limits on the bodies of requests.
     pub bodies: Arc<BodyLimits>,
     /// Connections of clients.

@@ -7,9 +7,11 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
+use serde_json::json;
 use warmpath_common::headers::MODEL_FINGERPRINT;
-use warmpath_common::summary::{CONTENT_TYPE, Snapshot};
+use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
 
+use super::error::error_body;
 use super::state::App;
 use crate::error::RequestError;
 
@@ -32,9 +34,24 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     // What is no stamp of this worker's is answered as any other: by a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
-    let subscription = app.served()?.base().publisher.subscribe(after).await?;
+    let served = match app.served() {
+        Err(RequestError::Loading { percent }) => return Ok(loading(&app, percent)),
+        served => served?,
+    };
+    let subscription = served.base().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
+}
+
+/// Returns the error of a worker that loads, which says under which names it will serve: a router tells its clients to wait.
+fn loading(app: &App, percent: u8) -> Response {
+    let error = RequestError::Loading { percent };
+    let mut body = json!(error_body(&error));
+    body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });
+    let mut response = error.into_response();
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    *response.body_mut() = Body::from(body.to_string());
+    response
 }
 
 /// Answers with the model's metadata as a GGUF file without tensors, or 304 to a router that has it.

@@ -23,6 +23,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let app = App {
         phase: seen,
         worker,
+        names: ["m".to_owned(), "m:a".to_owned()].into(),
         bodies: Arc::new(BodyLimits { bytes_max: 1000, timeout: BODY_TIMEOUT, room: BodyRoom::new(10_000) }),
         connections: Connections::new(ConnectionLimits::ADMIN),
         allowed_hosts: Arc::new(AllowedHosts::Any),
@@ -53,6 +54,8 @@ async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
     for path in shown.into_iter().chain([SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH]) {
         let (status, body) = get(path).await;
         assert_eq!((status, &body["error"]["code"]), (503, &json!("model_loading")), "{path}");
+        let expected = if path == STREAM_PATH { json!({"names": ["m", "m:a"], "percent": 90}) } else { Value::Null };
+        assert_eq!(body["loading"], expected, "{path}");
     }
 }
 

@@ -22,6 +22,7 @@ fn free(cells: u64) -> Load {
 }
 
 const N_TOKENS: u32 = 1000;
+const BLOCK: u32 = 32;
 
 fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     let workers: Vec<_> = held
@@ -44,7 +45,7 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
     let mut candidates: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| Candidate::weigh(worker, prompt, BLOCK, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
         .collect();
     charge(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -104,7 +105,8 @@ fn of_given<const N: usize>(loads: [Load; N], given: [f64; N]) -> u32 {
     let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
     let weigh = |(worker, given_tokens)| {
         let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT);
-        Candidate { given_tokens, ..Candidate::weigh(worker, PromptView::Estimated { n_tokens: N_TOKENS }, standing) }
+        let prompt = PromptView::Estimated { n_tokens: N_TOKENS };
+        Candidate { given_tokens, ..Candidate::weigh(worker, prompt, BLOCK, standing) }
     };
     let mut candidates: Vec<_> = workers.iter().zip(given).map(weigh).collect();
     charge(&mut candidates, 0.0);
@@ -161,7 +163,7 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
     let prompt = PromptView::Estimated { n_tokens: 10 };
     let all: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| Candidate::weigh(worker, prompt, BLOCK, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
         .collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
@@ -187,7 +189,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
         let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
-        assert_eq!(Candidate::weigh(&worker, prompt, standing).cached_blocks, expected, "{n_tokens} tokens");
+        assert_eq!(Candidate::weigh(&worker, prompt, BLOCK, standing).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
 

@@ -23,8 +23,8 @@ impl Dispatch {
     /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
     pub fn relief(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> Relief {
         let serves = |worker: &&Arc<WorkerView>| {
-            let own = worker.model.as_deref().map(|model| model.fingerprint);
-            worker.excluded.is_none() && model.is_none_or(|model| own == Some(model.fingerprint))
+            let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);
+            worker.excluded.is_none() && model.is_none_or(has)
         };
         let names = model.map(|model| &model.names[..]);
         let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();

@@ -61,8 +61,9 @@ impl Memory {
         Self { limits, capacity_blocks, last_use: HashMap::new(), order: VecDeque::new(), clock: 0 }
     }
 
-    pub(super) fn limits(&self) -> MemoryLimits {
-        self.limits
+    /// Returns every block that is remembered.
+    pub(super) fn keys(&self) -> Vec<BlockKey> {
+        self.last_use.keys().copied().collect()
     }
 
     /// Forgets every block; the capacity stays what it was.

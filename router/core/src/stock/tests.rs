@@ -7,6 +7,14 @@ use super::*;
 const BLOCK: u32 = 16;
 const LIMITS: MemoryLimits = MemoryLimits { blocks_max: 1000, blocks_expected: 100 };
 
+const MODEL: Fingerprint = Fingerprint([1; 32]);
+const OTHER: Fingerprint = Fingerprint([2; 32]);
+
+fn placed(fingerprint: Fingerprint, footing: Footing) -> Placed {
+    let (identity, residence) = (String::new(), Residence::Loaded);
+    Placed { fingerprint, footing, block_size_tokens: BLOCK, limits: LIMITS, identity, residence }
+}
+
 struct World {
     server: StockServer,
     now: Instant,
@@ -27,7 +35,7 @@ fn usage(prompt: u32, cached: u32) -> Usage {
 impl World {
     fn new(footing: Footing) -> Self {
         let mut server = StockServer::default();
-        server.placed(footing, (2, BLOCK), LIMITS);
+        server.placed(2, vec![placed(MODEL, footing)]);
         server.take_news();
         Self { server, now: Instant::now(), n_sent: 0, told: Default::default() }
     }
@@ -39,9 +47,14 @@ impl World {
 
     /// Sends a prompt of whole blocks and five tokens, all of what is remembered of it counted on.
     fn send(&mut self, keys: &[BlockKey]) -> VisitId {
+        self.send_to(MODEL, keys)
+    }
+
+    fn send_to(&mut self, model: Fingerprint, keys: &[BlockKey]) -> VisitId {
         self.n_sent += 1;
         let known = keys.iter().take_while(|key| self.told.contains(key)).count() as u32;
         let sending = Sending {
+            model,
             keys: keys.to_vec(),
             n_tokens: keys.len() as u32 * BLOCK + 5,
             block_size_tokens: BLOCK,
@@ -254,7 +267,7 @@ fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_onc
         world
             .server
             .ended(id, Some(Ending { usage: usage(counted, 0), is_complete: true, n_events: 0, at: world.now }));
-        world.hear().differs
+        world.hear().differing == [MODEL]
     };
     assert_eq!([166, 166, 165, 166, 166, 166, 166].map(&mut ask), [false, false, false, false, false, true, false]);
 }
@@ -278,18 +291,22 @@ fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
     world.ask(&chain(0, 0, 10), 0);
     assert!(world.told.is_empty());
     let mut world = World::new(Footing::Vocabulary);
-    let sending = Sending { keys: chain(0, 0, 10), n_tokens: 320, block_size_tokens: 32, ..Sending::default() };
-    let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
-    world.server.begun(id, world.now);
-    world.hear();
-    assert!(world.told.is_empty(), "it was made for another model");
+    for (model, block_size_tokens) in [(MODEL, 2 * BLOCK), (OTHER, BLOCK)] {
+        let keys = chain(0, 0, 10);
+        let (n_tokens, cached_tokens, is_countable) = (320, 0, true);
+        let sending = Sending { model, keys, n_tokens, block_size_tokens, cached_tokens, is_countable };
+        let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
+        world.server.begun(id, world.now);
+        world.hear();
+        assert!(world.told.is_empty(), "it was made for another model");
+    }
 }
 
 #[test]
 fn more_changes_than_can_wait_forget_everything() {
     let limits = MemoryLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
     let mut world = World::new(Footing::Vocabulary);
-    world.server.placed(Footing::Vocabulary, (2, BLOCK), limits);
+    world.server.placed(2, vec![Placed { limits, ..placed(MODEL, Footing::Vocabulary) }]);
     world.hear();
     let half = CHANGED_KEYS_MAX as u64 / 2;
     for (nth, is_forgotten) in [(0, false), (1, true)] {
@@ -298,4 +315,51 @@ fn more_changes_than_can_wait_forget_everything() {
         assert_eq!(world.server.is_forgotten, is_forgotten);
     }
     assert!(world.hear().changes.is_empty() && world.told.is_empty());
+}
+
+#[test]
+fn each_model_of_a_server_has_a_memory_of_its_own() {
+    let mut world = World::new(Footing::Vocabulary);
+    let small = MemoryLimits { blocks_max: 30, blocks_expected: 30 };
+    let other = Placed { limits: small, ..placed(OTHER, Footing::Text) };
+    world.server.placed(2, vec![placed(MODEL, Footing::Vocabulary), other]);
+    let (chat, others) = (chain(0, 0, 10), chain(1, 0, 10));
+    world.ask(&chat, 0);
+    for nth in 1..6 {
+        let id = world.send_to(OTHER, &chain(nth, 0, 10));
+        world.server.begun(id, world.now);
+        world.hear();
+        world.end(id, Usage::default());
+    }
+    assert_eq!((world.known(&chat), world.known(&others)), (10, 0), "a flood of one model evicts nothing of the other");
+    assert_eq!(world.known(&chain(5, 0, 10)), 10);
+}
+
+#[test]
+fn what_becomes_of_one_model_leaves_the_others_as_they_are() {
+    let prepare = || {
+        let mut world = World::new(Footing::Vocabulary);
+        world.server.placed(2, [MODEL, OTHER].map(|model| placed(model, Footing::Vocabulary)).to_vec());
+        world.ask(&chain(0, 0, 10), 0);
+        let id = world.send_to(OTHER, &chain(1, 0, 10));
+        world.server.begun(id, world.now);
+        world.end(id, usage(165, 0));
+        world
+    };
+    let same = placed(MODEL, Footing::Vocabulary);
+    let swapped = Placed { identity: "another".into(), ..placed(OTHER, Footing::Vocabulary) };
+    let unloaded = Placed { residence: Residence::Unloaded, ..placed(OTHER, Footing::Vocabulary) };
+    for models in [vec![same.clone()], vec![same.clone(), swapped], vec![same.clone(), unloaded]] {
+        let mut world = prepare();
+        world.server.placed(2, models);
+        assert!(!world.hear().is_forgotten);
+        assert_eq!((world.known(&chain(0, 0, 10)), world.known(&chain(1, 0, 10))), (10, 0));
+    }
+    // A request that is under way as its model goes brings nothing back.
+    let mut world = prepare();
+    let id = world.send_to(OTHER, &chain(2, 0, 10));
+    world.server.placed(2, vec![same]);
+    world.server.begun(id, world.now);
+    assert_eq!(world.end(id, usage(165, 0)), None);
+    assert_eq!(world.known(&chain(2, 0, 10)), 0);
 }

@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 
-use super::Declared;
+use super::Listed;
 
 /// Stands for the chat template of a model whose prompts are cut by their text.
 ///
@@ -31,12 +31,12 @@ const MESSAGE: u8 = 0x1e;
 /// Stands in front of each part of a message.
 const PART: u8 = 0x1f;
 
-/// Returns the model of servers that serve `declared` by its text.
-pub fn model(declared: &Declared) -> ModelInfo {
-    let name = declared.names.first().map_or("", String::as_str);
+/// Returns the model of servers that serve `listed` by its text, `n_slots` requests at a time.
+pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
+    let name = listed.names.first().map_or("", String::as_str);
     let root = ChainRoot { model_fingerprint: &TEMPLATE.0, lora: name.as_bytes(), cache_salt: &[] };
     ModelInfo {
-        names: declared.names.clone(),
+        names: listed.names.clone(),
         fingerprint: Fingerprint(root.hash().0),
         kv_fingerprint: TEMPLATE,
         chat_template_fingerprint: TEMPLATE,
@@ -44,9 +44,9 @@ pub fn model(declared: &Declared) -> ModelInfo {
         block_size_tokens: BLOCK_SIZE_TOKENS,
         add_bos: false,
         add_eos: false,
-        context_tokens: declared.context_tokens,
+        context_tokens: listed.context_tokens,
         n_ctx_train: None,
-        n_slots: declared.n_slots,
+        n_slots,
         memory: MemoryKind::Full,
         n_vocab: u32::MAX,
         // It does not say what it can do, and answers itself for what it cannot.
@@ -107,6 +107,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::stock::Residence;
 
     fn tokens(messages: serde_json::Value) -> Vec<Token> {
         chat(&serde_json::from_value(json!({ "messages": messages })).expect("a chat"))
@@ -154,7 +155,10 @@ mod tests {
 
     #[test]
     fn models_of_other_names_share_nothing_and_their_roots_are_no_model_files() {
-        let model = |name: &str| super::model(&Declared { names: vec![name.into()], n_slots: 1, context_tokens: 1 });
+        let model = |name: &str| {
+            let (names, identity, residence) = (vec![name.into()], String::new(), Residence::Loaded);
+            super::model(&Listed { names, context_tokens: 1, identity, residence }, 1)
+        };
         assert_eq!(model("a"), model("a"));
         assert_ne!(model("a").fingerprint, model("b").fingerprint);
         assert_ne!(model("a").block_size_tokens, warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT);

@@ -4,12 +4,17 @@
 //! OpenAI-like server has; what llama-server and vLLM say beyond that (`/health`, `/props`, `/slots`, `/metrics`) is used
 //! where it is there. Answers are bounded in time and size, and what makes no sense counts as absent.
 
-use futures::StreamExt;
-use serde_json::Value;
-use warmpath_router_core::agreement::{NAME_BYTES_MAX, NAMES_MAX};
-use warmpath_router_core::stock::{Declared, Pulse};
+use std::collections::HashMap;
 
-use crate::config::{STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_SLOTS_DEFAULT};
+use axum::http::StatusCode;
+use futures::StreamExt;
+use serde_json::{Value, json};
+use warmpath_router_core::agreement::{NAME_BYTES_MAX, NAMES_MAX};
+use warmpath_router_core::stock::{Declared, Listed, Pulse, Residence};
+
+use crate::config::{
+    STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_MODELS_MAX, STOCK_SLOTS_DEFAULT,
+};
 use crate::fleet::client::{CallError, WorkerClient};
 
 const MODELS: &str = "/v1/models";
@@ -45,10 +50,16 @@ pub(super) enum ProbeError {
     Timeout { path: &'static str },
     #[error("{path} was answered with {status}")]
     Status { path: &'static str, status: u16 },
+    #[error("{path} was answered with 401: it wants a key, or another one (--worker-key-file)")]
+    Refused { path: &'static str },
     #[error("{path} has more than {STOCK_ANSWER_BYTES_MAX} bytes")]
     TooLong { path: &'static str },
     #[error("{MODELS} lists no model as OpenAI's API does: it is no such server")]
     NotOpenAi,
+    #[error("{HEALTH} was answered with 503: it loads its model")]
+    Loading { names: Vec<String> },
+    #[error("{MODELS} lists no model: the server serves none at the moment")]
+    NoModel,
 }
 
 impl ProbeError {
@@ -69,8 +80,11 @@ impl ProbeError {
             Self::Broken { .. } => "broken",
             Self::Timeout { .. } => "timeout",
             Self::Status { .. } => "status",
+            Self::Refused { .. } => "refused",
             Self::TooLong { .. } => "too_long",
             Self::NotOpenAi => "not_openai",
+            Self::Loading { .. } => "loading",
+            Self::NoModel => "no_model",
         }
     }
 }
@@ -78,7 +92,32 @@ impl ProbeError {
 /// Is a server that was found.
 pub(super) struct Found {
     pub(super) declared: Declared,
+    /// What the server listed, as it is compared with what it lists later.
+    pub(super) models: Models,
     pub(super) ways: Ways,
+}
+
+/// What a further look at a server shows.
+pub(super) struct Look {
+    /// How busy the server says it is; absent where it does not.
+    pub(super) pulse: Option<Pulse>,
+    /// What the server lists now; absent where no list came, which changes nothing.
+    pub(super) models: Option<Models>,
+}
+
+/// The models that a server lists.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Models {
+    listed: Vec<ListedModel>,
+    n_left_out: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct ListedModel {
+    names: Vec<String>,
+    context_tokens: Option<u32>,
+    identity: String,
+    residence: Residence,
 }
 
 /// Says where the server tells how it is.
@@ -104,35 +143,51 @@ impl Probe {
     pub(super) async fn find(&self) -> Result<Found, ProbeError> {
         let health = match self.get(HEALTH).await {
             Ok(_) => HEALTH,
-            Err(ProbeError::Status { status: 404 | 405 | 501, .. }) => MODELS,
+            Err(ProbeError::Status { status: 403..=405 | 501, .. } | ProbeError::Refused { .. }) => MODELS,
+            Err(error @ ProbeError::Status { status: 503, .. }) => return Err(self.loading().await.unwrap_or(error)),
             Err(error) => return Err(error),
         };
         let models: Value = serde_json::from_slice(&self.get(MODELS).await?).map_err(|_| ProbeError::NotOpenAi)?;
+        let models = listed(&models)?;
         let props = self.json(PROPS).await;
         let slots = self.json(SLOTS).await;
-        let declared = declared(&models, &props, &slots).ok_or(ProbeError::NotOpenAi)?;
+        let declared = declared(&models, &props, &slots);
         let metrics = self.get(METRICS).await.unwrap_or_default();
         let load = if pulse_of_metrics(&String::from_utf8_lossy(&metrics)).is_some() {
             Some(METRICS)
         } else {
             pulse_of_slots(&slots).map(|_| SLOTS)
         };
-        Ok(Found { declared, ways: Ways { health, load } })
+        Ok(Found { declared, models, ways: Ways { health, load } })
     }
 
-    /// Returns how busy the server says it is, if it does.
+    /// Returns the names of what a server that is not well yet will serve, if it says so, as llama-server does while it loads.
+    async fn loading(&self) -> Option<ProbeError> {
+        let models = listed(&self.json(MODELS).await).ok()?;
+        Some(ProbeError::Loading { names: models.listed.into_iter().flat_map(|model| model.names).collect() })
+    }
+
+    /// Returns how busy the server says it is, and what it lists.
     ///
-    /// Errors: every [`ProbeError`] where it is not well. That its load does not come is no illness: it may be computing.
-    pub(super) async fn look(&self, ways: &Ways) -> Result<Option<Pulse>, ProbeError> {
-        self.get(ways.health).await?;
-        Ok(match ways.load {
+    /// Errors: every [`ProbeError`] where it is not well, or serves nothing any more. That its load or its list does not come is no
+    /// illness: it may be computing.
+    pub(super) async fn look(&self, ways: &Ways) -> Result<Look, ProbeError> {
+        let health = self.get(ways.health).await?;
+        let models = if ways.health == MODELS { health } else { self.get(MODELS).await.unwrap_or_default() };
+        let models = match listed(&serde_json::from_slice(&models).unwrap_or_default()) {
+            Ok(models) => Some(models),
+            Err(ProbeError::NoModel) => return Err(ProbeError::NoModel),
+            Err(_) => None,
+        };
+        let pulse = match ways.load {
             Some(METRICS) => {
                 let text = self.get(METRICS).await.unwrap_or_default();
                 pulse_of_metrics(&String::from_utf8_lossy(&text))
             }
             Some(path) => pulse_of_slots(&self.json(path).await),
             None => None,
-        })
+        };
+        Ok(Look { pulse, models })
     }
 
     /// Returns what is at `path` as JSON; `Null` where nothing is, or nothing of the kind.
@@ -149,6 +204,9 @@ impl Probe {
     async fn fetch(&self, path: &'static str) -> Result<Vec<u8>, ProbeError> {
         let failed = |source| ProbeError::Fetch { path, source };
         let response = self.client.get(&self.client.url(path)).await.map_err(failed)?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            return Err(ProbeError::Refused { path });
+        }
         if !response.status().is_success() {
             return Err(ProbeError::Status { path, status: response.status().as_u16() });
         }
@@ -164,29 +222,89 @@ impl Probe {
     }
 }
 
-/// Returns what a server declares; `None` where it lists no model that can be named.
-fn declared(models: &Value, props: &Value, slots: &Value) -> Option<Declared> {
-    let listed = models["data"].as_array()?;
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let aliases =
-        |model: &Value| model["aliases"].as_array().into_iter().flatten().filter_map(text).collect::<Vec<_>>();
-    let mut names: Vec<String> = Vec::new();
-    for name in listed.iter().flat_map(|model| text(&model["id"]).into_iter().chain(aliases(model))) {
-        if !name.is_empty() && name.len() <= NAME_BYTES_MAX && names.len() < NAMES_MAX && !names.contains(&name) {
-            names.push(name);
+/// Returns the models that a server lists.
+///
+/// Errors: `NotOpenAi` where there is no list, or none of its entries has a name; `NoModel` where it is empty.
+fn listed(models: &Value) -> Result<Models, ProbeError> {
+    let entries = models["data"].as_array().ok_or(ProbeError::NotOpenAi)?;
+    if entries.is_empty() {
+        return Err(ProbeError::NoModel);
+    }
+    let mut listed: Vec<ListedModel> = Vec::new();
+    let (mut place_of_name, mut place_of_root, mut n_left_out) = (HashMap::new(), HashMap::new(), 0);
+    for (root, entry) in entries.iter().filter_map(ListedModel::read) {
+        let known = entry.names.iter().find_map(|name| place_of_name.get(name).copied());
+        let known = known.or_else(|| place_of_root.get(root.as_ref()?).copied());
+        if known.is_none() && listed.len() == STOCK_MODELS_MAX {
+            n_left_out += 1;
+            continue;
+        }
+        let nth = known.unwrap_or(listed.len());
+        let mut names = entry.names.clone();
+        names.retain(|name| !place_of_name.contains_key(name));
+        place_of_name.extend(names.iter().map(|name| (name.clone(), nth)));
+        place_of_root.extend(root.map(|root| (root, nth)));
+        match listed.get_mut(nth) {
+            Some(model) => model.names.extend(names),
+            None => listed.push(entry),
         }
     }
-    let count = |value: &Value| value.as_u64().filter(|count| *count > 0);
+    for model in &mut listed {
+        n_left_out += model.names.len().saturating_sub(NAMES_MAX);
+        model.names.truncate(NAMES_MAX);
+    }
+    if listed.is_empty() { Err(ProbeError::NotOpenAi) } else { Ok(Models { listed, n_left_out }) }
+}
+
+impl ListedModel {
+    /// Returns the model that an entry of the list means, behind what all its entries have in common, where the server says so;
+    /// `None` where it has no name that can be used.
+    fn read(entry: &Value) -> Option<(Option<String>, Self)> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let aliases = entry["aliases"].as_array().into_iter().flatten().filter_map(text);
+        let mut names: Vec<String> = Vec::new();
+        for name in text(&entry["id"]).into_iter().chain(aliases) {
+            if !name.is_empty() && name.len() <= NAME_BYTES_MAX && !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        // vLLM lists each name of its model, all with one `root`; an adapter has a parent, and is a model of its own.
+        let root = text(&entry["root"]).filter(|_| entry["parent"].is_null());
+        let meta = ["n_params", "size", "n_vocab"].map(|field| &entry["meta"][field]);
+        let identity = json!([entry["root"], entry["path"], meta]).to_string();
+        let context = count(&entry["max_model_len"]).or_else(|| count(&entry["meta"]["n_ctx"]));
+        let residence = match entry["status"]["value"].as_str() {
+            None | Some("loaded") => Residence::Loaded,
+            Some(_) => Residence::Unloaded,
+        };
+        let context_tokens = context.and_then(|tokens| u32::try_from(tokens).ok());
+        (!names.is_empty()).then_some((root, Self { names, context_tokens, identity, residence }))
+    }
+}
+
+fn count(value: &Value) -> Option<u64> {
+    value.as_u64().filter(|count| *count > 0)
+}
+
+/// Returns what a server declares.
+fn declared(models: &Models, props: &Value, slots: &Value) -> Declared {
     let n_slots = count(&props["total_slots"]).or_else(|| slots.as_array().map(|slots| slots.len() as u64));
     let n_slots = n_slots.filter(|n| *n > 0).and_then(|n| u16::try_from(n).ok());
-    let context = count(&props["default_generation_settings"]["n_ctx"])
-        .or_else(|| listed.iter().find_map(|model| count(&model["max_model_len"])))
-        .and_then(|tokens| u32::try_from(tokens).ok());
-    (!names.is_empty()).then(|| Declared {
-        names,
+    let context = count(&props["default_generation_settings"]["n_ctx"]).and_then(|tokens| u32::try_from(tokens).ok());
+    // What its properties say is what a slot of the only model has; several each say their own, if they do.
+    let is_only = models.listed.len() == 1;
+    let context = |listed: Option<u32>| if is_only { context.or(listed) } else { listed.or(context) };
+    let model = |listed: &ListedModel| Listed {
+        names: listed.names.clone(),
+        context_tokens: context(listed.context_tokens).unwrap_or(STOCK_CONTEXT_DEFAULT),
+        identity: listed.identity.clone(),
+        residence: listed.residence,
+    };
+    Declared {
+        models: models.listed.iter().map(model).collect(),
         n_slots: n_slots.unwrap_or(STOCK_SLOTS_DEFAULT),
-        context_tokens: context.unwrap_or(STOCK_CONTEXT_DEFAULT),
-    })
+        n_left_out: models.n_left_out,
+    }
 }
 
 /// Returns what llama-server's `/slots` says.
@@ -224,27 +342,60 @@ mod tests {
 
     use super::*;
 
+    /// Returns each model's names and context, and the number of slots.
+    type Shown = (Vec<(String, u32)>, u16);
+
+    fn shown(models: &Value, props: &Value, slots: &Value) -> Option<Shown> {
+        let Declared { models, n_slots, .. } = declared(&listed(models).ok()?, props, slots);
+        Some((models.into_iter().map(|model| (model.names.join(" "), model.context_tokens)).collect(), n_slots))
+    }
+
     #[test]
-    fn names_slots_and_context_are_read_where_they_are() {
-        let check = |models: Value, props: Value, slots: Value, expected: Option<(&[&str], u16, u32)>| {
-            let found = declared(&models, &props, &slots).map(|d| (d.names, d.n_slots, d.context_tokens));
-            let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-            assert_eq!(found, expected.map(|(names, n_slots, context)| (owned(names), n_slots, context)), "{models}");
+    fn models_slots_and_context_are_read_where_they_are() {
+        let check = |models: Value, props: Value, slots: Value, expected: Option<(&[(&str, u32)], u16)>| {
+            let owned = |models: &[(&str, u32)]| models.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
+            let expected = expected.map(|(models, n_slots)| (owned(models), n_slots));
+            assert_eq!(shown(&models, &props, &slots), expected, "{models}");
         };
         let llama = json!({"data": [{"id": "m", "aliases": ["m", "n"]}]});
         let props = json!({"total_slots": 3, "default_generation_settings": {"n_ctx": 4096}});
-        check(llama.clone(), props, Value::Null, Some((&["m", "n"], 3, 4096)));
-        check(llama, Value::Null, json!([{}, {}]), Some((&["m", "n"], 2, STOCK_CONTEXT_DEFAULT)));
-        let vllm = json!({"data": [{"id": "base", "max_model_len": 500}, {"id": "lora"}]});
-        check(vllm, Value::Null, json!([]), Some((&["base", "lora"], STOCK_SLOTS_DEFAULT, 500)));
+        check(llama.clone(), props.clone(), Value::Null, Some((&[("m n", 4096)], 3)));
+        check(llama, Value::Null, json!([{}, {}]), Some((&[("m n", STOCK_CONTEXT_DEFAULT)], 2)));
+        let vllm = json!({"data": [
+            {"id": "base", "root": "org/base", "parent": null, "max_model_len": 500},
+            {"id": "lora", "root": "org/base", "parent": "base"},
+            {"id": "also", "root": "org/base", "parent": null, "max_model_len": 500},
+        ]});
+        let expected: &[(&str, u32)] = &[("base also", 500), ("lora", 4096)];
+        check(vllm, props, json!([]), Some((expected, 3)));
+        let twice = json!({"data": [{"id": "a"}, {"id": "b", "aliases": ["a", "c"]}, {"id": "a"}]});
+        check(twice, Value::Null, Value::Null, Some((&[("a b c", STOCK_CONTEXT_DEFAULT)], STOCK_SLOTS_DEFAULT)));
         for none in
             [json!({}), json!([]), json!({"data": []}), json!({"data": [{"id": ""}, {"name": "m"}]}), Value::Null]
         {
             check(none, Value::Null, Value::Null, None);
         }
-        let many: Vec<_> = (0..2 * NAMES_MAX).map(|nth| json!({"id": format!("m{nth}")})).collect();
-        let found = declared(&json!({"data": many}), &Value::Null, &Value::Null).expect("models are listed");
-        assert_eq!(found.names.len(), NAMES_MAX);
+    }
+
+    #[test]
+    fn what_is_beyond_the_most_models_is_counted() {
+        let many = |n: usize| json!({"data": (0..n).map(|nth| json!({"id": format!("m{nth}")})).collect::<Vec<_>>()});
+        let numbers = |n: usize| listed(&many(n)).map(|models| (models.listed.len(), models.n_left_out)).ok();
+        assert_eq!(numbers(STOCK_MODELS_MAX), Some((STOCK_MODELS_MAX, 0)));
+        assert_eq!(numbers(STOCK_MODELS_MAX + 3), Some((STOCK_MODELS_MAX, 3)));
+        let aliases: Vec<_> = (0..NAMES_MAX + 1).map(|nth| format!("n{nth}")).collect();
+        let models = listed(&json!({"data": [{"id": "m", "aliases": aliases}]})).expect("a model");
+        assert_eq!((models.listed[0].names.len(), models.n_left_out), (NAMES_MAX, 2));
+    }
+
+    #[test]
+    fn another_model_under_the_same_name_and_one_that_is_unloaded_are_told_apart() {
+        let first = |entry: Value| listed(&json!({"data": [entry]})).expect("a model").listed.remove(0);
+        let loaded = |meta: Value| first(json!({"id": "m", "created": 1, "meta": meta, "status": {"value": "loaded"}}));
+        let one = loaded(json!({"n_params": 8, "size": 16}));
+        assert_ne!(one.identity, loaded(json!({"n_params": 8, "size": 32})).identity);
+        assert_eq!(one, first(json!({"id": "m", "created": 2, "meta": {"n_params": 8, "size": 16}})));
+        assert_eq!(first(json!({"id": "m", "status": {"value": "sleeping"}})).residence, Residence::Unloaded);
     }
 
     #[test]

@@ -1,0 +1,143 @@
+//! Tests of a view: which model a name means, why nobody serves one, and why a worker cannot be used.
+
+use super::*;
+use crate::testing::{model, worker};
+
+fn fleet(workers: Vec<WorkerView>) -> FleetView {
+    FleetView { workers: workers.into_iter().map(Arc::new).collect() }
+}
+
+fn named(idx: u32, name: &str, fingerprint: u8) -> WorkerView {
+    let fingerprint = warmpath_common::model::Fingerprint([fingerprint; 32]);
+    let model = ModelInfo { names: vec![name.into(), "shared".into()], fingerprint, ..model() };
+    WorkerView { model: Some(Arc::new(model)), ..worker(idx) }
+}
+
+#[test]
+fn a_name_finds_its_model() {
+    let fleet = fleet(vec![named(0, "a", 1), named(1, "b", 2)]);
+    assert_eq!(fleet.lookup(Some("b"), None, Instant::now()).expect("b is served").names[0], "b");
+    let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
+    let unknown = LookupError::Unknown { name: "c".into(), known: known.clone() };
+    assert_eq!(unknown.to_string(), "the model `c` does not exist; there is `a`, `shared`, `b`");
+    assert_eq!(fleet.lookup(Some("c"), Some(Capability::Completion), Instant::now()), Err(unknown));
+    assert_eq!(fleet.lookup(None, None, Instant::now()), Err(LookupError::Ambiguous { known }));
+}
+
+#[test]
+fn a_server_s_models_are_several_and_a_request_must_say_which() {
+    let several = |idx, names: &[&str]| {
+        let mut models = names.iter().zip(1..).filter_map(|(name, print)| named(0, name, print).model);
+        WorkerView { model: models.next(), further: models.collect(), ..worker(idx) }
+    };
+    let fleet = fleet(vec![several(0, &["a", "b"])]);
+    assert_eq!(fleet.lookup(Some("b"), None, Instant::now()).expect("b is served").names[0], "b");
+    let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
+    let refused = fleet.lookup(None, Some(Capability::Completion), Instant::now()).expect_err("it does not say which");
+    assert_eq!(refused, LookupError::Ambiguous { known });
+    assert!(fleet.workers[0].serves("b") && !fleet.workers[0].serves("c"));
+}
+
+#[test]
+fn a_message_lists_only_so_many_names() {
+    let names = |n: usize| (0..n).map(|nth| format!("m{nth}")).collect::<Vec<_>>();
+    assert!(list(&names(LISTED_MAX)).ends_with("`m63`"));
+    assert!(list(&names(LISTED_MAX + 2)).ends_with("`m63` and 2 more"));
+}
+
+#[test]
+fn workers_are_found_by_place_also_where_some_have_left() {
+    let fleet = fleet(vec![worker(1), worker(4)]);
+    assert_eq!(fleet.worker(WorkerIdx(4)).map(|worker| worker.idx), Some(WorkerIdx(4)));
+    assert!([0, 2, 5].iter().all(|&idx| fleet.worker(WorkerIdx(idx)).is_none()));
+    assert_eq!((fleet.n_places(), FleetView::default().n_places()), (5, 0));
+}
+
+#[test]
+fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() {
+    let now = Instant::now();
+    let silent = |idx| WorkerView { model: None, link: Link::Connecting, joined_at: now, ..worker(idx) };
+    let loading = || WorkerView { awaited: vec!["b".into(), "b:x".into()], ..silent(1) };
+    let out = Disagreement::HashVersion { worker: 9 };
+    let excluded = || WorkerView { excluded: Some(out.clone()), ..named(2, "d", 4) };
+    let check = |workers: Vec<WorkerView>, name, wanted, expected: &str| {
+        let refused = fleet(workers).lookup(name, wanted, now).expect_err(expected).to_string();
+        assert!(refused.contains(expected), "{refused}");
+    };
+    let loads = "the model `b` is not ready yet";
+    check(vec![named(0, "a", 1), loading()], Some("b"), None, loads);
+    check(vec![loading()], Some("b"), Some(Capability::Chat), loads);
+    check(vec![loading()], Some("b:x"), None, "`b:x` is not ready yet");
+    check(vec![loading()], None, Some(Capability::Chat), "a model is not ready yet");
+    check(vec![named(0, "a", 1), excluded()], Some("d"), None, "`d` is not ready yet");
+    check(vec![named(0, "a", 1), loading()], Some("c"), None, "the model `c` does not exist; there is `a`");
+    check(vec![loading()], Some("c"), None, "the model `c` does not exist; there is none yet");
+    let unheard = "the model `c` is not known yet: 2 of the workers";
+    check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, unheard);
+    check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
+    check(vec![silent(1), silent(2)], Some("c"), None, "no worker is ready: 2 known, 0 connected");
+    // What is silent for long may never speak, and what leaves need not.
+    let late = || WorkerView { joined_at: now.checked_sub(2 * UNHEARD_GRACE).expect("an old clock"), ..silent(1) };
+    let leaving = || WorkerView { is_leaving: true, ..silent(1) };
+    for quiet in [late(), leaving()] {
+        check(vec![named(0, "a", 1), quiet], Some("c"), None, "the model `c` does not exist");
+    }
+    // One name may be that of a model of each kind.
+    check(vec![named(0, "b", 1), loading()], Some("b"), Some(Capability::Embedding), loads);
+    check(vec![named(0, "b", 1)], Some("b"), Some(Capability::Embedding), "does not serve embedding");
+    assert!(fleet(vec![named(0, "a", 1), loading()]).lookup(None, None, now).is_ok(), "it is the only one so far");
+}
+
+#[test]
+fn no_name_means_the_only_model() {
+    assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None, Instant::now()), Ok(Arc::new(model())));
+    let silent = WorkerView { model: None, link: Link::Connecting, ..worker(0) };
+    let refused = fleet(vec![silent]).lookup(None, None, Instant::now());
+    assert_eq!(refused, Err(LookupError::NoWorkers { n_known: 1, n_connected: 0 }));
+}
+
+#[test]
+fn what_is_wanted_decides_which_model_is_meant() {
+    let mut embedder = named(1, "e", 2);
+    let declared = embedder.model.take().expect("it has a model");
+    let capabilities = vec![Capability::Embedding];
+    embedder.model = Some(Arc::new(ModelInfo { capabilities, ..ModelInfo::clone(&declared) }));
+    let fleet = fleet(vec![named(0, "a", 1), embedder]);
+    let first_name =
+        |name, wanted| fleet.lookup(name, Some(wanted), Instant::now()).map(|model| model.names[0].clone());
+    // One name may stand for a model of each kind, and no name for the only one of its kind.
+    for name in [None, Some("shared")] {
+        assert_eq!(first_name(name, Capability::Completion).as_deref(), Ok("a"));
+        assert_eq!(first_name(name, Capability::Embedding).as_deref(), Ok("e"));
+    }
+    let refused = first_name(Some("a"), Capability::Embedding).expect_err("it only generates");
+    assert_eq!(refused.to_string(), "the model `a` does not serve embedding; those that do: `e`, `shared`");
+    let refused = first_name(None, Capability::Rerank).expect_err("nobody does");
+    assert_eq!(refused.to_string(), "no model here serves rerank; nor does any other");
+    let unknown = first_name(Some("c"), Capability::Rerank).expect_err("there is no such model");
+    assert!(matches!(unknown, LookupError::Unknown { .. }), "{unknown:?}");
+}
+
+#[test]
+fn a_worker_is_unavailable_for_the_first_reason_that_holds() {
+    let now = Instant::now() + Duration::from_secs(60);
+    let since = |age| now.checked_sub(age).expect("the clock is old enough");
+    let check = |change: &dyn Fn(&mut WorkerView), expected| {
+        let mut worker = worker(0);
+        change(&mut worker);
+        assert_eq!(worker.unavailable(now), expected);
+    };
+    check(&|_| {}, None);
+    check(&|worker| worker.link = Link::Connecting, Some(Unavailable::Connecting));
+    check(&|worker| worker.link = Link::Down { since: now }, Some(Unavailable::Down));
+    check(&|worker| worker.link = Link::Refused { since: now }, Some(Unavailable::Refused));
+    check(&|worker| worker.link = Link::Loading { since: now }, Some(Unavailable::Loading));
+    check(&|worker| worker.link = Link::Stale { since: now }, None);
+    check(&|worker| worker.link = Link::Stale { since: since(STALE_AGE_MAX) }, None);
+    let older = STALE_AGE_MAX + Duration::from_millis(1);
+    check(&|worker| worker.link = Link::Stale { since: since(older) }, Some(Unavailable::Stale));
+    check(&|worker| worker.load.draining = true, Some(Unavailable::Draining));
+    check(&|worker| worker.is_leaving = true, Some(Unavailable::Leaving));
+    let out = Disagreement::HashVersion { worker: 9 };
+    check(&|worker| worker.excluded = Some(out.clone()), Some(Unavailable::Excluded));
+}

@@ -1,0 +1,36 @@
+//! How a fake worker begins: at once, only when a test lets it, or loading its model first.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use warmpath_common::summary::Loading;
+
+/// What a worker does with whoever asks for its summary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// Shows it.
+    AtOnce,
+    /// Says nothing until the script says something else.
+    Held,
+    /// Says that its model is being loaded, and under which names it will serve.
+    Loading(&'static [&'static str]),
+}
+
+/// Returns the worker's refusal, if it refuses; asks the script again for as long as that holds the answer back.
+pub async fn refusal(opening: impl Fn() -> Opening) -> Option<Response> {
+    loop {
+        match opening() {
+            Opening::AtOnce => return None,
+            Opening::Held => tokio::time::sleep(Duration::from_millis(5)).await,
+            Opening::Loading(names) => {
+                let names = names.iter().map(|&name| name.to_owned()).collect();
+                let error = json!({"message": "scripted", "type": "unavailable_error", "code": "model_loading"});
+                let body = Json(json!({"error": error, Loading::FIELD: Loading { names, percent: 40 }}));
+                return Some((StatusCode::SERVICE_UNAVAILABLE, body).into_response());
+            }
+        }
+    }
+}
