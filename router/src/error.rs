@@ -181,6 +181,8 @@ pub enum Class {
     Method,
     /// The body is over the limit.
     TooLong,
+    /// The body has a content coding that is not known.
+    Coding,
     /// The body took too long.
     TooLate,
     /// The model does not do such things.
@@ -218,7 +220,7 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::Body(BodyError::Unread)
+            Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
             | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
             | Self::Dialect(_)
@@ -236,6 +238,7 @@ impl RequestError {
             Self::MethodRefused { .. } => Class::Method,
             Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
             Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
+            Self::Body(BodyError::UnknownCoding) => Class::Coding,
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
             Self::Body(BodyError::NoRoom)
             | Self::RequestsFull { .. }
@@ -288,6 +291,8 @@ impl RequestError {
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
             Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
+            Self::Body(BodyError::UnknownCoding) => Some("unsupported_content_encoding"),
+            Self::Body(BodyError::Undecodable { .. }) => Some("invalid_content_encoding"),
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
             Self::Body(BodyError::NoRoom) => Some("bodies_full"),
             Self::Respelled { source, .. } => source.code(),

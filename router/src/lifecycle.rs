@@ -64,6 +64,8 @@ pub struct Arrival {
     pub method: Method,
     /// Is the path.
     pub path: String,
+    /// Query behind the path, which workers get unchanged; absent where there is none.
+    pub query: Option<String>,
     /// Is the client's headers.
     pub headers: HeaderMap,
     /// Is the body, which workers get unchanged.

@@ -4,43 +4,11 @@
 
 mod support;
 
-use std::path::PathBuf;
-
 use serde_json::{Value, json};
+use support::keys::{KeyFile, key};
 use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, config, error_of, eventually, header};
-use tempfile::TempDir;
 use warmpath_common::headers::{CACHE_SALT, PRIORITY_MAX, TENANT};
-use warmpath_router::keys::new_key;
-
-/// Is a file of keys in a folder that goes with it.
-struct KeyFile {
-    path: PathBuf,
-    _folder: TempDir,
-}
-
-impl KeyFile {
-    fn new(text: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = Self { path: folder.path().join("keys.toml"), _folder: folder };
-        file.write(text);
-        file
-    }
-
-    fn write(&self, text: &str) {
-        std::fs::write(&self.path, text).expect("it can be written");
-    }
-
-    fn flags(&self) -> [&str; 2] {
-        ["--api-keys-file", self.path.to_str().expect("UTF-8")]
-    }
-}
-
-/// Returns a key and its entry with further lines.
-fn key(name: &str, more: &str) -> (String, String) {
-    let (key, entry) = new_key(name).expect("a good name");
-    (key, format!("{entry}{more}\n"))
-}
 
 async fn ask(router: &TestRouter, key: &str, body: Value, salt: Option<&str>) -> reqwest::Response {
     let request = router.client.post(router.url("/v1/chat/completions")).bearer_auth(key).body(body.to_string());

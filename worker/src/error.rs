@@ -194,6 +194,8 @@ pub enum Class {
     TooLong,
     /// The body took too long.
     TooLate,
+    /// The body has a content coding that is not known.
+    Coding,
     /// The worker does not do such things, or not as it was started.
     NotSupported,
     /// Every place is taken; later there will be room.
@@ -241,7 +243,7 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::Body(BodyError::Unread)
+            Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
             | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
             | Self::Dialect(_)
@@ -267,6 +269,7 @@ impl RequestError {
             Self::MethodRefused { .. } => Class::Method,
             Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
             Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
+            Self::Body(BodyError::UnknownCoding) => Class::Coding,
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
             Self::Body(BodyError::NoRoom)
             | Self::PreparingFull { .. }
@@ -310,6 +313,8 @@ impl RequestError {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
             Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
+            Self::Body(BodyError::UnknownCoding) => Some("unsupported_content_encoding"),
+            Self::Body(BodyError::Undecodable { .. }) => Some("invalid_content_encoding"),
             Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
             Self::Body(BodyError::NoRoom) => Some("bodies_full"),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),

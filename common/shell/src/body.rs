@@ -1,9 +1,11 @@
 //! Bodies of requests, read whole: within limits of length, of time, and of the memory that all bodies take that are
 //! still arriving.
 //!
-//! Not here: what is in them, requests that have arrived. The idea: memory is taken as bytes come, not as they are
+//! Not here: what is in them, how a coding is undone (`coding`), requests that have arrived. The idea: memory is taken as bytes come, not as they are
 //! announced. A client may have half as much of it as is left free, so the more clients there are, the less each may
 //! have, and some is always left for the next one.
+
+pub mod coding;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,9 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
+
+use coding::{CODINGS, Coding};
 
 /// Longest time without a byte of a body that is still arriving, where the whole of it may take longer.
 ///
@@ -55,7 +60,7 @@ impl Sender {
 /// Reason why there is no whole body.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum BodyError {
-    /// The body is longer than the limit.
+    /// The body is longer than the limit, as it comes or decoded.
     #[error("the request body is longer than {bytes_max} bytes")]
     TooLong {
         /// The limit.
@@ -79,6 +84,15 @@ pub enum BodyError {
     /// The connection broke, or what came is no body.
     #[error("the request body could not be read")]
     Unread,
+    /// The body has a content coding that is not known, or several.
+    #[error("the request's content-encoding must be one of {CODINGS}")]
+    UnknownCoding,
+    /// The body is not what its content coding says.
+    #[error("the request body is not valid {coding}")]
+    Undecodable {
+        /// The coding.
+        coding: &'static str,
+    },
 }
 
 /// Limits on bodies.
@@ -93,16 +107,22 @@ pub struct BodyLimits {
 }
 
 impl BodyLimits {
-    /// Returns a whole body.
+    /// Returns a whole body, decoded; the headers then say nothing of a coding.
     ///
     /// Errors: every [`BodyError`].
-    pub async fn read(&self, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
+    pub async fn read(&self, headers: &mut HeaderMap, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
         let mut claim = BodyRoom::claim(&self.room, sender);
         let late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
-        let read =
-            timeout(self.timeout, self.take(&mut body, &mut claim)).await.unwrap_or_else(|error| Err(late(error)));
+        let read = async {
+            let coding = Coding::named(headers)?;
+            let whole = self.take(&mut body, &mut claim).await?;
+            let Some(coding) = coding else { return Ok(whole) };
+            coding.decode(whole, self.bytes_max, &mut claim).await
+        };
+        let read = timeout(self.timeout, read).await.unwrap_or_else(|error| Err(late(error)));
         drop(claim);
-        if let Err(BodyError::TooLong { .. } | BodyError::NoRoom) = read {
+        headers.remove(header::CONTENT_ENCODING);
+        if let Err(BodyError::TooLong { .. } | BodyError::NoRoom | BodyError::UnknownCoding) = read {
             let rest = async { while let Some(Ok(_)) = body.frame().await {} };
             // Whoever has not finished by then may miss the answer.
             let _ = timeout(DISCARD_TIMEOUT, rest).await;

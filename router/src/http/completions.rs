@@ -7,13 +7,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use warmpath_common::headers::CACHE_SALT;
-
 use warmpath_common::model::Capability;
 use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
@@ -120,7 +118,8 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     if let Some(key) = &key {
         salt(&mut parts.headers, key);
     }
-    let body = read_whole(&app, body, sender(&parts, key.as_deref())).await?;
+    let sender = sender(&parts, key.as_deref());
+    let body = app.bodies.read(&mut parts.headers, body, sender).await?;
     let place = app.place(key.as_deref())?;
     app.fleet.first_look().await;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
@@ -132,6 +131,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
         at: context.arrived,
         method: parts.method,
         path: parts.uri.path().to_owned(),
+        query: parts.uri.query().map(str::to_owned),
         headers: parts.headers,
         body,
         shape,
@@ -153,11 +153,4 @@ fn salt(headers: &mut HeaderMap, key: &Key) {
 pub(super) fn sender(parts: &Parts, key: Option<&Key>) -> Sender {
     let at = || parts.extensions.get::<ClientAddress>().map(|client| Sender::at(client.0));
     key.map(|key| Sender::Key(key.name().to_owned())).or_else(at).unwrap_or(Sender::Unknown)
-}
-
-/// Returns the whole body.
-///
-/// Errors: `Body`.
-pub(super) async fn read_whole(app: &App, body: Body, sender: Sender) -> Result<Bytes, RequestError> {
-    Ok(app.bodies.read(body, sender).await?)
 }

@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use serde_json::json;
 use warmpath_common::dialects::anthropic;
 use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
+use warmpath_shell::body::coding::CODINGS;
 use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
@@ -16,7 +17,9 @@ use crate::prompt::Shape;
 /// Returns the error's object.
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
-        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate => "invalid_request_error",
+        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::Coding | Class::TooLate => {
+            "invalid_request_error"
+        }
         Class::Unauthorized => "authentication_error",
         Class::Forbidden => "permission_error",
         Class::NotSupported => "not_supported_error",
@@ -77,6 +80,7 @@ fn status(class: Class) -> StatusCode {
         Class::NotFound => StatusCode::NOT_FOUND,
         Class::Method => StatusCode::METHOD_NOT_ALLOWED,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
         Class::TooLate => StatusCode::REQUEST_TIMEOUT,
         Class::Overload => StatusCode::TOO_MANY_REQUESTS,
@@ -101,6 +105,9 @@ impl IntoResponse for RequestError {
             // Whole seconds, and never too early.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.class() == Class::Coding {
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
         }
         response
     }

@@ -15,7 +15,7 @@ use warmpath_router_core::fleet::Link;
 use warmpath_router_core::index::Match;
 
 use super::admin::mode;
-use super::completions::{read_whole, sender};
+use super::completions::sender;
 use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
@@ -38,12 +38,13 @@ struct Asked {
 
 /// Answers where a chat or a completion would go now, and why.
 pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let asked = Query::<Asked>::try_from_uri(&parts.uri);
     let unreadable =
         |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
     let Query(asked) = asked.map_err(unreadable)?;
-    let body = read_whole(&app, body, sender(&parts, None)).await?;
+    let sender = sender(&parts, None);
+    let body = app.bodies.read(&mut parts.headers, body, sender).await?;
     let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
     let draft = Draft {
         shape: shape_of(asked.path.as_deref(), &body),
@@ -81,7 +82,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
 }
 
 fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
-    match path {
+    match path.map(|path| path.split_once('?').map_or(path, |(path, _)| path)) {
         Some("/v1/messages") => return Shape::Messages,
         Some("/v1/responses") => return Shape::Responses,
         Some("/v1/embeddings") => return Shape::Embeddings,

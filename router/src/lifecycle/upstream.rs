@@ -97,7 +97,8 @@ impl Upstream<'_> {
     /// Sends the request and waits until there is something to show.
     pub(super) async fn attempt(&self, arrival: &Arrival, choice: &Choice) -> Result<Answer, AttemptError> {
         let client = &self.member.client;
-        let url = client.url(&arrival.path);
+        let mut url = client.url(&arrival.path);
+        url.set_query(arrival.query.as_deref());
         let target = (arrival.method.clone(), &url);
         let call = client.call(target, headers::to_worker(arrival, choice), arrival.body.clone());
         let deadline = Instant::now() + self.limits.response_timeout;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod authority;
+pub mod keys;
 pub mod opening;
 pub mod raw;
 pub mod stock;

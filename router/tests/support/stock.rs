@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -230,16 +230,17 @@ async fn slots(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 /// Answers a request for a message without reading it.
-async fn message(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> axum::Json<Value> {
-    shared.seen.lock().expect("no test panics here").push(Seen { headers, body });
+async fn message(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> axum::Json<Value> {
+    shared.seen.lock().expect("no test panics here").push(Seen { target: uri.to_string(), headers, body });
     axum::Json(
         json!({"type": "message", "usage": {"input_tokens": 4, "cache_read_input_tokens": 6, "output_tokens": 3}}),
     )
 }
 
 /// Answers a request for vectors or scores without reading it.
-async fn numbers(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
-    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+async fn numbers(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
+    shared.seen.lock().expect("no test panics here").push(seen);
     refusal(&shared, &body).unwrap_or_else(|| axum::Json(json!({"data": []})).into_response())
 }
 
@@ -260,8 +261,9 @@ fn refusal(shared: &Shared, body: &Bytes) -> Option<Response> {
     Some(response)
 }
 
-async fn chat(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
-    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
+    shared.seen.lock().expect("no test panics here").push(seen);
     if let Some(response) = refusal(&shared, &body) {
         return response;
     }

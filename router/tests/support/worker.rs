@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, IntoResponseParts, Response};
 use axum::routing::{get, post};
@@ -56,6 +56,8 @@ pub enum Behaviour {
 /// Is a request as the worker saw it.
 #[derive(Debug, Clone)]
 pub struct Seen {
+    /// Path and query.
+    pub target: String,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
@@ -68,6 +70,10 @@ pub struct Script {
     pub poison: Option<(&'static str, Behaviour)>,
     /// The `Retry-After` of refusals.
     pub retry_after: Option<String>,
+    /// Name that it gives itself; its uid for `None`.
+    pub name: Option<String>,
+    /// Further headers of its answers.
+    pub headers: Vec<(&'static str, &'static str)>,
     /// Is the token that every request must present; absent where none is asked for.
     pub token: Option<String>,
     /// Says whether the vocabulary can be fetched.
@@ -124,6 +130,8 @@ impl FakeWorker {
             behaviour: Behaviour::Answer,
             poison: None,
             retry_after: Some("1".to_owned()),
+            name: None,
+            headers: Vec::new(),
             token: None,
             has_vocabulary: true,
             vocabulary: Bytes::from_static(&VOCABULARY),
@@ -184,6 +192,11 @@ impl FakeWorker {
     pub fn hold(&self, text: &str, n_blocks: Option<usize>, slot: u16) {
         let mut keys = chat_keys(text, "");
         keys.truncate(n_blocks.unwrap_or(keys.len()));
+        self.hold_keys(keys, slot);
+    }
+
+    /// Says that it holds these blocks in `slot`.
+    pub fn hold_keys(&self, keys: Vec<BlockKey>, slot: u16) {
         let run = Run {
             keys,
             tier: Tier::Resident,
@@ -353,8 +366,18 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/v1/messages/count_tokens", post(answer))
         .route("/v1/responses", post(answer))
         .route("/tokenize", post(answer))
+        .layer(from_fn_with_state(Arc::clone(&shared), decorate))
         .layer(from_fn_with_state(Arc::clone(&shared), guard))
         .with_state(shared)
+}
+
+/// Adds the script's headers to an answer.
+async fn decorate(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    for (name, value) in &shared.script.lock().expect("no test panics here").headers {
+        response.headers_mut().append(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
 }
 
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
@@ -384,7 +407,6 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
         if script.is_loading {
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        let name = script.snapshot.stamp.worker_uid.to_string();
         let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
         let missed = after.and_then(|after| Some((after, script.ring.since(after)?)));
         let head = match missed {
@@ -397,6 +419,7 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
                 frames.iter().flat_map(|frame| framed(&frame.encode())).collect()
             }
         };
+        let name = script.name.clone().unwrap_or_else(|| script.snapshot.stamp.worker_uid.to_string());
         (shared.updates.subscribe(), script.raw_stream.clone().unwrap_or(head), name)
     };
     let updates = futures::stream::unfold(updates, |mut updates| async {
@@ -417,8 +440,9 @@ async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
-    shared.seen.lock().expect("no test panics here").push(Seen { headers, body: body.clone() });
+async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
+    shared.seen.lock().expect("no test panics here").push(seen);
     let (behaviour, uid, retry_after) = {
         let script = shared.script.lock().expect("no test panics here");
         let text = String::from_utf8_lossy(&body);

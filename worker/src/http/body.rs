@@ -13,17 +13,17 @@ use warmpath_shell::listen::ClientAddress;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Is a request's whole body, not yet parsed, at most `--body-max` long.
+/// Is a request's whole body, decoded and not yet parsed, at most `--body-max` long.
 pub struct Body(pub Bytes);
 
 impl FromRequest<App> for Body {
     type Rejection = RequestError;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, RequestError> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let client = parts.extensions.get::<ClientAddress>();
         let sender = client.map_or(Sender::Unknown, |client| Sender::at(client.0));
-        Ok(Self(app.bodies.read(body, sender).await?))
+        Ok(Self(app.bodies.read(&mut parts.headers, body, sender).await?))
     }
 }
 

@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
+use warmpath_shell::body::coding::CODINGS;
 use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
@@ -21,7 +22,9 @@ const RETRY_UNAVAILABLE_S: u32 = 5;
 /// Returns the error's object, as a response body or as the last event of a stream.
 pub fn error_body(error: &RequestError) -> ErrorBody {
     let kind = match error.class() {
-        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate => "invalid_request_error",
+        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::TooLate | Class::Coding => {
+            "invalid_request_error"
+        }
         Class::Forbidden => "permission_error",
         Class::Unauthorized => "authentication_error",
         Class::NotSupported => "not_supported_error",
@@ -63,6 +66,7 @@ fn status(class: Class) -> StatusCode {
         Class::Forbidden => StatusCode::FORBIDDEN,
         Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
         Class::TooLate => StatusCode::REQUEST_TIMEOUT,
+        Class::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
         Class::Overload => StatusCode::TOO_MANY_REQUESTS,
         Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -84,6 +88,9 @@ impl IntoResponse for RequestError {
         };
         if let Some(seconds) = retry_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if class == Class::Coding {
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
         }
         response
     }

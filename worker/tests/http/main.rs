@@ -8,6 +8,7 @@ mod agents;
 mod answers;
 mod bad_input;
 mod cache;
+mod codings;
 mod command_line;
 mod contract;
 mod dialect_tools;

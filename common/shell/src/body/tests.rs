@@ -34,7 +34,7 @@ async fn a_body_is_read_whole() {
     for (body, expected) in
         [(Body::empty(), ""), (Body::from("0123456789"), "0123456789"), (pieces(["01234", "", "56789"]), "0123456789")]
     {
-        assert_eq!(limits.read(body, sender(1)).await.expect("it fits"), expected);
+        assert_eq!(limits.read(&mut HeaderMap::new(), body, sender(1)).await.expect("it fits"), expected);
     }
     assert_eq!(limits.room.n_bytes(), 0);
 }
@@ -43,14 +43,18 @@ async fn a_body_is_read_whole() {
 async fn a_body_over_its_length_is_refused_once_the_rest_is_read() {
     let limits = limits(10, 100);
     for body in [Body::from("01234567890"), pieces(["0123456789", "0"])] {
-        assert_eq!(limits.read(body, sender(1)).await, Err(BodyError::TooLong { bytes_max: 10 }));
+        assert_eq!(
+            limits.read(&mut HeaderMap::new(), body, sender(1)).await,
+            Err(BodyError::TooLong { bytes_max: 10 })
+        );
     }
     let endless = Body::from_stream(stream::unfold((), async |()| {
         tokio::time::sleep(Duration::from_millis(1)).await;
         Some((Ok::<_, Infallible>("0123456789"), ()))
     }));
+    let mut headers = HeaderMap::new();
     let read = tokio::select! {
-        read = limits.read(endless, sender(1)) => read,
+        read = limits.read(&mut headers, endless, sender(1)) => read,
         () = tokio::time::sleep(TIMEOUT) => panic!("it is read for ever"),
     };
     assert_eq!(read, Err(BodyError::TooLong { bytes_max: 10 }));
@@ -60,20 +64,23 @@ async fn a_body_over_its_length_is_refused_once_the_rest_is_read() {
 async fn a_body_that_stops_is_given_up_and_so_is_one_that_trickles() {
     let limits = limits(1000, 2000);
     let start = tokio::time::Instant::now();
-    assert_eq!(limits.read(unfinished("abc"), sender(1)).await, Err(BodyError::Silent { seconds: 10.0 }));
+    assert_eq!(
+        limits.read(&mut HeaderMap::new(), unfinished("abc"), sender(1)).await,
+        Err(BodyError::Silent { seconds: 10.0 })
+    );
     assert!(start.elapsed() < 2 * BODY_SILENCE_MAX);
     let trickle = Body::from_stream(stream::unfold((), async |()| {
         tokio::time::sleep(BODY_SILENCE_MAX / 2).await;
         Some((Ok::<_, Infallible>("a"), ()))
     }));
-    assert_eq!(limits.read(trickle, sender(1)).await, Err(BodyError::Late { seconds: 60.0 }));
+    assert_eq!(limits.read(&mut HeaderMap::new(), trickle, sender(1)).await, Err(BodyError::Late { seconds: 60.0 }));
     assert_eq!(limits.room.n_bytes(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn unfinished_bodies_take_bounded_memory_and_leave_some_to_others() {
     let limits = limits(10, 60);
-    let read = |sender| limits.read(unfinished("0123456789"), sender);
+    let read = async |sender| limits.read(&mut HeaderMap::new(), unfinished("0123456789"), sender).await;
     let mut held = Vec::new();
     for _ in 0..2 {
         let mut reading = Box::pin(read(sender(1)));
@@ -82,7 +89,10 @@ async fn unfinished_bodies_take_bounded_memory_and_leave_some_to_others() {
     }
     assert_eq!(limits.room.n_bytes(), 20);
     assert_eq!(read(sender(1)).await, Err(BodyError::NoRoom), "one sender has a third");
-    assert_eq!(limits.read(pieces(["01234", "56789"]), sender(2)).await.expect("there is room"), "0123456789");
+    assert_eq!(
+        limits.read(&mut HeaderMap::new(), pieces(["01234", "56789"]), sender(2)).await.expect("there is room"),
+        "0123456789"
+    );
     let mut second = pin!(read(sender(2)));
     assert!(futures::poll!(&mut second).is_pending());
     drop(held);

@@ -44,7 +44,7 @@ const fn query(name: &'static str, description: &'static str, schema: &'static s
 }
 
 pub(super) fn post(path: &'static str, request: &'static str, answer: Answer) -> Operation {
-    let errors = &[400, 404, 413, 429, 500, 501, 503];
+    let errors = &[400, 404, 413, 415, 429, 500, 501, 503];
     let (tag, parameters) = (Tag::Generation, OF_GENERATION);
     Operation { method: "post", path, summary: "", tag, request: Some(request), answer, errors, parameters }
 }
@@ -71,7 +71,7 @@ fn generation() -> Vec<Operation> {
     };
     let infill = Operation {
         summary: "Fills a gap between two texts.",
-        errors: &[400, 404, 413, 429, 500, 501, 503],
+        errors: &[400, 404, 413, 415, 429, 500, 501, 503],
         ..post("/infill", "InfillRequest", native)
     };
     vec![chat.also_at("/chat/completions"), chat, completion, own.also_at("/completions"), own, infill]
@@ -81,7 +81,7 @@ fn dialects() -> Vec<Operation> {
     let message = Answer::JsonOrEvents { whole: "Message", event: "MessageEvent" };
     let response = Answer::JsonOrEvents { whole: "Response", event: "NumberedResponseEvent" };
     let anthropic =
-        |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 429, 500, 501, 529], ..operation };
+        |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 415, 429, 500, 501, 529], ..operation };
     let responses = Operation {
         summary: "Makes a response, which is not stored.",
         ..post("/v1/responses", "ResponsesRequest", response)
@@ -115,7 +115,7 @@ fn dialects() -> Vec<Operation> {
 fn tokens() -> Vec<Operation> {
     let post = |path, request, answer| Operation {
         tag: Tag::Tokens,
-        errors: &[400, 413, 429, 500, 503],
+        errors: &[400, 413, 415, 429, 500, 503],
         parameters: &[NAME],
         ..post(path, request, Answer::Json(answer))
     };
@@ -160,7 +160,7 @@ fn cache() -> Vec<Operation> {
         Operation {
             summary: "Saves, restores or erases what a slot holds.",
             request: Some("SlotFileRequest"),
-            errors: &[400, 404, 413, 429, 500, 501, 503],
+            errors: &[400, 404, 413, 415, 429, 500, 501, 503],
             parameters: &[SLOT, ACTION],
             ..post("/slots/{id}", "SlotAction")
         },
@@ -174,7 +174,7 @@ fn cache() -> Vec<Operation> {
         Operation {
             summary: "Pins a prefix.",
             request: Some("PinRequest"),
-            errors: &[400, 404, 413, 429, 500, 501, 503],
+            errors: &[400, 404, 413, 415, 429, 500, 501, 503],
             ..post("/cache/pin", "Pin")
         },
         Operation {

@@ -9,7 +9,7 @@ use super::paths::{get, post};
 use crate::http::embeddings::TEXTS_MAX;
 
 /// Is the errors of a worker that does the other kind of work, too.
-const ERRORS: &[u16] = &[400, 404, 413, 429, 500, 501, 503];
+const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];
 
 /// Returns the operations.
 pub(super) fn operations() -> Vec<Operation> {

@@ -1,0 +1,117 @@
+//! Content codings of requests' bodies.
+//!
+//! Not here: how a body arrives (`body`), what it says. The idea: decoded bytes take memory as those that arrive do,
+//! and decoding is given up at the limit, so a body that grows without end costs no more than one that is as long as that.
+
+use std::io::Cursor;
+
+use async_compression::tokio::bufread::{BrotliDecoder, GzipDecoder, ZlibDecoder, ZstdDecoder};
+use async_compression::zstd::DParameter;
+use axum::http::{HeaderMap, header};
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::{BodyError, Claim};
+
+/// Content codings that are decoded, as the header `accept-encoding` lists them.
+pub const CODINGS: &str = "gzip, deflate, br, zstd";
+
+/// Base-2 logarithm of the largest window that a zstd body may ask for: 8 MiB. Units: log2 of bytes.
+///
+/// Source: RFC 9659, section 3: no sender may ask for more, and a decoder allots what is asked for.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
+/// Decoded bytes after which others get their turn. Units: bytes.
+///
+/// Source: own choice: less than a millisecond of decoding.
+const PIECE_BYTES: u64 = 128 << 10;
+
+/// Content coding of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    Gzip,
+    Deflate,
+    Brotli,
+    Zstd,
+}
+
+impl Coding {
+    /// Returns the coding that the headers name; absent where the body is as it is.
+    ///
+    /// Errors: `UnknownCoding`.
+    pub(super) fn named(headers: &HeaderMap) -> Result<Option<Self>, BodyError> {
+        let named = headers.get_all(header::CONTENT_ENCODING).iter();
+        let named = named.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+        let named = named.map(|name| name.trim_ascii().to_ascii_lowercase());
+        let mut named = named.filter(|name| !name.is_empty() && name != b"identity");
+        let Some(first) = named.next() else { return Ok(None) };
+        // Codings around codings would have to be decoded without a limit in between.
+        match (Self::of(&first), named.next()) {
+            (Some(coding), None) => Ok(Some(coding)),
+            _ => Err(BodyError::UnknownCoding),
+        }
+    }
+
+    /// Returns the decoded bytes of `encoded`.
+    ///
+    /// Units: `bytes_max` is bytes. Errors: `TooLong`, `NoRoom`, `Undecodable`.
+    pub(super) async fn decode(self, encoded: Bytes, bytes_max: usize, claim: &mut Claim) -> Result<Bytes, BodyError> {
+        let mut decoder = self.decoder(Cursor::new(encoded));
+        let mut decoded = Vec::new();
+        loop {
+            let read = (&mut decoder).take(PIECE_BYTES).read_to_end(&mut decoded).await;
+            let n_new = read.map_err(|_| BodyError::Undecodable { coding: self.label() })?;
+            if decoded.len() > bytes_max {
+                return Err(BodyError::TooLong { bytes_max });
+            }
+            if (n_new as u64) < PIECE_BYTES {
+                return Ok(decoded.into());
+            }
+            claim.grow(n_new)?;
+            // Others get their turn.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Returns the coding of a name in lower case.
+    fn of(name: &[u8]) -> Option<Self> {
+        match name {
+            // Source of the second name: RFC 9110, section 8.4.1.3.
+            b"gzip" | b"x-gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            b"br" => Some(Self::Brotli),
+            b"zstd" => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+            Self::Brotli => "br",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    fn decoder(self, encoded: Cursor<Bytes>) -> Box<dyn AsyncRead + Send + Unpin> {
+        match self {
+            Self::Gzip => {
+                let mut decoder = GzipDecoder::new(encoded);
+                decoder.multiple_members(true);
+                Box::new(decoder)
+            }
+            Self::Deflate => Box::new(ZlibDecoder::new(encoded)),
+            Self::Brotli => Box::new(BrotliDecoder::new(encoded)),
+            Self::Zstd => {
+                let window = DParameter::window_log_max(ZSTD_WINDOW_LOG_MAX);
+                let mut decoder = ZstdDecoder::with_params(encoded, &[window]);
+                decoder.multiple_members(true);
+                Box::new(decoder)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
