@@ -2,6 +2,8 @@
 //!
 //! Not here: what they are worth; the worker treats every one of them as a hint.
 
+/// Begins the names of all headers of ours but [`REQUEST_ID`].
+pub const PREFIX: &str = "x-warmpath-";
 /// Names the request, from client to worker and back.
 pub const REQUEST_ID: &str = "x-request-id";
 /// Names the worker that answered.

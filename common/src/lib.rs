@@ -16,4 +16,5 @@ pub mod mix;
 pub mod model;
 pub mod openai;
 pub mod prompts;
+pub mod salt;
 pub mod summary;

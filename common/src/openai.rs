@@ -29,6 +29,8 @@ pub struct ChatPrompt {
     /// Says whether the prompt ends with the opening of the assistant's message; absent means yes.
     pub add_generation_prompt: Option<bool>,
     /// Keeps this request's prefixes apart from those with another salt.
+    #[serde(default, deserialize_with = "crate::salt::of_body")]
+    #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
 }
 

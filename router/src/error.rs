@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
+use warmpath_common::headers::CACHE_SALT;
+use warmpath_common::salt::SaltError;
 use warmpath_prompt::TokenCount;
 use warmpath_router_core::admission::RETURN;
 use warmpath_router_core::dispatch::NoWorker;
@@ -28,6 +30,9 @@ pub enum RequestError {
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
+    /// The salt of the headers cannot be used.
+    #[error(transparent)]
+    Salt(#[from] SaltError),
     /// No chat can be made of a dialect's request.
     #[error(transparent)]
     Dialect(#[from] DialectError),
@@ -223,6 +228,7 @@ impl RequestError {
             Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
             | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
+            | Self::Salt(_)
             | Self::Dialect(_)
             | Self::Field { .. }
             | Self::PromptTooLong { .. } => Class::Client,
@@ -275,6 +281,7 @@ impl RequestError {
         match self {
             Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
             Self::Dialect(error) => error.param().map(str::to_owned),
+            Self::Salt(_) => Some(CACHE_SALT.to_owned()),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Lookup(
                 LookupError::Unknown { .. } | LookupError::Ambiguous { .. } | LookupError::Incapable { .. },

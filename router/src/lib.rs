@@ -13,4 +13,5 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod prompt;
 pub mod recent;
+pub mod salt;
 pub mod server;

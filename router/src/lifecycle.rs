@@ -39,6 +39,7 @@ use crate::fleet::Booking;
 use crate::http::state::{App, Place};
 use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
+use crate::salt::Salt;
 
 use choice::{Choice, Choosing, ask, choose, find_matches, unread};
 use diagnosis::Diagnosis;
@@ -74,6 +75,8 @@ pub struct Arrival {
     pub shape: Shape,
     /// Is the API key that it presented, where keys are asked for.
     pub key: Option<Arc<Key>>,
+    /// Salt of its headers.
+    pub salt: Salt,
     /// Is the request's place among those that are answered.
     pub place: Place,
 }
@@ -82,12 +85,7 @@ pub struct Arrival {
 ///
 /// Errors: any [`RequestError`] that shows before the first byte of an answer.
 pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestError> {
-    let draft = Draft {
-        shape: arrival.shape,
-        body: arrival.body.clone(),
-        cache_salt: headers::text(&arrival.headers, warmpath_common::headers::CACHE_SALT).map(str::to_owned),
-        is_tenant_s: arrival.key.is_some(),
-    };
+    let draft = Draft { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
     let start = Instant::now();
     let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
     arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
@@ -354,7 +352,7 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &m
 
 /// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
 fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: Prompt::Known { keys, rest, .. }, marks, .. } = prepared else { return };
+    let Prepared { prompt: Prompt::Known { root, keys, rest, .. }, marks, .. } = prepared else { return };
     let is_whole = rest.is_none();
     app.metrics.beginnings.inc_by(u64::from(!is_whole));
     if n_matched_blocks == 0 && marks.is_empty() {
@@ -364,7 +362,7 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
     // It takes microseconds, less than the way to a thread for long work.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        diagnosis::observe(&app, Spoken { marks, keys, is_whole });
+        diagnosis::observe(&app, Spoken { root, marks, keys, is_whole });
     });
 }
 
@@ -408,8 +406,8 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
             if event_stream::is_event_stream(&headers) {
                 event_stream::keep_flowing(&mut headers);
             }
-            let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
+            let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
             let relay = Relay::new(app, arrival, (choice.booking, choice.span), name);
             Body::from_stream(relay.stream((first, rest), pace))
         }

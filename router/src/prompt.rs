@@ -18,11 +18,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
-use warmpath_common::block_hash::{BlockKey, ChainRoot};
+use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
+use warmpath_prompt::Scope;
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_router_core::rest::{Rest, Whole};
@@ -30,6 +31,7 @@ use warmpath_router_core::rest::{Rest, Whole};
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
 use crate::fleet::Fleet;
+use crate::salt::Salt;
 
 use body::{Body, Options, Parsed};
 use chains::Chains;
@@ -112,10 +114,8 @@ pub struct Draft {
     pub shape: Shape,
     /// Is the body.
     pub body: Bytes,
-    /// Keeps a tenant's prefixes apart; the body's replaces it.
-    pub cache_salt: Option<String>,
-    /// Says that it is the tenant's of an API key, so that no body may replace it.
-    pub is_tenant_s: bool,
+    /// Salt of the headers.
+    pub salt: Salt,
 }
 
 /// Is what routing needs to know of a request.
@@ -146,6 +146,8 @@ pub enum Prompt {
     Known {
         /// Is its length. Units: tokens.
         n_tokens: u32,
+        /// Root of its chain: model, adapter and salt.
+        root: BlockHash,
         /// Lists the keys of its full blocks; none where the request forbids reuse.
         keys: Vec<BlockKey>,
         /// Is the prompt, where these are only the blocks of its beginning, and its length is a guess.
@@ -176,7 +178,7 @@ impl Prepared {
 impl Prompt {
     /// Takes in what somebody has read of the rest since.
     pub fn catch_up(&mut self) {
-        let Self::Known { n_tokens, keys, rest } = self else { return };
+        let Self::Known { n_tokens, keys, rest, .. } = self else { return };
         if let Some(Whole { n_tokens: n_all, keys: all }) = rest.as_ref().and_then(|rest| rest.whole()) {
             *n_tokens = *n_all;
             keys.clone_from(all);
@@ -299,6 +301,8 @@ impl Preparing {
 struct Begun {
     draft: Draft,
     options: Options,
+    /// Text that the chain begins with.
+    salt: String,
     /// Turns a chat's names into those of the dialect that the client speaks.
     spelling: Spelling,
     model: Arc<ModelInfo>,
@@ -316,13 +320,14 @@ struct Begun {
 impl Begun {
     fn read(view: &FleetView, draft: Draft) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
-        let Body { options, parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
-        if draft.is_tenant_s && options.cache_salt.is_some() {
-            let reason = "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
-            return Err(RequestError::field("cache_salt", reason));
+        let Body { options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();
+        if let Parsed::Chat(chat) = &mut parsed {
+            // What has been tokenized under other salts is not known to it.
+            chat.cache_salt = Some(salt.clone());
         }
         let model = view.lookup(options.model.as_deref(), draft.shape.wanted(), Instant::now())?;
-        let affinity = affinity(&parsed, &options, &draft);
+        let affinity = affinity(&parsed, &salt, &draft);
         let marks = match &parsed {
             Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
             Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
@@ -338,6 +343,7 @@ impl Begun {
         Ok(Self {
             draft,
             options,
+            salt,
             spelling,
             model,
             affinity,
@@ -353,7 +359,7 @@ impl Begun {
     /// Renders the prompt, unless that is done.
     fn render(&mut self, fleet: &Fleet) -> Result<(), RequestError> {
         let reading = std::mem::replace(&mut self.reading, Reading::Unknown("refused"));
-        let rendered = timed(&mut self.phases.prompt, || reading.rendered(fleet, &self.model));
+        let rendered = timed(&mut self.phases.prompt, || reading.rendered(fleet, &self.model, Scope::of(&self.salt)));
         self.reading = rendered.map_err(|error| error.respelled(&self.spelling))?;
         let Some(context_tokens) = self.context_tokens_max else { return Ok(()) };
         let checked = timed(&mut self.phases.prompt, || self.reading.check_length(context_tokens));
@@ -373,29 +379,29 @@ impl Begun {
     /// Tokenizes and hashes what is rendered.
     fn finish(self, chains: &Arc<Chains>) -> Prepared {
         let extent = self.extent();
-        let Self { draft, options, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
-        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, extent));
+        let Self { draft, options, salt, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
+        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, extent, Scope::of(&salt)));
         let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
-        let lora = applied.ok().map(|applied| model.lora_root(applied));
+        let root = applied.ok().map(|applied| {
+            let lora = model.lora_root(applied);
+            ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
+        });
         let length = |n_tokens: usize| u32::try_from(n_tokens).unwrap_or(u32::MAX);
-        let prompt = match (tokens, lora) {
+        let prompt = match (tokens, root) {
             // Which adapter it would be, the worker says.
             (Ok(tokens), None) => {
                 Prompt::Estimated { n_tokens: length(tokens.known.len() + tokens.n_left), cause: "adapter" }
             }
-            (Ok(Tokens { known, n_left, .. }), Some(_)) if options.cache_prompt == Some(false) => {
-                Prompt::Known { n_tokens: length(known.len() + n_left), keys: Vec::new(), rest: None }
+            (Ok(Tokens { known, n_left, .. }), Some(root)) if options.cache_prompt == Some(false) => {
+                Prompt::Known { n_tokens: length(known.len() + n_left), root, keys: Vec::new(), rest: None }
             }
-            (Ok(Tokens { known, n_left, left }), Some(lora)) => {
-                let salt = options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default();
-                let root =
-                    ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() };
+            (Ok(Tokens { known, n_left, left }), Some(root)) => {
                 let (block_size_tokens, chains) = (model.block_size_tokens, Arc::clone(chains));
-                let hashing = Hashing { root: root.hash(), block_size_tokens, chains };
+                let hashing = Hashing { root, block_size_tokens, chains };
                 let keys = timed(&mut phases.hash, || hashing.keys(&known));
                 let unread =
                     |(vocabulary, begun)| -> Arc<dyn Rest> { Arc::new(Unread::new(vocabulary, begun, hashing)) };
-                Prompt::Known { n_tokens: length(known.len() + n_left), keys, rest: left.map(unread) }
+                Prompt::Known { n_tokens: length(known.len() + n_left), root, keys, rest: left.map(unread) }
             }
             (Err(cause), _) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
             (Err(cause), _) => Prompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause },
@@ -431,10 +437,10 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
 
 /// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its
 /// first question, or of the beginning of its text.
-fn affinity(parsed: &Parsed, options: &Options, draft: &Draft) -> u64 {
+fn affinity(parsed: &Parsed, salt: &str, draft: &Draft) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     let mut add = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
-    add(options.cache_salt.as_deref().or(draft.cache_salt.as_deref()).unwrap_or_default().as_bytes());
+    add(salt.as_bytes());
     let head = |bytes: &[u8]| bytes[..bytes.len().min(AFFINITY_BYTES)].to_vec();
     match parsed {
         Parsed::Chat(chat) => {

@@ -193,7 +193,7 @@ async fn a_salt_keeps_prefixes_apart() {
         header_salt.into_iter().fold(request, |request, salt| request.header("x-warmpath-cache-salt", salt)).send()
     };
     for (body_salt, header_salt, expected) in
-        [(None, None, "prefix"), (Some("a"), None, "cold"), (None, Some("a"), "cold"), (Some(""), Some("a"), "prefix")]
+        [(None, None, "prefix"), (Some("a"), None, "cold"), (None, Some("a"), "cold")]
     {
         let response = salted(body_salt, header_salt).await.expect("an answer");
         assert_eq!(header(&response, "x-warmpath-route"), expected, "{body_salt:?} {header_salt:?}");

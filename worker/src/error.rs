@@ -4,7 +4,9 @@
 
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
+use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::lora::AdapterError;
+use warmpath_common::salt::SaltError;
 use warmpath_prompt::{PromptError, RawError, TokenCount};
 use warmpath_shell::body::BodyError;
 use warmpath_shell::hosts::HostRefusal;
@@ -24,6 +26,9 @@ pub enum RequestError {
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
+    /// The salt of the headers cannot be used.
+    #[error(transparent)]
+    Salt(#[from] SaltError),
     /// No chat can be made of a dialect's request.
     #[error(transparent)]
     Dialect(#[from] DialectError),
@@ -246,6 +251,7 @@ impl RequestError {
             Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
             | Self::Host(HostRefusal::NotOne)
             | Self::Unreadable(_)
+            | Self::Salt(_)
             | Self::Dialect(_)
             | Self::Field { .. }
             | Self::Unsupported { .. }
@@ -293,6 +299,7 @@ impl RequestError {
                 Some(param.clone())
             }
             Self::Dialect(error) => error.param().map(str::to_owned),
+            Self::Salt(_) => Some(CACHE_SALT.to_owned()),
             Self::Unreadable(ReadError::Field { param, .. }) => param.clone(),
             Self::Unsupported { param, .. } => Some((*param).to_owned()),
             Self::ModelUnknown { .. } => Some("model".to_owned()),

@@ -72,8 +72,8 @@ pub struct Arrival {
     pub read_prompts: ReadPrompts,
 }
 
-/// Reads the prompts out of a body. Shape: at least one prompt.
-pub type ReadPrompts = fn(&Serving, &Body) -> Result<Vec<ReadPrompt>, RequestError>;
+/// Reads the prompts out of a body, with what has been tokenized under its salt. Shape: at least one prompt.
+pub type ReadPrompts = fn(&Serving, &Body, &str) -> Result<Vec<ReadPrompt>, RequestError>;
 
 /// Is one prompt of a request.
 #[derive(Debug, Clone)]
@@ -97,6 +97,8 @@ pub struct Options {
     /// Names the model; absent means the only one there is.
     model: Option<String>,
     /// Keeps this request's prefixes apart from those with another salt.
+    #[serde(deserialize_with = "warmpath_common::salt::of_body")]
+    #[schemars(length(min = 1))]
     cache_salt: Option<String>,
     /// Is the number of choices of each prompt.
     #[schemars(range(min = 1, max = 128))]
@@ -222,7 +224,8 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     if !(1..=CHOICES_MAX).contains(&n) {
         return Err(RequestError::field("n", format!("`n` must be 1 to {CHOICES_MAX}; it is {n}")));
     }
-    let mut prompts = (arrival.read_prompts)(serving, &arrival.body)?;
+    let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
+    let mut prompts = (arrival.read_prompts)(serving, &arrival.body, salt)?;
     check_prompts(serving, &prompts, n)?;
     generation.schema = wanted_schema.map(|wanted| compile(serving, wanted)).transpose()?;
     constrain(&mut prompts, &mut generation)?;
@@ -236,7 +239,6 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         prompt_texts: prompt_texts(&prompts, n),
         answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
     };
-    let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
     let draft = Draft {

@@ -1,12 +1,13 @@
 //! The cache of tokenized fragments: the texts between special tokens, each tokenized once.
 //!
 //! Not here: where the fragments come from. The idea: a fragment's tokens depend on its text alone, so the text is the
-//! key (no hash that could collide), and turn 20 of a chat finds all fragments of its first 19 turns.
+//! key (no hash that could collide), and turn 20 of a chat finds all fragments of its first 19 turns. A fragment that was seen
+//! before takes less time, which would tell one tenant what another one has said: so each salt has fragments of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hashbrown::DefaultHashBuilder;
+use hashbrown::{DefaultHashBuilder, Equivalent};
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
 
@@ -14,6 +15,40 @@ use warmpath_common::ids::Token;
 ///
 /// Source: the sizes of moka 0.12's `ValueEntry`, deque nodes and hash table slot, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
+
+/// Name of those who share fragments: the requests of one salt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Scope([u8; 32]);
+
+impl Scope {
+    /// Returns the scope of the requests with a salt; an empty one is none.
+    pub fn of(salt: &str) -> Self {
+        if salt.is_empty() {
+            return Self::default();
+        }
+        Self(blake3::derive_key("warmpath 2026 fragment scope v1", salt.as_bytes()))
+    }
+}
+
+/// Text between special tokens, in its scope.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Fragment {
+    scope: Scope,
+    text: Arc<str>,
+}
+
+/// Fragment that is looked for.
+#[derive(Hash)]
+struct Asked<'a> {
+    scope: Scope,
+    text: &'a str,
+}
+
+impl Equivalent<Fragment> for Asked<'_> {
+    fn equivalent(&self, known: &Fragment) -> bool {
+        self.scope == known.scope && *self.text == *known.text
+    }
+}
 
 /// Counts what the fragment cache has saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,7 +71,7 @@ pub struct CacheCounters {
 #[derive(Debug)]
 pub(crate) struct FragmentCache {
     /// Is hashed with secret seeds, faster than by the standard library's hasher: fragments are long.
-    cache: Cache<Arc<str>, Arc<[Token]>, DefaultHashBuilder>,
+    cache: Cache<Fragment, Arc<[Token]>, DefaultHashBuilder>,
     hits: AtomicU64,
     misses: AtomicU64,
     hit_bytes: AtomicU64,
@@ -47,8 +82,8 @@ impl FragmentCache {
     pub fn new(bytes_max: u64) -> Self {
         let cache = Cache::builder()
             .max_capacity(bytes_max)
-            .weigher(|text: &Arc<str>, tokens: &Arc<[Token]>| {
-                let bytes = text.len() + std::mem::size_of_val::<[Token]>(tokens) + ENTRY_OVERHEAD_BYTES;
+            .weigher(|fragment: &Fragment, tokens: &Arc<[Token]>| {
+                let bytes = fragment.text.len() + std::mem::size_of_val::<[Token]>(tokens) + ENTRY_OVERHEAD_BYTES;
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
             .build_with_hasher(DefaultHashBuilder::default());
@@ -56,25 +91,25 @@ impl FragmentCache {
         Self { cache, hits, misses, hit_bytes, tokenized_bytes }
     }
 
-    /// Returns the tokens of `fragment` if they are in the cache.
-    pub fn seen(&self, fragment: &str) -> Option<Arc<[Token]>> {
-        let tokens = self.cache.get(fragment)?;
+    /// Returns the tokens of the fragment `text` if they are in the cache.
+    pub fn seen(&self, scope: Scope, text: &str) -> Option<Arc<[Token]>> {
+        let tokens = self.cache.get(&Asked { scope, text })?;
         self.hits.fetch_add(1, Ordering::Relaxed);
-        self.hit_bytes.fetch_add(fragment.len() as u64, Ordering::Relaxed);
+        self.hit_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
         Some(tokens)
     }
 
-    /// Returns the tokens of `fragment`, from the cache or from `tokenize`.
-    pub fn tokens(&self, fragment: &str, tokenize: impl FnOnce(&str) -> Vec<Token>) -> Arc<[Token]> {
-        self.seen(fragment).unwrap_or_else(|| self.add(fragment, tokenize(fragment)))
+    /// Returns the tokens of the fragment `text`, from the cache or from `tokenize`.
+    pub fn tokens(&self, scope: Scope, text: &str, tokenize: impl FnOnce(&str) -> Vec<Token>) -> Arc<[Token]> {
+        self.seen(scope, text).unwrap_or_else(|| self.add(scope, text, tokenize(text)))
     }
 
     /// Takes in the tokens of a fragment that was not in the cache.
-    pub fn add(&self, fragment: &str, tokens: Vec<Token>) -> Arc<[Token]> {
+    pub fn add(&self, scope: Scope, text: &str, tokens: Vec<Token>) -> Arc<[Token]> {
         self.misses.fetch_add(1, Ordering::Relaxed);
-        self.tokenized_bytes.fetch_add(fragment.len() as u64, Ordering::Relaxed);
+        self.tokenized_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
         let tokens: Arc<[Token]> = tokens.into();
-        self.cache.insert(fragment.into(), Arc::clone(&tokens));
+        self.cache.insert(Fragment { scope, text: text.into() }, Arc::clone(&tokens));
         tokens
     }
 

@@ -196,11 +196,6 @@ impl PromptMaker {
         Ok(self.cut(self.rendered(request)?).into_text())
     }
 
-    /// Returns the tokens of a completion request's text: what the vocabulary adds, and control tokens parsed.
-    pub fn text(&self, text: &str) -> Vec<Token> {
-        self.tokens(&self.begin_text(text.to_owned()))
-    }
-
     /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them.
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
         self.vocabulary.tokenize(text, add, parse)

@@ -100,6 +100,7 @@ impl Tracer {
     /// Begins the span of a request that has arrived: in its client's trace, or as one of its own.
     pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived: Instant) -> Span {
         let Some(recorder) = &self.0 else { return Span(None) };
+        // A header that cannot be read belongs to no trace: it decides what is recorded and nothing else.
         let given = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
         let fresh = || {
             let trace: u128 = rand::random_range(1..=u128::MAX);

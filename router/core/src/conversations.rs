@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
-use warmpath_common::block_hash::BlockKey;
+use warmpath_common::block_hash::{BlockHash, BlockKey};
 
 /// Is the most conversations that are remembered.
 ///
@@ -83,6 +83,8 @@ pub struct Mark {
 /// Is a prompt as it is remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spoken {
+    /// Root of its chain: conversations of different roots, that is of different models or salts, are never compared.
+    pub root: BlockHash,
     /// Lists its messages.
     pub marks: Vec<Mark>,
     /// Lists the keys of its full blocks, which differ between models and salts.
@@ -126,8 +128,8 @@ pub struct Conversations {
     by_id: HashMap<u64, Spoken>,
     /// Finds a conversation by the last of its blocks that must return.
     by_end: HashMap<BlockKey, u64>,
-    /// Finds a conversation by one of its questions.
-    by_question: HashMap<u64, u64>,
+    /// Finds a conversation by its root and one of its questions.
+    by_question: HashMap<(BlockHash, u64), u64>,
     /// Lists the conversations from the one that was spoken in longest ago; some may have been replaced.
     order: VecDeque<u64>,
     next_id: u64,
@@ -150,7 +152,7 @@ impl Conversations {
         self.n_keys += spoken.keys.len();
         self.by_end.insert(end, id);
         for question in questions(&spoken.marks) {
-            self.by_question.insert(question, id);
+            self.by_question.insert((spoken.root, question), id);
         }
         self.by_id.insert(id, spoken);
         self.order.push_back(id);
@@ -160,15 +162,15 @@ impl Conversations {
 
     fn compare(&self, spoken: &Spoken) -> (Option<u64>, Continuity) {
         let by_end = spoken.keys.iter().rev().find_map(|key| self.by_end.get(key));
-        let is_continued =
-            |id: &&u64| self.by_id.get(*id).is_some_and(|before| before.is_whole || says_more(before, spoken));
+        let is_before = |before: &Spoken| before.root == spoken.root && (before.is_whole || says_more(before, spoken));
+        let is_continued = |id: &&u64| self.by_id.get(*id).is_some_and(is_before);
         if let Some(&id) = by_end.filter(is_continued) {
             return (Some(id), Continuity::Intact);
         }
         // The last message is new: what others have asked first as well says nothing.
         let earlier = &spoken.marks[..spoken.marks.len().saturating_sub(1)];
         let asked: Vec<u64> = questions(earlier).collect();
-        let same = asked.iter().rev().find_map(|question| self.by_question.get(question));
+        let same = asked.iter().rev().find_map(|question| self.by_question.get(&(spoken.root, *question)));
         match same.and_then(|id| Some((*id, self.by_id.get(id)?))) {
             Some((id, before)) if is_cut_short(before, spoken) && says_more(before, spoken) => {
                 (Some(id), Continuity::Intact)
@@ -184,6 +186,7 @@ impl Conversations {
         let end = end_of(&spoken.keys).filter(|end| self.by_end.get(end) == Some(&id));
         end.map(|end| self.by_end.remove(&end));
         for question in questions(&spoken.marks) {
+            let question = (spoken.root, question);
             if self.by_question.get(&question) == Some(&id) {
                 self.by_question.remove(&question);
             }
@@ -252,16 +255,25 @@ mod tests {
         }
         // The opening of the answer.
         keys.push(BlockKey(chain ^ u64::MAX));
-        Spoken { marks: messages.iter().map(|&(role, hash)| Mark { hash, role }).collect(), keys, is_whole: true }
+        let marks = messages.iter().map(|&(role, hash)| Mark { hash, role }).collect();
+        Spoken { root: ROOT, marks, keys, is_whole: true }
+    }
+
+    /// Returns the same prompt under another root: another tenant's.
+    fn under(root: u8, mut spoken: Spoken) -> Spoken {
+        spoken.root = BlockHash([root; 32]);
+        spoken.keys.iter_mut().for_each(|key| key.0 ^= u64::from(root));
+        spoken
     }
 
     /// Returns a prompt of which only so many blocks were tokenized.
     fn begun(messages: &[(Role, u64)], n_blocks: usize) -> Spoken {
-        let Spoken { marks, mut keys, .. } = spoken(messages);
-        keys.truncate(n_blocks);
-        Spoken { marks, keys, is_whole: false }
+        let mut spoken = spoken(messages);
+        spoken.keys.truncate(n_blocks);
+        Spoken { is_whole: false, ..spoken }
     }
 
+    const ROOT: BlockHash = BlockHash([0; 32]);
     const FIRST: [(Role, u64); 2] = [(Role::System, 1), (Role::User, 2)];
     const SECOND: [(Role, u64); 4] = [FIRST[0], FIRST[1], (Role::Assistant, 3), (Role::User, 4)];
 
@@ -291,6 +303,29 @@ mod tests {
         check(&[(Role::System, 1), (Role::User, 8)], Continuity::New);
         check(&[(Role::System, 7), (Role::User, 2)], Continuity::New);
         check(&[(Role::System, 7), (Role::User, 2), (Role::Tool, 3)], broken(0, 0, Role::System));
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_conversation_under_another_root() {
+        let mut conversations = Conversations::default();
+        conversations.observe(spoken(&FIRST));
+        conversations.observe(spoken(&SECOND));
+        let third = [SECOND[0], SECOND[1], SECOND[2], SECOND[3], (Role::Assistant, 5), (Role::User, 6)];
+        let mut changed = third;
+        changed[0].1 = 9;
+        for asked in [&third[..], &changed, &SECOND, &FIRST] {
+            let mut conversations = Conversations::default();
+            conversations.observe(spoken(&SECOND));
+            assert_eq!(conversations.observe(under(1, spoken(asked))), Continuity::New, "{asked:?}");
+            // Not even where the keys are the same.
+            let same_keys = Spoken { root: BlockHash([1; 32]), ..spoken(asked) };
+            let mut conversations = Conversations::default();
+            conversations.observe(spoken(&SECOND));
+            assert_eq!(conversations.observe(same_keys), Continuity::New, "{asked:?}");
+        }
+        assert_eq!(conversations.observe(under(1, spoken(&SECOND))), Continuity::New);
+        assert_eq!(conversations.observe(spoken(&third)), Continuity::Intact, "each goes on by itself");
+        assert_eq!(conversations.observe(under(1, spoken(&third))), Continuity::Intact);
     }
 
     #[test]
@@ -340,6 +375,7 @@ mod tests {
         assert!(conversations.by_question.len() <= 2 * CONVERSATIONS_MAX);
         assert!(conversations.by_end.len() <= CONVERSATIONS_MAX);
         let long = |seed: u64| Spoken {
+            root: ROOT,
             marks: vec![Mark { hash: seed, role: Role::User }; MESSAGES_MAX + 1],
             keys: (0..KEYS_MAX as u64 / 2).map(|n| BlockKey(seed + n)).collect(),
             is_whole: true,

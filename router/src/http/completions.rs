@@ -9,9 +9,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
-use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::model::Capability;
 use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
@@ -23,6 +21,7 @@ use crate::error::RequestError;
 use crate::keys::Key;
 use crate::lifecycle::{self, Arrival};
 use crate::prompt::Shape;
+use crate::salt::Salt;
 
 /// Answers a chat.
 pub async fn chat(
@@ -115,9 +114,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     let key = parts.extensions.remove::<Arc<Key>>();
     // What a key may not ask is not read. Places are for requests that have arrived.
     key.as_deref().map_or(Ok(()), Key::count)?;
-    if let Some(key) = &key {
-        salt(&mut parts.headers, key);
-    }
+    let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());
     let body = app.bodies.read(&mut parts.headers, body, sender).await?;
     let place = app.place(key.as_deref())?;
@@ -136,17 +133,10 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
         body,
         shape,
         key,
+        salt,
         place,
     };
     lifecycle::answer(&app, arrival).await
-}
-
-/// Puts the key's tenant before the salt that the client gives, so that no two tenants can have the same.
-fn salt(headers: &mut HeaderMap, key: &Key) {
-    let own = headers.get(CACHE_SALT).map(HeaderValue::as_bytes).unwrap_or_default();
-    let salt = [key.tenant().as_bytes(), b":", own].concat();
-    let salt = HeaderValue::from_bytes(&salt).expect("a tenant's name and a header's value make a header's value");
-    headers.insert(CACHE_SALT, salt);
 }
 
 /// Returns by whom a body is sent.

@@ -21,6 +21,7 @@ use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 use crate::lifecycle::choice::{ask, find_matches};
 use crate::prompt::{Draft, Prompt, Shape};
+use crate::salt::Salt;
 
 /// Is what tells a chat from a completion.
 #[derive(Default, Deserialize)]
@@ -45,13 +46,8 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let Query(asked) = asked.map_err(unreadable)?;
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender).await?;
-    let salt = parts.headers.get(warmpath_common::headers::CACHE_SALT).and_then(|value| value.to_str().ok());
-    let draft = Draft {
-        shape: shape_of(asked.path.as_deref(), &body),
-        body,
-        cache_salt: salt.map(str::to_owned),
-        is_tenant_s: false,
-    };
+    let salt = Salt::of(&parts.headers, None)?;
+    let draft = Draft { shape: shape_of(asked.path.as_deref(), &body), body, salt };
     let view = app.fleet.view();
     let mut prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     prepared.read(&app.preparing).await?;

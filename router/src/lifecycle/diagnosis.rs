@@ -25,12 +25,12 @@ impl Diagnosis {
             return Ok(Self(None));
         }
         prepared.read(&app.preparing).await?;
-        let Prompt::Known { keys, rest, .. } = &prepared.prompt else {
+        let Prompt::Known { root, keys, rest, .. } = &prepared.prompt else {
             return Ok(Self(Some("unknown".to_owned())));
         };
-        let (keys, is_whole) = (keys.clone(), rest.is_none());
+        let (root, keys, is_whole) = (*root, keys.clone(), rest.is_none());
         let marks = std::mem::take(&mut prepared.marks);
-        let text = match observe(app, Spoken { marks, keys, is_whole }) {
+        let text = match observe(app, Spoken { root, marks, keys, is_whole }) {
             Continuity::New => "new".to_owned(),
             Continuity::Intact => "none".to_owned(),
             Continuity::Broken(found) => {

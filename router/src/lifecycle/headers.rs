@@ -1,6 +1,7 @@
 //! Headers on their way: which of the client's reach the worker, which of the worker's reach the client, and ours.
 //!
-//! Not here: what they mean (`warmpath_common::headers`).
+//! Not here: what they mean (`warmpath_common::headers`). The idea: a client's headers are thinned out first, then ours are set, so
+//! that nothing a client names can remove one of ours or stand in for it.
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -13,7 +14,7 @@ use warmpath_shell::trace::TRACEPARENT;
 
 use super::{Arrival, Choice};
 
-/// Lists the headers that belong to one connection (RFC 9110, section 7.6.1).
+/// Headers of one connection (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: &[&str] = &[
     "connection",
     "keep-alive",
@@ -26,24 +27,18 @@ const HOP_BY_HOP: &[&str] = &[
     "upgrade",
 ];
 
-/// Lists what the router says itself, and a client cannot.
-const OURS: &[&str] = &[
-    headers::WORKER,
-    headers::SLOT,
-    headers::PROMPT_TOKENS,
-    headers::CACHED_TOKENS,
-    headers::PREDICTED_CACHED_TOKENS,
-    headers::ROUTE,
-    headers::EXPECTED_BLOCK,
+/// Headers of a client that are not passed on, besides all that begin with [`headers::PREFIX`]: the router says them itself.
+const SAID_ANEW: &[&str] = &[
+    "host",
+    "expect",
+    // The length is counted anew where a body is sent on.
+    "content-length",
     headers::REQUEST_ID,
-    headers::DEBUG,
-    headers::PREFIX_BREAK,
-    headers::TENANT,
-    headers::PRIORITY_MAX,
-    headers::LEFT_OUT_TOOLS,
 ];
 
 /// Returns a header's text, if it has one.
+///
+/// Nothing that keeps tenants or keys apart is read by this: a text that cannot be read counts as absent.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
@@ -66,23 +61,26 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
     date(value).map(|until| until.duration_since(its_now).unwrap_or_default())
 }
 
-/// Returns the headers that a worker gets: the client's, with the request's name and the hints.
+/// Returns the headers that a worker gets: the client's, then the request's name, and for a Warmpath worker salt, tenant and hints.
 pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
-    let mut headers = end_to_end(&arrival.headers);
-    headers.remove(header::HOST);
-    headers.remove(header::EXPECT);
+    let mut headers = of_client(&arrival.headers);
+    let is_stock = choice.booking.is_visit();
+    // A stock server may want a key of its own.
+    if !is_stock {
+        bearer::strip(&mut headers);
+    }
     // The events of an encoded stream cannot be read, and none can be put behind them when the worker breaks off.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    OURS.iter().for_each(|name| drop(headers.remove(*name)));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
     if let Some(parent) = choice.span.traceparent() {
         headers.insert(HeaderName::from_static(TRACEPARENT), parent);
     }
-    if choice.booking.is_visit() {
-        // A stock server knows no hints, and may want a key of its own.
+    if is_stock {
         return headers;
     }
-    bearer::strip(&mut headers);
+    if let Some(salt) = arrival.salt.header() {
+        headers.insert(HeaderName::from_static(headers::CACHE_SALT), salt);
+    }
     if let Some(key) = &arrival.key {
         set(&mut headers, headers::TENANT, key.tenant());
         set(&mut headers, headers::PRIORITY_MAX, &key.priority_max().to_string());
@@ -99,9 +97,15 @@ pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
     headers
 }
 
+/// Returns what of a client's headers goes further.
+fn of_client(headers: &HeaderMap) -> HeaderMap {
+    end_to_end(headers, |name| !name.starts_with(headers::PREFIX) && !SAID_ANEW.contains(&name))
+}
+
 /// Returns a worker's headers as a client gets them: which web pages may read them is not the worker's to say.
 pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = end_to_end(headers);
+    // The length is counted anew where a body is sent on.
+    let mut kept = end_to_end(headers, |name| name != "content-length");
     let of_pages = |name: &&HeaderName| name.as_str().starts_with("access-control-");
     let of_pages: Vec<HeaderName> = kept.keys().filter(of_pages).cloned().collect();
     of_pages.iter().for_each(|name| drop(kept.remove(name)));
@@ -119,21 +123,15 @@ pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &Url) {
     }
 }
 
-fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    // What `Connection` names belongs to the connection too.
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    let mut kept = headers.clone();
-    HOP_BY_HOP.iter().for_each(|name| drop(kept.remove(*name)));
-    named.iter().for_each(|name| drop(kept.remove(name)));
-    // The length is counted anew where a body is sent on.
-    kept.remove(header::CONTENT_LENGTH);
-    kept
+/// Returns the headers that are `wanted` and not of one connection.
+fn end_to_end(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> HeaderMap {
+    // What `Connection` names belongs to the connection too. Its bytes are read as they are: one name that is none hides no other.
+    let named =
+        headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+    let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
+    let goes_on =
+        |name: &HeaderName| wanted(name.as_str()) && !HOP_BY_HOP.contains(&name.as_str()) && !named.contains(name);
+    headers.iter().filter(|(name, _)| goes_on(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Sets a header, if the text can be one.
@@ -146,6 +144,41 @@ pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn map(lines: &[(&str, &[u8])]) -> HeaderMap {
+        let line = |(name, value): &(&str, &[u8])| {
+            (HeaderName::from_bytes(name.as_bytes()).expect("a name"), HeaderValue::from_bytes(value).expect("a value"))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    fn names(headers: &HeaderMap) -> Vec<&str> {
+        let mut names: Vec<&str> = headers.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn a_client_s_headers_of_ours_and_of_its_connection_go_no_further() {
+        let headers = map(&[
+            ("accept", b"*/*"),
+            ("accept", b"text/plain"),
+            ("x-warmpath-cache-salt", b"a"),
+            ("x-warmpath-slot", b"1"),
+            ("x-warmpath-anything", b"1"),
+            ("x-request-id", b"r"),
+            ("host", b"h"),
+            ("content-length", b"2"),
+            ("connection", b"close, x-hop"),
+            ("connection", b"\xff, x-other ,,"),
+            ("x-hop", b"1"),
+            ("x-other", b"1"),
+            ("te", b"trailers"),
+            ("upgrade", b"websocket"),
+            ("x-kept", b"\xff"),
+        ]);
+        assert_eq!(names(&of_client(&headers)), ["accept", "accept", "x-kept"]);
+    }
 
     #[test]
     fn the_time_to_come_again_is_read_in_both_forms() {

@@ -10,6 +10,7 @@ use warmpath_common::fields::{self, ReadError};
 use warmpath_common::lora::Wanted;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
+use warmpath_common::salt;
 
 use super::{Draft, Shape};
 use crate::error::RequestError;
@@ -27,6 +28,7 @@ pub(super) struct Body {
 #[serde(default)]
 pub(super) struct Options {
     pub(super) model: Option<String>,
+    #[serde(deserialize_with = "salt::of_body")]
     pub(super) cache_salt: Option<String>,
     pub(super) cache_prompt: Option<bool>,
     pub(super) n: Option<u32>,
@@ -43,6 +45,7 @@ struct ChatBody {
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
     add_generation_prompt: Option<bool>,
+    #[serde(default, deserialize_with = "salt::of_body")]
     cache_salt: Option<String>,
     cache_prompt: Option<bool>,
     n: Option<u32>,
@@ -78,6 +81,14 @@ struct Named {
     model: Option<String>,
 }
 
+/// Fields that are read of a body about a prompt, whatever they are.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Aside {
+    model: Option<Value>,
+    cache_salt: Option<Value>,
+}
+
 /// Is a body's prompt, parsed.
 pub(super) enum Parsed {
     Chat(Box<ChatPrompt>),
@@ -93,7 +104,7 @@ pub(super) enum Parsed {
 pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
     let body = &draft.body;
     let (options, parsed) = match draft.shape {
-        Shape::Aside(_) => (fields::read(body).unwrap_or_default(), Parsed::None),
+        Shape::Aside(_) => (parse_aside(body)?, Parsed::None),
         Shape::Embeddings | Shape::Rerank => {
             let Named { model } = fields::read(body)?;
             (Options { model, ..Options::default() }, Parsed::None)
@@ -111,6 +122,17 @@ pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
         Shape::Responses => return parse_dialect(body, responses::responses),
     };
     Ok(Body { options, parsed, spelling: Spelling::default() })
+}
+
+/// Returns what is read of a body that is about a prompt: what else is wrong with it, its worker says.
+///
+/// Errors: `Unreadable` where it is no JSON object, or has one of the fields twice, of which the worker might take the other.
+fn parse_aside(body: &[u8]) -> Result<Options, RequestError> {
+    let Aside { model, cache_salt } = fields::read(body)?;
+    // No tenant's key goes with a salt of any form in the body, so one that is no text must be seen as well.
+    let cache_salt = cache_salt.map(|salt| salt.as_str().map_or_else(|| salt.to_string(), str::to_owned));
+    let model = model.as_ref().and_then(Value::as_str).map(str::to_owned);
+    Ok(Options { model, cache_salt, ..Options::default() })
 }
 
 fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {

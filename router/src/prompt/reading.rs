@@ -9,7 +9,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{Beginning, BegunPrompt, PromptError, TooManyTokens};
+use warmpath_prompt::{Beginning, BegunPrompt, PromptError, Scope, TooManyTokens};
 use warmpath_router_core::stock::text;
 
 use super::body::Parsed;
@@ -86,7 +86,7 @@ impl Reading {
     ///
     /// Errors: `Field` where the messages are plainly wrong; `Dialect` where no chat can be made of them, and nobody but
     /// Warmpath's own workers would get them.
-    pub(super) fn rendered(self, fleet: &Fleet, model: &ModelInfo) -> Result<Self, RequestError> {
+    pub(super) fn rendered(self, fleet: &Fleet, model: &ModelInfo, scope: Scope) -> Result<Self, RequestError> {
         let Self::Parsed(parsed) = self else { return Ok(self) };
         // Of several prompts the longest has the most to gain.
         let longest = |prompts: Vec<RawPrompt>| prompts.into_iter().max_by_key(RawPrompt::n_bytes);
@@ -114,7 +114,7 @@ impl Reading {
                 Some(RawPrompt::Text(text)) => vocabulary().map_or_else(
                     |none| none,
                     |known| {
-                        let begun = Box::new(known.maker.begin_text(text));
+                        let begun = Box::new(known.maker.begin_text(text, scope));
                         Self::Begun(known, begun)
                     },
                 ),
@@ -140,7 +140,7 @@ impl Reading {
     }
 
     /// Returns the tokens of what is rendered, or why they cannot be had: what nobody had time to render is left to the worker.
-    pub(super) fn into_tokens(self, model: &ModelInfo, extent: Extent) -> Result<Tokens, &'static str> {
+    pub(super) fn into_tokens(self, model: &ModelInfo, extent: Extent, scope: Scope) -> Result<Tokens, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
             Self::Begun(vocabulary, begun) => match extent {
@@ -151,7 +151,7 @@ impl Reading {
                 Extent::Whole => Ok(Tokens::whole(vocabulary.maker.tokens(&begun))),
             },
             Self::Raw(vocabulary, prompt) => {
-                vocabulary.maker.raw(&prompt, model.context_tokens).map(Tokens::whole).map_err(|_| "no_prompt")
+                vocabulary.maker.raw(&prompt, model.context_tokens, scope).map(Tokens::whole).map_err(|_| "no_prompt")
             }
             Self::Tokens(tokens) => Ok(Tokens::whole(tokens)),
             Self::Unknown(cause) => Err(cause),

@@ -69,7 +69,7 @@ pub async fn start(
         at: context.arrived,
         wanted_slot: context.wanted_slot,
         expected_tokens: context.predicted_cached_tokens.unwrap_or_default(),
-        cache_salt: context.cache_salt,
+        cache_salt: context.cache_salt?,
         tenant: context.tenant,
         priority_max: context.priority_max,
         body,

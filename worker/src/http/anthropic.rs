@@ -27,8 +27,12 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 /// Answers with the number of tokens of the prompt that a request for a message has.
-pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
-    let input_tokens = dialect::count_tokens(&app, body, anthropic::count_tokens).await?;
+pub async fn count_tokens(
+    State(app): State<App>,
+    context: RequestContext,
+    body: Body,
+) -> Result<Json<Value>, RequestError> {
+    let input_tokens = dialect::count_tokens(&app, context, body, anthropic::count_tokens).await?;
     Ok(Json(json!({"input_tokens": input_tokens})))
 }
 

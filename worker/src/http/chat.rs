@@ -26,9 +26,14 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 /// Answers with the number of tokens of the prompt that a conversation has.
-pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+pub async fn count_tokens(
+    State(app): State<App>,
+    context: RequestContext,
+    body: Body,
+) -> Result<Json<Value>, RequestError> {
+    let salt = context.cache_salt?.unwrap_or_default();
     let count = move |serving: &Serving| {
-        let chat = read_chat(&body)?;
+        let chat = read_chat(&body, &salt)?;
         serving.check_model(chat.model.as_deref())?;
         Ok(serving.prompts.chat(&chat)?.tokens.len())
     };
@@ -39,7 +44,7 @@ pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Val
 /// Returns the prompt of the conversation that a body holds.
 ///
 /// Errors: `Json`, `Field`, `Unsupported`, `Prompt`.
-pub fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+pub fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     let beyond: VllmFields = body.parse()?;
     if beyond.echo == Some(true) {
         return Err(RequestError::Unsupported { param: "echo", only: Some("only false") });
@@ -50,7 +55,7 @@ pub fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, R
     }
     body.parse::<Limits>()?.check()?;
     let tools: ToolFields = body.parse()?;
-    Ok(vec![chat::read(serving, &read_chat(body)?, &tools)?])
+    Ok(vec![chat::read(serving, &read_chat(body, salt)?, &tools)?])
 }
 
 /// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it.
@@ -93,16 +98,17 @@ struct Presence {
     messages: Option<IgnoredAny>,
 }
 
-/// Returns the conversation that a body holds.
+/// Returns the conversation that a body holds; `salt` is that of the headers, which the body's replaces.
 ///
 /// Errors: `Json` and `Field`; there must be at least one message.
-pub fn read_chat(body: &Body) -> Result<ChatPrompt, RequestError> {
+pub fn read_chat(body: &Body, salt: &str) -> Result<ChatPrompt, RequestError> {
     if body.parse::<Presence>()?.messages.is_none() {
         return Err(RequestError::field("messages", "`messages` is missing"));
     }
-    let chat: ChatPrompt = body.parse()?;
+    let mut chat: ChatPrompt = body.parse()?;
     if chat.messages.is_empty() {
         return Err(RequestError::field("messages", "`messages` is empty"));
     }
+    chat.cache_salt.get_or_insert_with(|| salt.to_owned());
     Ok(chat)
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::CompletionPrompt;
-use warmpath_prompt::RawError;
+use warmpath_prompt::{RawError, Scope};
 
 use super::answer::{self, Endpoint};
 use super::body::Body;
@@ -32,19 +32,19 @@ struct Presence {
     prompt: Option<IgnoredAny>,
 }
 
-fn read_prompts(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     let is_echoed = body.parse::<EchoField>()?.echo == Some(true);
     let read = |tokens: Vec<Token>| {
         let text = is_echoed.then(|| serving.prompts.detokenize(&tokens));
         ReadPrompt { tokens, last_message_token: None, is_echoed, answer: None, text }
     };
-    Ok(read_tokens(serving, body)?.into_iter().map(read).collect())
+    Ok(read_tokens(serving, body, salt)?.into_iter().map(read).collect())
 }
 
 /// Returns the tokens of each prompt that a body holds, at least one.
 ///
 /// Errors: `Unreadable`, `Field`, `Unsupported`.
-pub fn read_tokens(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, RequestError> {
+pub fn read_tokens(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Vec<Token>>, RequestError> {
     if body.parse::<Presence>()?.prompt.is_none() {
         return Err(RequestError::field("prompt", "`prompt` is missing"));
     }
@@ -57,7 +57,7 @@ pub fn read_tokens(serving: &Serving, body: &Body) -> Result<Vec<Vec<Token>>, Re
     }
     let tokens_of = |prompt| {
         let context_tokens = serving.model.context_tokens;
-        serving.prompts.raw(prompt, context_tokens).map_err(|error| match error {
+        serving.prompts.raw(prompt, context_tokens, Scope::of(salt)).map_err(|error| match error {
             RawError::NoFim => RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") },
             error => RequestError::of_raw(error, context_tokens),
         })

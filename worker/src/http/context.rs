@@ -1,6 +1,6 @@
 //! What surrounds every request: its id, its arrival, the router's hints, the headers and the count of its response.
 //!
-//! Not here: what the hints are worth; a header that cannot be read is as if it were absent.
+//! Not here: what the hints are worth. A hint that cannot be read is as if it were absent; a salt that cannot be read is an error.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -14,6 +14,7 @@ use axum::response::Response;
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::salt::{self, SaltError};
 use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 use warmpath_worker_core::tenants::TenantId;
@@ -36,8 +37,8 @@ pub struct RequestContext {
     pub predicted_cached_tokens: Option<u32>,
     /// Holds the headers by which the request is part of a trace.
     pub trace: HeaderMap,
-    /// Is the tenant's salt.
-    pub cache_salt: Option<String>,
+    /// Is the tenant's salt, or why it cannot be used.
+    pub cache_salt: Result<Option<String>, SaltError>,
     /// Tenant that the router names.
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows.
@@ -56,7 +57,7 @@ impl RequestContext {
                 .into_iter()
                 .filter_map(|name| Some((HeaderName::from_static(name), headers.get(name)?.clone())))
                 .collect(),
-            cache_salt: text(headers, headers::CACHE_SALT).map(str::to_owned),
+            cache_salt: salt::of_header(headers.get_all(headers::CACHE_SALT).iter().map(HeaderValue::as_bytes)),
             tenant: headers.get(headers::TENANT).map(|name| tenant_id(name.as_bytes())),
             // A limit that cannot be read allows no more than the usual priority.
             priority_max: headers
@@ -72,6 +73,7 @@ fn tenant_id(name: &[u8]) -> TenantId {
     TenantId(u128::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes")))
 }
 
+/// Returns the text of a hint or of the request's name: without them an answer is the same.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }

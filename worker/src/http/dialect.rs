@@ -140,14 +140,16 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
 /// Errors: those of the conversion and of a chat's prompt.
 pub async fn count_tokens(
     app: &App,
+    context: RequestContext,
     body: Body,
     convert: fn(&[u8]) -> Result<Converted, DialectError>,
 ) -> Result<usize, RequestError> {
+    let salt = context.cache_salt?.unwrap_or_default();
     let count = move |serving: &Serving| {
         let Converted { body, spelling, .. } = convert(&body.0)?;
         let count = || {
             let body = Body(body.into());
-            let chat = chat::read_chat(&body)?;
+            let chat = chat::read_chat(&body, &salt)?;
             serving.check_model(chat.model.as_deref())?;
             body.parse::<ToolFields>()?.resolve()?;
             Ok(serving.prompts.chat(&chat)?.tokens.len())

@@ -11,7 +11,7 @@ use serde_json::Value;
 use warmpath_common::embeddings::Inputs;
 use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
-use warmpath_prompt::{RawError, TokenCount};
+use warmpath_prompt::{RawError, Scope, TokenCount};
 
 use super::body::Body;
 use super::compute::compute;
@@ -120,7 +120,8 @@ pub async fn create(
     }
     let (reader, is_openai) = (served.embedder()?, uri.path() == OPENAI_PATH);
     let shape = if is_openai { Shape::OpenAi } else { Shape::LlamaServer };
-    let read = move |base: Base<'_>| read((&reader, base), &body, shape);
+    let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
+    let read = move |base: Base<'_>| read((&reader, base), (&body, scope), shape);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
     // Thousands of numbers to scale and to spell take milliseconds.
     let spelled = move || spell(&embedding, &wish, embedded);
@@ -130,7 +131,7 @@ pub async fn create(
 
 fn read(
     (embedding, base): (&Embedding, Base<'_>),
-    body: &Body,
+    (body, scope): (&Body, Scope),
     shape: Shape,
 ) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
     let fields: Fields = body.parse()?;
@@ -172,7 +173,7 @@ fn read(
     };
     let inputs = Inputs::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
-    let texts = tokens(embedding, base, (inputs, param))?;
+    let texts = tokens(embedding, base, (inputs, param), scope)?;
     Ok((Wish { shape, encoding, dimensions, norm }, texts))
 }
 
@@ -180,6 +181,7 @@ fn tokens(
     embedding: &Embedding,
     base: Base<'_>,
     (inputs, param): (Inputs, &str),
+    scope: Scope,
 ) -> Result<Vec<Vec<Token>>, RequestError> {
     let n_texts = inputs.texts.len();
     if n_texts > TEXTS_MAX {
@@ -189,7 +191,7 @@ fn tokens(
     let is_list = inputs.is_list;
     let of_text = |(idx, text)| {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
-        let tokens = base.prompts.raw(text, base.model.context_tokens).map_err(|error| match error {
+        let tokens = base.prompts.raw(text, base.model.context_tokens, scope).map_err(|error| match error {
             RawError::NoFim => RequestError::field(&param, "a gap cannot be embedded"),
             RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
         })?;

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, RawPrompt};
+use warmpath_prompt::Scope;
 use warmpath_worker_core::probabilities::TokenProbabilities;
 
 use super::body::Body;
@@ -34,14 +35,14 @@ pub async fn infill(State(app): State<App>, context: RequestContext, body: Body)
     create(app, context, body, read_infill).await
 }
 
-fn read_completion(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
-    Ok(completions::read_tokens(serving, body)?.into_iter().map(|tokens| with_text(serving, tokens)).collect())
+fn read_completion(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
+    Ok(completions::read_tokens(serving, body, salt)?.into_iter().map(|tokens| with_text(serving, tokens)).collect())
 }
 
-fn read_infill(serving: &Serving, body: &Body) -> Result<Vec<ReadPrompt>, RequestError> {
+fn read_infill(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     let prompt = RawPrompt::Infill(body.parse::<InfillPrompt>()?);
     let context_tokens = serving.model.context_tokens;
-    let tokens = serving.prompts.raw(&prompt, context_tokens);
+    let tokens = serving.prompts.raw(&prompt, context_tokens, Scope::of(salt));
     let tokens = tokens.map_err(|error| RequestError::of_raw(error, context_tokens))?;
     Ok(vec![with_text(serving, tokens)])
 }

@@ -29,6 +29,7 @@ const DERIVED_NAME_BYTES: usize = 8;
 #[derive(Deserialize)]
 struct PinRequest {
     name: Option<String>,
+    #[serde(default, deserialize_with = "warmpath_common::salt::of_body")]
     cache_salt: Option<String>,
     model: Option<String>,
     lora: Option<Vec<Wanted>>,
@@ -74,7 +75,9 @@ pub(super) fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
 fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewPin, RequestError> {
     let request: PinRequest = body.parse()?;
     serving.check_model(request.model.as_deref())?;
-    let mut tokens = read_prefix(serving, &request, body)?;
+    let of_header = context.cache_salt.as_ref().map_err(|error| *error)?;
+    let salt = request.cache_salt.as_deref().or(of_header.as_deref()).unwrap_or_default();
+    let mut tokens = read_prefix(serving, &request, (body, salt))?;
     let block_tokens = serving.model.block_size_tokens as usize;
     if tokens.len() < block_tokens {
         let reason = format!("the prefix has {} tokens; a pin needs a block of {block_tokens}", tokens.len());
@@ -82,7 +85,6 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
     crate::lifecycle::check_prompt(serving, &tokens)?;
-    let salt = request.cache_salt.as_deref().or(context.cache_salt.as_deref()).unwrap_or_default();
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
     let root = serving.chain_root(adapter, salt);
     let name = match request.name {
@@ -99,13 +101,17 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     Ok(NewPin { name, root, tokens })
 }
 
-fn read_prefix(serving: &Serving, request: &PinRequest, body: &Body) -> Result<Vec<Token>, RequestError> {
+fn read_prefix(
+    serving: &Serving,
+    request: &PinRequest,
+    (body, salt): (&Body, &str),
+) -> Result<Vec<Token>, RequestError> {
     match (&request.messages, &request.prompt) {
         (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),
         (None, None) => Err(RequestError::field("messages", "`messages` or `prompt` is missing")),
-        (Some(_), None) => Ok(serving.prompts.chat_prefix(&super::chat::read_chat(body)?)?),
+        (Some(_), None) => Ok(serving.prompts.chat_prefix(&super::chat::read_chat(body, salt)?)?),
         (None, Some(_)) => {
-            let mut prompts = super::completions::read_tokens(serving, body)?;
+            let mut prompts = super::completions::read_tokens(serving, body, salt)?;
             match (prompts.pop(), prompts.is_empty()) {
                 (Some(prompt), true) => Ok(prompt),
                 _ => Err(RequestError::field("prompt", "a pin takes one prompt")),

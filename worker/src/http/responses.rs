@@ -36,8 +36,12 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 /// Answers with the number of tokens of the prompt that a request for a response has.
-pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
-    let input_tokens = dialect::count_tokens(&app, body, responses::responses).await?;
+pub async fn count_tokens(
+    State(app): State<App>,
+    context: RequestContext,
+    body: Body,
+) -> Result<Json<Value>, RequestError> {
+    let input_tokens = dialect::count_tokens(&app, context, body, responses::responses).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 

@@ -59,6 +59,7 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
     let served = app.served()?;
     let base = served.base();
     let file = base.vocabulary;
+    // A tag that cannot be read is not ours: the file is sent.
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known =
         known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));

@@ -70,7 +70,7 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value
 pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let prompt = serving.prepare(move |serving| {
-        let request: ChatPrompt = super::chat::read_chat(&body)?;
+        let request: ChatPrompt = super::chat::read_chat(&body, "")?;
         Ok(serving.prompts.render(&request)?)
     });
     Ok(Json(json!({"prompt": prompt.await?})))

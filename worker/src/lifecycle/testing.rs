@@ -24,7 +24,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         tenant: None,
         priority_max: None,
         body: Body(bytes::Bytes::new()),
-        read_prompts: |_, _| Ok(Vec::new()),
+        read_prompts: |_, _, _| Ok(Vec::new()),
     };
     let clock = Clock::start(&mut arrival, &Arc::new(Metrics::new()));
     let form = Form {

@@ -1,4 +1,4 @@
-//! Bodies in a content coding, by a client that asks the worker itself.
+//! Bodies in a content coding, and salts that cannot be read, by a client that asks the worker itself.
 //!
 //! Not here: the codings themselves (`warmpath_shell::body::coding`), the router's side (`router/tests`).
 
@@ -55,4 +55,49 @@ async fn a_body_in_any_coding_is_decoded_within_the_limit() {
     assert_eq!((status, &told["type"]), (415, &json!("error")));
     let (status, _, told) = error(CHAT, "zstd", chat.into_bytes()).await;
     assert_eq!((status, &told["error"]["code"]), (400, &json!("invalid_content_encoding")));
+}
+
+#[tokio::test]
+async fn a_salt_is_hashed_as_it_stands_or_refused_and_never_lost() {
+    let worker = TestWorker::start("--slots 2").await;
+    let secret = "The same long secret. ".repeat(10);
+    let body = json!({"messages": user(&secret), "max_tokens": 1});
+    let ask = async |path: &str, salts: &[&[u8]], hidden: bool| {
+        let value = |salt: &&[u8]| HeaderValue::from_bytes(salt).expect("a header's value");
+        let request = salts
+            .iter()
+            .fold(worker.post(path, &body), |request, salt| request.header("x-warmpath-cache-salt", value(salt)));
+        let request = if hidden { request.header("connection", "close, x-warmpath-cache-salt") } else { request };
+        let response = request.send().await.expect("the worker responds");
+        (response.status().as_u16(), response.json::<Value>().await.expect("JSON"))
+    };
+    let cached = async |salt: &str, hidden: bool| {
+        let (status, answer) = ask(CHAT, &[salt.as_bytes()], hidden).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+    };
+    assert_eq!(cached("z\u{fc}rich", false).await, 0);
+    assert_eq!(cached("\u{65e5}\u{672c}", false).await, 0);
+    assert_eq!(cached("zrich", true).await, 0, "`Connection` takes no salt away");
+    assert!(cached("z\u{fc}rich", true).await > 0);
+    let of_body = json!({"messages": user(&secret), "max_tokens": 1, "cache_salt": "z\u{fc}rich"});
+    let answer = worker.ask(CHAT, of_body).await;
+    assert!(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0), "it is one salt: {answer}");
+
+    for salts in [&[&b"z\xfcrich"[..]][..], &[b""], &[b"a", b"a"], &[b"a", b"b"]] {
+        for path in
+            [CHAT, "/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens", "/cache/pin"]
+        {
+            let (status, told) = ask(path, salts, false).await;
+            assert_eq!(status, 400, "{path} {salts:?}: {told}");
+            let message = told["error"]["message"].as_str().unwrap_or_default();
+            assert!(message.contains("x-warmpath-cache-salt"), "{path}: {told}");
+        }
+    }
+    for wrong in [json!(""), json!(5), json!(["a"])] {
+        for path in [CHAT, "/cache/pin"] {
+            let (status, told) = worker.try_ask(path, &json!({"messages": user(&secret), "cache_salt": wrong})).await;
+            assert_eq!((status, &told["error"]["param"]), (400, &json!("cache_salt")), "{path}: {told}");
+        }
+    }
 }

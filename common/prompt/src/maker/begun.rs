@@ -11,6 +11,7 @@ use warmpath_common::openai::ChatPrompt;
 
 use super::{Cut, PromptMaker};
 use crate::error::{PromptError, TooManyTokens};
+use crate::fragments::Scope;
 use crate::partition::Piece;
 
 /// Is how many bytes of text are taken for a token, where nothing of the prompt has been tokenized.
@@ -33,6 +34,7 @@ const PORTION_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct BegunPrompt {
     pub(super) cut: Cut,
+    scope: Scope,
     parts: Vec<Part>,
     unseen_bytes: usize,
 }
@@ -62,26 +64,27 @@ impl BegunPrompt {
 }
 
 impl PromptMaker {
-    /// Renders a chat and looks up what is known of its tokens.
+    /// Renders a chat and looks up what requests of its salt have made known of its tokens.
     ///
     /// Cost: rendering; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
-        Ok(self.begin(self.cut(self.rendered(request)?)))
+        let scope = Scope::of(request.cache_salt.as_deref().unwrap_or_default());
+        Ok(self.begin(self.cut(self.rendered(request)?), scope))
     }
 
     /// Looks up what is known of the tokens of a completion request's text, control tokens parsed.
     ///
     /// Cost: finding control tokens; nothing is tokenized.
-    pub fn begin_text(&self, text: String) -> BegunPrompt {
+    pub fn begin_text(&self, text: String, scope: Scope) -> BegunPrompt {
         let pieces = self.partitioner.partition(text.as_bytes());
-        self.begin(Cut { text, pieces, stand_ins: None })
+        self.begin(Cut { text, pieces, stand_ins: None }, scope)
     }
 
-    fn begin(&self, cut: Cut) -> BegunPrompt {
+    fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {
         let mut unseen_bytes = 0;
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
-            Piece::Text(range) => match self.fragments.seen(&cut.fragment(range)) {
+            Piece::Text(range) => match self.fragments.seen(scope, &cut.fragment(range)) {
                 Some(tokens) => Part::Seen { tokens, n_bytes: range.len() },
                 None => {
                     unseen_bytes += range.len();
@@ -90,7 +93,7 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunPrompt { cut, parts, unseen_bytes }
+        BegunPrompt { cut, scope, parts, unseen_bytes }
     }
 
     /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds.
@@ -117,7 +120,7 @@ impl PromptMaker {
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(tokens.len());
                     let n_before = tokens.len();
-                    let added = self.tokenized_within(&begun.cut.fragment(range), n_left);
+                    let added = self.tokenized_within(begun.scope, &begun.cut.fragment(range), n_left);
                     tokens.extend_from_slice(&added.map_err(|TooManyTokens { n_tokens_min }| TooManyTokens {
                         n_tokens_min: n_before + n_tokens_min,
                     })?);
@@ -172,13 +175,18 @@ impl PromptMaker {
         if n_tokens_min > n_tokens_max { Err(TooManyTokens { n_tokens_min }) } else { Ok(()) }
     }
 
-    fn tokenized(&self, fragment: &str) -> Arc<[Token]> {
-        self.fragments.add(fragment, self.vocabulary.tokenize_plain(fragment))
+    fn tokenized(&self, scope: Scope, fragment: &str) -> Arc<[Token]> {
+        self.fragments.add(scope, fragment, self.vocabulary.tokenize_plain(fragment))
     }
 
     /// Tokenizes a fragment in portions, as far as it may be cut, and stops behind the portion that has too many
     /// tokens.
-    fn tokenized_within(&self, fragment: &str, n_tokens_max: usize) -> Result<Arc<[Token]>, TooManyTokens> {
+    fn tokenized_within(
+        &self,
+        scope: Scope,
+        fragment: &str,
+        n_tokens_max: usize,
+    ) -> Result<Arc<[Token]>, TooManyTokens> {
         let (mut tokens, mut rest) = (Vec::new(), fragment);
         while let Some(portion) = self.vocabulary.beginning(rest, PORTION_BYTES..=rest.len()) {
             tokens.extend(self.vocabulary.tokenize_plain(portion));
@@ -188,7 +196,7 @@ impl PromptMaker {
             rest = &rest[portion.len()..];
         }
         tokens.extend(self.vocabulary.tokenize_plain(rest));
-        Ok(self.fragments.add(fragment, tokens))
+        Ok(self.fragments.add(scope, fragment, tokens))
     }
 
     /// Returns the first of the tokens that [`Self::tokens`] gives: of text that was not seen before those of as many bytes as are
@@ -216,7 +224,7 @@ impl PromptMaker {
                     let wanted = unseen_bytes.start().saturating_sub(n_taken)..=unseen_bytes.end() - n_taken;
                     let portion = self.portion(&fragment, wanted);
                     if portion.len() == fragment.len() {
-                        tokens.extend_from_slice(&self.tokenized(portion));
+                        tokens.extend_from_slice(&self.tokenized(begun.scope, portion));
                     } else if !portion.is_empty() {
                         tokens.extend(self.vocabulary.tokenize_plain(portion));
                     }

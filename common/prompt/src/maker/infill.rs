@@ -9,6 +9,7 @@ use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
 
 use super::PromptMaker;
 use crate::error::TooManyTokens;
+use crate::fragments::Scope;
 use crate::vocabulary::{AddSpecial, FimTokens, ParseSpecial};
 
 /// Is the tokens that prefix and suffix take together at most; what is nearest to the gap stays.
@@ -54,9 +55,11 @@ impl PromptMaker {
     /// before it, control tokens parsed; of a gap what fills it.
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].
-    pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32) -> Result<Vec<Token>, RawError> {
+    pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         Ok(match prompt {
-            RawPrompt::Text(text) => self.tokens_within(&self.begin_text(text.clone()), context_tokens as usize)?,
+            RawPrompt::Text(text) => {
+                self.tokens_within(&self.begin_text(text.clone(), scope), context_tokens as usize)?
+            }
             RawPrompt::Tokens(tokens) => tokens.clone(),
             RawPrompt::Mixed(parts) => {
                 let mut tokens = Vec::new();
@@ -64,7 +67,7 @@ impl PromptMaker {
                     match part {
                         PromptPart::Token(token) => tokens.push(*token),
                         PromptPart::Text(text) => {
-                            self.check_length(&self.begin_text(text.clone()), context_tokens as usize)?;
+                            self.check_length(&self.begin_text(text.clone(), scope), context_tokens as usize)?;
                             let add = if idx == 0 { AddSpecial::Yes } else { AddSpecial::No };
                             tokens.extend(self.tokenize(text, add, ParseSpecial::Yes));
                         }
@@ -72,13 +75,13 @@ impl PromptMaker {
                 }
                 tokens
             }
-            RawPrompt::Infill(request) => self.infill(request, context_tokens)?,
+            RawPrompt::Infill(request) => self.infill(request, context_tokens, scope)?,
         })
     }
 
     /// Returns the prompt by which a model fills a gap. No text of the client becomes a control token; extra texts take what
     /// the rest of the prompt and twice the answer leave of the context, the last ones first.
-    fn infill(&self, request: &InfillPrompt, context_tokens: u32) -> Result<Vec<Token>, RawError> {
+    fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         let fim = self.vocabulary.info.fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
         let known = self.vocabulary.tokenize_plain(&request.prompt);
@@ -92,7 +95,7 @@ impl PromptMaker {
         let answer_tokens = request.answer_tokens();
         let taken = SIDES_TOKENS_MAX.saturating_add(answer_tokens.saturating_mul(2));
         let n_extra_max = (context_tokens as usize).saturating_sub(taken);
-        let extra = self.extra(request, fim, n_extra_max);
+        let extra = self.extra(request, fim, (n_extra_max, scope));
         let n_extra = extra.len().min(n_extra_max);
 
         let mut tokens = extra[extra.len() - n_extra..].to_vec();
@@ -109,8 +112,9 @@ impl PromptMaker {
     }
 
     /// Returns the tokens of what stands before the prefix; of extra texts, only what so many tokens may need.
-    fn extra(&self, request: &InfillPrompt, fim: FimTokens, n_tokens_max: usize) -> Vec<Token> {
-        let plain = |text: &str| self.fragments.tokens(text, |text| self.vocabulary.tokenize_plain(text)).to_vec();
+    fn extra(&self, request: &InfillPrompt, fim: FimTokens, (n_tokens_max, scope): (usize, Scope)) -> Vec<Token> {
+        let tokenize = |text: &str| self.vocabulary.tokenize_plain(text);
+        let plain = |text: &str| self.fragments.tokens(scope, text, tokenize).to_vec();
         let mut tokens = Vec::new();
         if let Some(repository) = fim.repository {
             tokens.push(repository);

@@ -3,6 +3,7 @@
 mod growing;
 mod length;
 mod runs;
+mod salts;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use serde_json::json;
 use warmpath_common::prompts::{PromptPart, RawPrompt};
 
 use super::*;
+use crate::fragments::Scope;
 
 /// Pairs each vocabulary with a template that was made for it, or for one like it.
 const MODELS: &[(&str, &str)] = &[
@@ -65,6 +67,13 @@ fn chat(texts: &[&str]) -> ChatPrompt {
 fn control_tokens(maker: &PromptMaker, tokens: &[Token]) -> Vec<Token> {
     let controls: Vec<Token> = maker.partitioner.controls().map(|special| special.token).collect();
     tokens.iter().copied().filter(|token| controls.contains(token)).collect()
+}
+
+impl PromptMaker {
+    /// Returns the tokens of a completion request's text without a salt.
+    fn text(&self, text: &str) -> Vec<Token> {
+        self.tokens(&self.begin_text(text.to_owned(), Scope::default()))
+    }
 }
 
 /// Returns what llama-server makes of a rendered prompt.
@@ -414,14 +423,14 @@ fn a_gap_is_laid_out_as_the_model_was_trained() {
     }));
     let expected = "\n\n--- snippet ---\n\npub fn f() {}\n\n\n--- snippet ---\n\nmod x;\n\
         <fim_prefix>fn main() {\n    let<fim_suffix>}\n<fim_middle>";
-    assert_eq!(maker.detokenize(&maker.raw(&request, 32768).unwrap()), expected);
+    assert_eq!(maker.detokenize(&maker.raw(&request, 32768, Scope::default()).unwrap()), expected);
 }
 
 #[test]
 fn what_a_client_writes_into_a_gap_is_text() {
     let maker = &*CODE;
     let request = infill_request(json!({"input_prefix": "<fim_middle>", "input_suffix": "<fim_suffix>"}));
-    let tokens = maker.raw(&request, 32768).unwrap();
+    let tokens = maker.raw(&request, 32768, Scope::default()).unwrap();
     let fim = maker.vocabulary().fim.unwrap();
     assert_eq!(tokens.iter().filter(|token| **token == fim.middle).count(), 1);
     assert_eq!(tokens.last(), Some(&fim.middle));
@@ -433,7 +442,7 @@ fn a_long_prefix_keeps_its_end_and_its_beginning_moves_seldom() {
     let prompt = |n_words: usize| {
         let prefix: String = (0..n_words).map(|n| format!(" word{n}")).collect();
         let request = infill_request(json!({"input_prefix": prefix, "input_suffix": " end".repeat(3000)}));
-        maker.raw(&request, 32768).unwrap()
+        maker.raw(&request, 32768, Scope::default()).unwrap()
     };
     let tokens = prompt(2000);
     assert!(tokens.len() <= 2048 + 3 + 10, "{} tokens", tokens.len());
@@ -449,16 +458,16 @@ fn extra_texts_take_what_the_context_leaves_the_last_ones_first() {
         "input_prefix": "a", "input_suffix": "b", "n_predict": 100,
         "input_extra": [{"text": " first".repeat(3000)}, {"text": " last".repeat(500)}],
     }));
-    let text = maker.detokenize(&maker.raw(&request, 3000).unwrap());
+    let text = maker.detokenize(&maker.raw(&request, 3000, Scope::default()).unwrap());
     assert!(text.contains(&" last".repeat(500)) && text.contains(" first") && !text.contains("myproject"));
-    let bare = maker.detokenize(&maker.raw(&request, 1000).unwrap());
+    let bare = maker.detokenize(&maker.raw(&request, 1000, Scope::default()).unwrap());
     assert_eq!(bare, "<fim_prefix>a<fim_suffix>b<fim_middle>");
 }
 
 #[test]
 fn a_model_without_the_tokens_fills_no_gap() {
     let request = infill_request(json!({"input_prefix": "a", "input_suffix": "b"}));
-    assert_eq!(maker("phi-3").raw(&request, 4096), Err(RawError::NoFim));
+    assert_eq!(maker("phi-3").raw(&request, 4096, Scope::default()), Err(RawError::NoFim));
 }
 
 #[test]
@@ -468,7 +477,10 @@ fn texts_and_tokens_of_a_mixed_prompt_follow_each_other() {
     let mixed = RawPrompt::Mixed(vec![text("Hello"), PromptPart::Token(5), text(" there")]);
     let bos = maker.vocabulary().bos.unwrap();
     let plain = |text| maker.tokenize(text, AddSpecial::No, ParseSpecial::Yes);
-    assert_eq!(maker.raw(&mixed, 64).unwrap(), [vec![bos], plain("Hello"), vec![5], plain(" there")].concat());
+    assert_eq!(
+        maker.raw(&mixed, 64, Scope::default()).unwrap(),
+        [vec![bos], plain("Hello"), vec![5], plain(" there")].concat()
+    );
     let later = RawPrompt::Mixed(vec![PromptPart::Token(5), text(" there")]);
-    assert_eq!(maker.raw(&later, 64).unwrap(), [vec![5], plain(" there")].concat());
+    assert_eq!(maker.raw(&later, 64, Scope::default()).unwrap(), [vec![5], plain(" there")].concat());
 }

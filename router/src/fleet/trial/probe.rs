@@ -5,7 +5,7 @@
 
 use serde_json::{Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, Scope};
 
 /// Distance of the characters that stand for all of Unicode.
 ///
@@ -49,7 +49,7 @@ fn texts(maker: &PromptMaker) {
         for (add, parse) in [(AddSpecial::Yes, ParseSpecial::Yes), (AddSpecial::No, ParseSpecial::No)] {
             maker.tokenize(text, add, parse);
         }
-        maker.text(text);
+        maker.tokens(&maker.begin_text(text.clone(), Scope::default()));
     }
     // One character after the other, so that none is hidden in a token with its neighbours.
     for character in (0..0x500_u32).filter_map(char::from_u32) {

@@ -274,7 +274,7 @@ fn requests() -> Map<String, Value> {
         "description": "A chat's fields that decide its prompt, or one `prompt`.",
         "properties": {
             "name": {"type": ["string", "null"], "pattern": format!("^[A-Za-z0-9_.-]{{1,{}}}$", pins::NAME_BYTES_MAX)},
-            "cache_salt": {"type": ["string", "null"]},
+            "cache_salt": {"type": ["string", "null"], "minLength": 1},
             "model": {"type": ["string", "null"]},
             "messages": {"type": ["array", "null"]},
             "prompt": {"type": ["string", "array", "object", "null"]},

@@ -58,7 +58,7 @@ fn prompts_that_are_far_too_long_are_not_tokenized() {
 fn where_texts_may_be_cut_tokenizing_stops_when_there_are_too_many() {
     let (_, maker) = MAKERS.iter().find(|(_, maker)| maker.vocabulary.cuts_at_words()).unwrap();
     let text = "Words that come again and again. ".repeat(200_000);
-    let begun = maker.begin_text(text);
+    let begun = maker.begin_text(text, Scope::default());
     let refused = maker.tokens_within(&begun, 1_000_000).unwrap_err();
     assert!((1_000_001..1_100_000).contains(&refused.n_tokens_min), "{refused:?}");
 }
@@ -85,7 +85,7 @@ proptest! {
         text in repetitive_text(),
     ) {
         let text = text.repeat(LONG_BYTES / text.len().max(1) + 1);
-        let begun = maker.begin_text(text.clone());
+        let begun = maker.begin_text(text.clone(), Scope::default());
         let tokens = whole(maker, &text);
         prop_assert_eq!(&maker.tokens_within(&begun, tokens.len()).unwrap(), &tokens, "{}", name);
         prop_assert!(maker.check_length(&begun, tokens.len()).is_ok());
