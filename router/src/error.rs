@@ -165,7 +165,7 @@ fn failure_text(failure: Failure) -> &'static str {
         Failure::Full => "the worker's queue is full",
         Failure::Unready => "the worker does not serve at the moment",
         Failure::Refused => "the worker does not let this router in",
-        Failure::Broken => "the worker broke off its answer",
+        Failure::Broken => "the worker broke off its answer, or gave one that cannot be passed on",
         Failure::Error => "the worker answered with an error",
         Failure::Lost => "the worker was lost",
     }

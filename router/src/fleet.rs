@@ -18,7 +18,7 @@ pub mod trial;
 pub mod vocabulary;
 pub mod worker_keys;
 
-use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
-use warmpath_router_core::fleet::{FleetView, Link, Unavailable};
+use warmpath_router_core::fleet::{FleetView, Link};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::retry::{Failure, Terms};
 use warmpath_router_core::stock::{Declared, Sending};
@@ -191,20 +191,22 @@ impl Fleet {
         member.heard(self.started.elapsed());
     }
 
-    /// Returns why no client should be sent here, or `None` where the fleet can serve. It counts workers and names none: clients
-    /// see it, too.
-    pub fn unready(&self) -> Option<String> {
+    /// Returns why no client should be sent here, or `None` where the fleet can serve.
+    pub fn unready(&self) -> Option<Unready> {
         let view = self.view();
         let now = Instant::now();
         if view.workers.is_empty() {
-            return Some("no worker has been found".to_owned());
+            return Some(Unready::plain("no worker has been found"));
         }
-        let mut reasons: BTreeMap<Unavailable, usize> = BTreeMap::new();
-        for why in view.workers.iter().filter_map(|worker| worker.unavailable(now)) {
-            *reasons.entry(why).or_default() += 1;
-        }
-        if reasons.values().sum::<usize>() == view.workers.len() {
-            return Some(NoWorker { reasons, pause: None }.to_string());
+        let reasons: Vec<_> = view.workers.iter().filter_map(|worker| worker.unavailable(now)).collect();
+        if reasons.len() == view.workers.len() {
+            let listed = view.workers.iter().zip(&reasons);
+            let listed: Vec<_> = listed.map(|(worker, why)| format!("{} is {}", worker.name, why.label())).collect();
+            let told = |reasons: &dyn Display| format!("no worker can take requests: {reasons}");
+            return Some(Unready {
+                for_clients: told(&NoWorker::counting(reasons).listed()),
+                for_operators: told(&listed.join(", ")),
+            });
         }
         if self.was_ready.load(Ordering::Relaxed) {
             return None;
@@ -215,15 +217,31 @@ impl Fleet {
     }
 
     /// Returns what a router that has just begun still waits for.
-    fn beginning(&self, view: &FleetView) -> Option<String> {
+    fn beginning(&self, view: &FleetView) -> Option<Unready> {
         let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
         if is_looking || view.workers.iter().any(|worker| worker.link == Link::Connecting) {
-            return Some("some workers have not been tried yet".to_owned());
+            return Some(Unready::plain("some workers have not been tried yet"));
         }
         let vocabularies = self.vocabularies.load();
         let wanted = vocabulary::wanted(self, view);
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
-        wanted.iter().any(is_pending).then(|| "a vocabulary is being fetched".to_owned())
+        wanted.iter().any(is_pending).then(|| Unready::plain("a vocabulary is being fetched"))
+    }
+}
+
+/// Reason for which no client should be sent here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unready {
+    /// Text for everybody, which says of no worker where it is.
+    pub for_clients: String,
+    /// Text for operators.
+    pub for_operators: String,
+}
+
+impl Unready {
+    /// Returns a reason that everybody may know.
+    pub fn plain(reason: &str) -> Self {
+        Self { for_clients: reason.to_owned(), for_operators: reason.to_owned() }
     }
 }
 

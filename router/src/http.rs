@@ -30,6 +30,7 @@ use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
 use warmpath_shell::dialect_errors::as_anthropic;
 
+use self::health::Audience;
 use self::state::App;
 use crate::config::Cors;
 use crate::error::RequestError;
@@ -68,7 +69,7 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
         .route("/reranking", post(completions::rerank))
         .layer(from_fn_with_state(app.clone(), access::check))
         .route("/openapi.json", get(openapi::clients))
-        .merge(health_routes())
+        .merge(health::routes(Audience::Clients))
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
         .layer(from_fn_with_state(app.clone(), hosts::clients))
@@ -93,18 +94,11 @@ pub fn admin_routes(app: App) -> Router {
         .route("/internal/v1/history", get(recent::history))
         .route("/internal/v1/route", post(route::route))
         .route("/openapi.json", get(openapi::operators))
-        .merge(health_routes())
+        .merge(health::routes(Audience::Operators))
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
         .layer(from_fn_with_state(app.clone(), hosts::operators))
         .with_state(app)
-}
-
-fn health_routes() -> Router<App> {
-    Router::new()
-        .route("/health", get(health::health))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
 }
 
 async fn unknown_path(uri: Uri) -> RequestError {
@@ -126,6 +120,7 @@ pub struct Context {
 
 /// Names a request, lets it be answered, and completes and counts the response.
 async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    // A name that cannot be read is replaced: it names a request in logs and loads and keeps nothing apart.
     let given =
         request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
     let context = Context { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };

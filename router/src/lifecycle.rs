@@ -383,7 +383,8 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
     let member = app.fleet.member(choice.decision.worker);
-    headers::describe(&mut headers, &choice, &member.url);
+    let name = member.shown_name();
+    headers::describe(&mut headers, &choice, &name);
     if let Some(cached_tokens) = cached_tokens {
         headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
     }
@@ -407,8 +408,7 @@ fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> R
                 event_stream::keep_flowing(&mut headers);
             }
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
-            let name = headers::text(&headers, warmpath_common::headers::WORKER).unwrap_or_default().to_owned();
-            let relay = Relay::new(app, arrival, (choice.booking, choice.span), name);
+            let relay = Relay::new(app, arrival, (choice.booking, choice.span), name.to_string());
             Body::from_stream(relay.stream((first, rest), pace))
         }
     };

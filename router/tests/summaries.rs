@@ -219,9 +219,16 @@ async fn without_workers_the_router_says_so() {
     eventually("it is tried", || async { router.state_of(0).await == "down" }).await;
     let (status, body) = router.get("/readyz").await;
     assert_eq!(status, 503);
-    assert_eq!(body["reason"], "no worker can take the request: 1 down", "addresses are not the clients' to know");
-    let (status, health) = router.get("/health").await;
-    assert_eq!((status, &health["error"]["message"]), (503, &body["reason"]));
+    assert_eq!(body["reason"], "no worker can take requests: 1 down");
+    let (status, body) = router.get("/health").await;
+    assert_eq!((status, &body["error"]["message"]), (503, &json!("no worker can take requests: 1 down")));
+    let expected = format!("no worker can take requests: {} is down", worker.url());
+    for (path, field) in [("/readyz", "/reason"), ("/health", "/error/message")] {
+        let url = format!("http://{}{path}", router.server.admin_address);
+        let response = router.client.get(url).send().await.expect("the admin listener answers");
+        let told: serde_json::Value = response.json().await.expect("JSON");
+        assert_eq!(told.pointer(field), Some(&json!(expected)), "operators are told where: {told}");
+    }
     assert_eq!(router.get("/livez").await.0, 200);
     let response = router.chat("hello").await;
     assert_eq!(header(&response, "retry-after"), "2");
@@ -241,7 +248,7 @@ async fn while_workers_load_clients_hear_how_many_and_operators_which() {
         .await;
     let message = error_of(router.chat("hello").await, 503).await["message"].clone();
     assert_eq!(message, "no worker is ready: 2 known, 0 connected; a worker connects once its model is loaded");
-    assert_eq!(router.get("/readyz").await.1["reason"], "no worker can take the request: 2 down");
+    assert_eq!(router.get("/readyz").await.1["reason"], "no worker can take requests: 2 down");
     for worker in router.fleet().await["workers"].as_array().expect("a list") {
         assert_eq!(worker["trouble"], "the worker answers 503: it is not ready, as while it loads its model");
     }

@@ -281,8 +281,8 @@ impl Rig {
 
     /// Returns the worker that a response header names.
     pub fn worker_idx(&self, name: &str) -> Option<usize> {
-        let named = |worker: &Server| worker.base_url() == name.trim_end_matches('/');
-        self.fleet.workers.iter().position(named).or_else(|| name.strip_prefix("worker-")?.parse().ok())
+        let idx = name.strip_prefix("worker-")?.parse().ok()?;
+        (idx < self.fleet.workers.len()).then_some(idx)
     }
 }
 

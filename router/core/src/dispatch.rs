@@ -141,6 +141,19 @@ impl NoWorker {
         Self { reasons: BTreeMap::new(), pause: None }
     }
 
+    /// Returns the refusal of a fleet whose workers are unavailable for these reasons.
+    pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
+        let mut counted = BTreeMap::new();
+        reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
+        Self { reasons: counted, pause: None }
+    }
+
+    /// Returns the reasons as a text, such as `2 down, 1 draining`.
+    pub fn listed(&self) -> String {
+        let reasons: Vec<_> = self.reasons.iter().map(|(why, n)| format!("{n} {}", why.label())).collect();
+        reasons.join(", ")
+    }
+
     /// Returns whether only the load stands against it: a worker serves and has no room.
     pub fn is_overload(&self) -> bool {
         [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
@@ -162,8 +175,7 @@ impl fmt::Display for NoWorker {
         if self.reasons.is_empty() {
             return f.write_str("no worker serves the model");
         }
-        let reasons: Vec<_> = self.reasons.iter().map(|(why, n)| format!("{n} {}", why.label())).collect();
-        write!(f, "no worker can take the request: {}", reasons.join(", "))
+        write!(f, "no worker can take the request: {}", self.listed())
     }
 }
 

@@ -5,11 +5,12 @@
 //! has left. Its follower is ended before its place is told to be empty, so nothing of it comes behind that.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
@@ -24,10 +25,17 @@ use super::{Fleet, Report, stock, subscriber};
 use crate::config::{FleetConfig, MEMBERSHIP_PAUSE, WorkerAddress, WorkerApi};
 use crate::discovery::Discovered;
 
+/// Longest name that a worker may give itself. Units: bytes.
+///
+/// Source: own choice: twice the longest name of a Kubernetes pod's label.
+const SHOWN_NAME_BYTES_MAX: usize = 128;
+
 /// Is one worker, as far as requests need it besides the view.
 pub struct Member {
     /// Is its URL, up to the paths of its API.
     pub url: Url,
+    /// Name by which clients know it; it tells nobody where the worker is.
+    shown_name: ArcSwap<String>,
     /// Connects to it.
     pub client: WorkerClient,
     /// Is the stock server that it is; absent for a Warmpath worker.
@@ -37,24 +45,35 @@ pub struct Member {
     losses: Losses,
     /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
-    /// Name that the worker gives itself; absent until it has answered.
-    own_name: ArcSwapOption<String>,
 }
 
 impl Member {
-    fn new(address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
+    fn new(worker: WorkerIdx, address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
+        let kind = if address.api == WorkerApi::OpenAi { "stock" } else { "worker" };
         Arc::new(Self {
             url: address.url.clone(),
+            shown_name: ArcSwap::from_pointee(format!("{kind}-{}", worker.0)),
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
             blocks: BlockView::default(),
             losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
-            own_name: ArcSwapOption::empty(),
         })
     }
 
-    /// Returns the worker's name for people.
+    /// Returns the name by which clients know the worker: the one that it gives itself, or that of its kind and place.
+    pub fn shown_name(&self) -> Arc<String> {
+        self.shown_name.load_full()
+    }
+
+    /// Takes the name that the worker gives itself, unless it could be an address.
+    pub(super) fn named(&self, name: &str) {
+        if is_shown_name(name) && **self.shown_name.load() != name {
+            self.shown_name.store(Arc::new(name.to_owned()));
+        }
+    }
+
+    /// Returns the worker's URL, its name for operators.
     pub fn name(&self) -> String {
         self.url.as_str().trim_end_matches('/').to_owned()
     }
@@ -69,18 +88,6 @@ impl Member {
         self.losses.tell();
     }
 
-    /// Records the name that the worker gives itself.
-    pub(super) fn is_called(&self, name: &str) {
-        if self.own_name.load().as_deref().is_none_or(|known| known != name) {
-            self.own_name.store(Some(Arc::new(name.to_owned())));
-        }
-    }
-
-    /// Returns the name that the worker gives itself, as its answers carry it; `None` for a stock server, and until it has answered.
-    pub fn own_name(&self) -> Option<Arc<String>> {
-        self.own_name.load_full()
-    }
-
     /// Records that it was heard so long after the fleet's start.
     pub(super) fn heard(&self, after_start: Duration) {
         let elapsed_ms = u64::try_from(after_start.as_millis()).unwrap_or(u64::MAX);
@@ -92,6 +99,12 @@ impl Member {
         let heard_ms = self.heard_ms.load(Ordering::Relaxed);
         (heard_ms > 0).then(|| Duration::from_millis(heard_ms))
     }
+}
+
+/// Returns whether clients may see a name that a worker gives itself: it is short, plain, and no address.
+fn is_shown_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=SHOWN_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && name.parse::<IpAddr>().is_err()
 }
 
 /// Lets workers join and leave for as long as the router runs.
@@ -157,7 +170,7 @@ impl Keeper {
     }
 
     async fn join(&mut self, worker: WorkerIdx, address: &WorkerAddress) -> Result<(), Closed> {
-        let member = Member::new(address, self.fleet.clients.of(address));
+        let member = Member::new(worker, address, self.fleet.clients.of(address));
         self.fleet.seat(worker, &member);
         self.outbox.tell(Report::Joined { worker }).await?;
         let (fleet, outbox) = (Arc::clone(&self.fleet), self.outbox.clone());
@@ -181,5 +194,29 @@ impl Keeper {
         }
         self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
         self.outbox.tell(Report::Left { worker }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_be_an_address_is_not_shown() {
+        for name in ["worker-1", "0000000000000001", "pod-0.workers", "a", &"a".repeat(SHOWN_NAME_BYTES_MAX)] {
+            assert!(is_shown_name(name), "{name}");
+        }
+        for name in [
+            "",
+            "10.0.0.5",
+            "::1",
+            "host:8081",
+            "http://a",
+            "a b",
+            "z\u{fc}rich",
+            &"a".repeat(SHOWN_NAME_BYTES_MAX + 1),
+        ] {
+            assert!(!is_shown_name(name), "{name}");
+        }
     }
 }

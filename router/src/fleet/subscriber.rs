@@ -223,9 +223,9 @@ impl Subscriber {
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
             return Err(StreamError::ContentType);
         }
-        if let Some(name) = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok()) {
-            self.member.is_called(name);
-        }
+        // A name that is no text, or could be an address, is not taken: the worker keeps the one that it was given here.
+        let name = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok());
+        name.into_iter().for_each(|name| self.member.named(name));
         let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
         let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
         let mut frames = FramedRead::new(bytes, codec);

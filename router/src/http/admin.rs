@@ -40,7 +40,7 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
     let index = app.fleet.index();
     Json(json!({
         "ready": app.unready().is_none(),
-        "unready_reason": app.unready(),
+        "unready_reason": app.unready().map(|unready| unready.for_operators),
         "version": env!("CARGO_PKG_VERSION"),
         "started_s": app.started_s,
         "in_flight": app.metrics.in_flight.get(),
@@ -65,7 +65,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     let blocks = &member.blocks;
     json!({
         "url": worker.name,
-        "name": member.own_name().as_deref(),
+        "name": *member.shown_name(),
         "uid": worker.uid,
         "mode": mode(worker),
         "state": state(app, worker),
@@ -123,9 +123,7 @@ fn copy_fleet(app: &App) {
     for worker in &view.workers {
         let label = &[worker.name.as_str()];
         let member = fleet.member(worker.idx);
-        if let Some(name) = member.own_name() {
-            metrics.worker_info.with_label_values(&[&worker.name, &*name]).set(1);
-        }
+        metrics.worker_info.with_label_values(&[worker.name.as_str(), member.shown_name().as_str()]).set(1);
         if let Some(age) = fleet.age(&member) {
             metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
         }

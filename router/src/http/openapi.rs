@@ -28,12 +28,11 @@ mod tests {
 
     /// Returns the paths that a function's routes name, those of health among them, as a document spells them.
     fn routes(function: &str) -> Vec<String> {
-        let source = include_str!("../http.rs");
-        let body = |name: &str| {
+        let body = |source: &str, name: &str| {
             let (_, rest) = source.split_once(&format!("fn {name}(")).expect("the function is there");
             rest.split_once("\n}\n").expect("it ends").0.to_owned()
         };
-        let both = body(function) + &body("health_routes");
+        let both = body(include_str!("../http.rs"), function) + &body(include_str!("health.rs"), "routes");
         let literals = both.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
         let mut paths: Vec<String> = literals.map(|path| path.replace("{*", "{")).collect();
         paths.sort();

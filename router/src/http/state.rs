@@ -15,7 +15,7 @@ use warmpath_shell::trace::Tracer;
 
 use crate::config::RequestConfig;
 use crate::error::RequestError;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Unready};
 use crate::keys::{Key, KeyPlace, Keys};
 use crate::lifecycle::turn::Turns;
 use crate::metrics::Metrics;
@@ -156,9 +156,9 @@ impl App {
     }
 
     /// Returns why no client should be sent here, or `None` where the router serves.
-    pub fn unready(&self) -> Option<String> {
+    pub fn unready(&self) -> Option<Unready> {
         if self.draining.load(Ordering::Relaxed) {
-            return Some("the router is shutting down".to_owned());
+            return Some(Unready::plain("the router is shutting down"));
         }
         self.fleet.unready()
     }

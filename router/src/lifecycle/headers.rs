@@ -1,13 +1,12 @@
 //! Headers on their way: which of the client's reach the worker, which of the worker's reach the client, and ours.
 //!
 //! Not here: what they mean (`warmpath_common::headers`). The idea: a client's headers are thinned out first, then ours are set, so
-//! that nothing a client names can remove one of ours or stand in for it.
+//! that nothing a client names can remove one of ours or stand in for it. Of a worker's headers only those of a list go on.
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use url::Url;
 use warmpath_common::headers;
 use warmpath_shell::bearer;
 use warmpath_shell::trace::TRACEPARENT;
@@ -35,6 +34,26 @@ const SAID_ANEW: &[&str] = &[
     "content-length",
     headers::REQUEST_ID,
 ];
+
+/// Headers of a worker's answer that reach clients, besides those that begin with one of [`PASSED_PREFIXES`].
+///
+/// Source: what clients of these APIs read of an answer; `docs/security.md` lists them for operators.
+const PASSED: &[&str] = &[
+    "content-type",
+    "content-encoding",
+    "content-language",
+    "cache-control",
+    "retry-after",
+    "retry-after-ms",
+    "x-accel-buffering",
+    headers::SLOT,
+    headers::PROMPT_TOKENS,
+    headers::CACHED_TOKENS,
+    "x-warmpath-left-out-tools",
+];
+
+/// Beginnings of headers that say how much more a client may ask of a server.
+const PASSED_PREFIXES: &[&str] = &["x-ratelimit-", "anthropic-ratelimit-"];
 
 /// Returns a header's text, if it has one.
 ///
@@ -102,21 +121,16 @@ fn of_client(headers: &HeaderMap) -> HeaderMap {
     end_to_end(headers, |name| !name.starts_with(headers::PREFIX) && !SAID_ANEW.contains(&name))
 }
 
-/// Returns a worker's headers as a client gets them: which web pages may read them is not the worker's to say.
+/// Returns what of a worker's headers reaches a client.
 pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
-    // The length is counted anew where a body is sent on.
-    let mut kept = end_to_end(headers, |name| name != "content-length");
-    let of_pages = |name: &&HeaderName| name.as_str().starts_with("access-control-");
-    let of_pages: Vec<HeaderName> = kept.keys().filter(of_pages).cloned().collect();
-    of_pages.iter().for_each(|name| drop(kept.remove(name)));
-    kept
+    let is_passed =
+        |name: &str| PASSED.contains(&name) || PASSED_PREFIXES.iter().any(|beginning| name.starts_with(beginning));
+    end_to_end(headers, is_passed)
 }
 
 /// Adds what the router has to say about its choice.
-pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &Url) {
-    if !headers.contains_key(headers::WORKER) {
-        set(headers, headers::WORKER, worker.as_str().trim_end_matches('/'));
-    }
+pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &str) {
+    set(headers, headers::WORKER, worker);
     set(headers, headers::ROUTE, &choice.decision.reason.to_string());
     if let Some(predicted) = choice.predicted_cached_tokens {
         set(headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
@@ -202,5 +216,27 @@ mod tests {
             assert_eq!(retry_after(&headers, noon), expected_s.map(Duration::from_secs), "{value}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), noon), None);
+    }
+
+    #[test]
+    fn of_a_worker_s_headers_those_of_the_list_reach_clients() {
+        let headers = map(&[
+            ("content-type", b"application/json"),
+            ("retry-after", b"7"),
+            ("x-warmpath-cached-tokens", b"1"),
+            ("x-warmpath-worker", b"http://10.0.0.5:1"),
+            ("x-warmpath-else", b"1"),
+            ("x-ratelimit-remaining-requests", b"1"),
+            ("cache-control", b"no-cache"),
+            ("connection", b"cache-control"),
+            ("set-cookie", b"a=b"),
+            ("location", b"http://10.0.0.5:1/"),
+            ("server", b"llama.cpp"),
+            ("access-control-allow-origin", b"*"),
+            ("www-authenticate", b"Basic"),
+            ("date", b"now"),
+        ]);
+        let expected = ["content-type", "retry-after", "x-ratelimit-remaining-requests", "x-warmpath-cached-tokens"];
+        assert_eq!(names(&to_client(&headers)), expected);
     }
 }

@@ -110,6 +110,9 @@ impl Upstream<'_> {
         let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
         let (parts, body) = response.into_parts();
         let head = Head { status: parts.status, headers: parts.headers };
+        if !may_pass(head.status) {
+            return Err(Failure::Broken.into());
+        }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
             return Ok(self.begin_stream((head, pieces), arrival, deadline).await?);
@@ -162,6 +165,14 @@ impl Upstream<'_> {
         let first = self.comments.skip(&mut events).await?;
         Ok(Answer::Stream { head, first, rest: Rest::Events(Box::new(events)) })
     }
+}
+
+/// Returns whether a worker's answer of this status may reach a client: it is final, whole, and about the request itself.
+///
+/// Source: RFC 9110, sections 15.2 (interim), 15.3.7 (a range nobody asked for), 15.4 (elsewhere), 15.5.8 and 15.5.22 (between a
+/// client and its proxy), RFC 6585, section 6 (a network's own login); above 599 there are none.
+fn may_pass(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 200..=299 | 400..=599) && !matches!(status.as_u16(), 206 | 407 | 426 | 511)
 }
 
 fn failure(error: &CallError) -> Failure {
