@@ -49,7 +49,7 @@ const PASSED: &[&str] = &[
     headers::SLOT,
     headers::PROMPT_TOKENS,
     headers::CACHED_TOKENS,
-    "x-warmpath-left-out-tools",
+    headers::LEFT_OUT_TOOLS,
 ];
 
 /// Beginnings of headers that say how much more a client may ask of a server.

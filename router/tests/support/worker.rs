@@ -1,6 +1,8 @@
 //! A fake worker: speaks the summary protocol and answers requests as its script says, in a runtime of its own, so that it
 //! can be killed with all its connections.
 
+mod answers;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,9 +13,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, IntoResponseParts, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::broadcast;
@@ -29,6 +31,7 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::opening::{self, Opening};
 use super::{VOCABULARY, serve_apart, under};
+use answers::{Left, late_break, refusal, trickle, vocabulary};
 
 /// Says how the worker answers chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -431,15 +434,6 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
     (headers, Body::from_stream(head.chain(updates))).into_response()
 }
 
-async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
-    let script = shared.script.lock().expect("no test panics here");
-    if script.has_vocabulary {
-        script.vocabulary.clone().into_response()
-    } else {
-        StatusCode::INTERNAL_SERVER_ERROR.into_response()
-    }
-}
-
 async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
     shared.seen.lock().expect("no test panics here").push(seen);
@@ -459,7 +453,6 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
     let kind = if wants_stream { "text/event-stream" } else { "application/json" };
     let headers = [("content-type", kind.to_owned()), ("x-warmpath-worker", uid.to_string())];
     let chunks = |n: usize| pieces.clone().into_iter().take(n).map(|piece| Ok(Bytes::from_static(piece.as_bytes())));
-    let broken = || Err(std::io::Error::other("scripted"));
     match behaviour {
         Behaviour::Answer => {
             let body = Body::from_stream(futures::stream::iter(chunks(3).collect::<Vec<Result<_, std::io::Error>>>()));
@@ -469,21 +462,12 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
         Behaviour::BreakAtOnce => panic!("scripted: the connection breaks"),
         Behaviour::BreakMidway => {
             let n = if wants_stream { 2 } else { 1 };
-            // Time for the pieces to leave before the connection breaks.
-            let last = futures::stream::once(async move {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                broken()
-            });
-            (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(last)))
+            (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(late_break())))
                 .into_response()
         }
         Behaviour::BreakBehindComment => {
             let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
-            let last = futures::stream::once(async move {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                broken()
-            });
-            (headers, Body::from_stream(comment.chain(last))).into_response()
+            (headers, Body::from_stream(comment.chain(late_break()))).into_response()
         }
         Behaviour::CommentFirst => {
             let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
@@ -507,32 +491,5 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
             (headers, Body::from_stream(futures::stream::iter(chunks(1).collect::<Vec<_>>()).chain(never)))
                 .into_response()
         }
-    }
-}
-
-fn refusal(status: u16, retry_after: Option<String>, headers: impl IntoResponseParts) -> Response {
-    let body = json!({"error": {"message": "scripted", "type": "scripted", "param": null, "code": null}});
-    let status = StatusCode::from_u16(status).expect("a status");
-    let mut response = (status, headers, body.to_string()).into_response();
-    if let Some(after) = retry_after {
-        response.headers_mut().insert("retry-after", after.parse().expect("a header"));
-    }
-    response
-}
-
-/// Returns events without end.
-fn trickle() -> impl Stream<Item = Result<Bytes, std::io::Error>> {
-    futures::stream::unfold((), |()| async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        Some((Ok(Bytes::from_static(b"data: {\"n\": 1}\n\n")), ()))
-    })
-}
-
-/// Counts a client that leaves.
-struct Left(Arc<Shared>);
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        self.0.n_left.fetch_add(1, Ordering::SeqCst);
     }
 }
