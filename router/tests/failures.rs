@@ -98,8 +98,9 @@ async fn a_stock_server_that_answers_with_errors_loses_its_conversations_to_othe
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     let flags: Vec<_> = servers.iter().map(FakeStock::flag).collect();
     let router = TestRouter::ready_for(&flags, &[]).await;
-    let home = header(&router.chat(&long_text("bread")).await, "x-warmpath-worker");
-    let home = servers.iter().find(|server| server.url() == home).expect("one has answered");
+    assert_eq!(router.chat(&long_text("bread")).await.status(), 200);
+    let has_answered = |server: &&FakeStock| server.asked().iter().any(|(path, _)| path == "/v1/chat/completions");
+    let home = servers.iter().find(has_answered).expect("one has answered");
     home.with(|script| script.refusal = Some((502, None)));
     for _ in 0..12 {
         assert_eq!(router.chat(&long_text("bread")).await.status(), 200);
