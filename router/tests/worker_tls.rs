@@ -44,8 +44,8 @@ async fn a_router_and_its_worker_speak_by_tls_with_certificates_of_both_sides_an
     is_well(&good).await;
     assert_eq!(good.chat(&long_text("chestnuts")).await.status(), 200);
     eventually("summaries flow", || async { good.fleet().await["workers"][0]["blocks"] != 0 }).await;
-    let page = good.fleet().await;
-    assert_eq!(page["vocabularies"][0]["state"], "ready", "{page}");
+    let is_had = || async { good.fleet().await["vocabularies"][0]["state"] == "ready" };
+    eventually("the vocabulary has been tried and loaded", is_had).await;
 
     let tokenless = router(worker.url("https"), &shown).await;
     is_in_trouble(&tokenless, "refused", "--fleet-token-file").await;
