@@ -120,7 +120,8 @@ class Errors(unittest.TestCase):
         image = [{"role": "user", "content": [{"type": "image", "source": source}]}]
         self.check(anthropic.BadRequestError, "invalid_request_error", "image", messages=image)
         search = [{"type": "web_search_20250305", "name": "web_search"}]
-        self.check(anthropic.BadRequestError, "invalid_request_error", "web_search", tools=search)
+        choice = {"type": "tool", "name": "web_search"}
+        self.check(anthropic.BadRequestError, "invalid_request_error", "web_search", tools=search, tool_choice=choice)
 
     def test_too_many_requests_are_refused_and_named(self):
         def try_to(_):

@@ -102,7 +102,12 @@ class Errors(unittest.TestCase):
         unsupported = "unsupported_parameter"
         self.check("previous_response_id", unsupported, previous_response_id="resp_1")
         self.check("background", unsupported, background=True)
-        self.check("tools[0].type", unsupported, tools=[{"type": "web_search"}])
+        self.check("tools[0].type", unsupported, tools=[{"type": "teleport"}])
+        search = {"type": "web_search"}
+        self.check("tool_choice.type", unsupported, tools=[search], tool_choice=search)
+
+    def test_a_tool_that_nobody_runs_is_left_out(self):
+        self.assertEqual(ask(tools=[{"type": "web_search"}]).output_text, ask().output_text)
 
     def test_nothing_is_stored(self):
         with self.assertRaises(openai.NotFoundError):
