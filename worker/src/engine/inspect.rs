@@ -122,7 +122,7 @@ pub struct CacheView {
     pub resident_tokens_max: u64,
     /// Lists the named pins, the oldest first.
     pub pins: Vec<NamedPin>,
-    /// What the tenants hold that hold most, the largest first, at most [`TENANTS_SHOWN_MAX`].
+    /// What the tenants hold that hold most, the largest first, at most `TENANTS_SHOWN_MAX`.
     pub tenants: Vec<TenantView>,
     /// Lists a page of the stored entries.
     pub entries: Vec<EntryView>,
