@@ -113,10 +113,15 @@ fn is_allowed(authority: &str, names: &[String], addresses: Addresses) -> bool {
     let is_own = match (host.parse::<IpAddr>(), addresses) {
         (Ok(_), Addresses::Every) => true,
         (Ok(address), Addresses::Loopback) => address.to_canonical().is_loopback(),
-        // No browser asks DNS for these: RFC 6761.
-        (Err(_), _) => host == "localhost" || host.ends_with(".localhost"),
+        // No browser asks DNS for `localhost` (RFC 6761). A name without a dot, as a proxy's upstream or a service of
+        // Compose has, is nobody's on the internet (ICANN's ban of dotless domains, 2013).
+        (Err(_), _) => is_single_label(&host) || host.ends_with(".localhost"),
     };
     is_own || names.contains(&host)
+}
+
+fn is_single_label(host: &str) -> bool {
+    !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
 
 fn names(given: &[String]) -> Result<Vec<String>, HostError> {
@@ -175,6 +180,8 @@ mod tests {
                 "router.example",
                 "ROUTER.example:443",
                 "10.0.0.5:8080",
+                "warmpath_upstream",
+                "router-1:8080",
             ] {
                 assert!(takes(&hosts, host), "{host} on {listen}");
             }
@@ -183,7 +190,6 @@ mod tests {
                 "evil.example:8080",
                 "localhost.evil.example",
                 "127.0.0.1.evil.example",
-                "notlocalhost",
                 "127.0.0.1@evil.example",
                 "evil.example@127.0.0.1",
                 "10.0.0.6",
@@ -209,8 +215,10 @@ mod tests {
 
     #[test]
     fn operators_come_by_any_address_and_by_given_names() {
-        let hosts = AllowedHosts::of_operators(&listed(&["router"])).expect("good names");
-        assert!(takes(&hosts, "10.1.2.3:9090") && takes(&hosts, "[fd00::1]:9090") && takes(&hosts, "router:9090"));
+        let hosts = AllowedHosts::of_operators(&listed(&["router.example"])).expect("good names");
+        assert!(
+            takes(&hosts, "10.1.2.3:9090") && takes(&hosts, "[fd00::1]:9090") && takes(&hosts, "router.example:9090")
+        );
         assert!(takes(&hosts, "localhost:9090") && !takes(&hosts, "evil.example:9090"));
     }
 
