@@ -296,12 +296,8 @@ impl RequestError {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::OverQuota(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
-            Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
-            Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
-            Self::Body(BodyError::UnknownCoding) => Some("unsupported_content_encoding"),
-            Self::Body(BodyError::Undecodable { .. }) => Some("invalid_content_encoding"),
-            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
-            Self::Body(BodyError::NoRoom) => Some("bodies_full"),
+            Self::Host(refusal) => refusal.code(),
+            Self::Body(error) => error.code(),
             Self::Respelled { source, .. } => source.code(),
             Self::Unreadable(ReadError::Json { .. }) | Self::Dialect(DialectError::Read(ReadError::Json { .. })) => {
                 Some("invalid_json")

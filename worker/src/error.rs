@@ -318,12 +318,8 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::Host(HostRefusal::Unknown { .. }) => Some("host_not_allowed"),
-            Self::Body(BodyError::TooLong { .. }) => Some("request_too_large"),
-            Self::Body(BodyError::UnknownCoding) => Some("unsupported_content_encoding"),
-            Self::Body(BodyError::Undecodable { .. }) => Some("invalid_content_encoding"),
-            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Some("request_timeout"),
-            Self::Body(BodyError::NoRoom) => Some("bodies_full"),
+            Self::Host(refusal) => refusal.code(),
+            Self::Body(error) => error.code(),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Respelled { source, .. } => source.code(),
             Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),

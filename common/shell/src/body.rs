@@ -95,6 +95,20 @@ pub enum BodyError {
     },
 }
 
+impl BodyError {
+    /// Returns the error's name for programs, where it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::TooLong { .. } => Some("request_too_large"),
+            Self::Late { .. } | Self::Silent { .. } => Some("request_timeout"),
+            Self::NoRoom => Some("bodies_full"),
+            Self::Unread => None,
+            Self::UnknownCoding => Some("unsupported_content_encoding"),
+            Self::Undecodable { .. } => Some("invalid_content_encoding"),
+        }
+    }
+}
+
 /// Limits on bodies.
 #[derive(Debug, Clone)]
 pub struct BodyLimits {

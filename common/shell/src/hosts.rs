@@ -58,6 +58,16 @@ pub enum HostRefusal {
     },
 }
 
+impl HostRefusal {
+    /// Returns the error's name for programs, where it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::NotOne => None,
+            Self::Unknown { .. } => Some("host_not_allowed"),
+        }
+    }
+}
+
 impl AllowedHosts {
     /// Returns what clients may call a server that listens at `listen`: anything where that is not loopback and nothing
     /// is given.
