@@ -200,8 +200,7 @@ fn may_repeat(app: &App, failure: Failure, trail: &Trail) -> bool {
 #[derive(Default)]
 struct Trail {
     n_attempts: u32,
-    /// The workers that failed it; one that was only full has a pause instead, and may get it later.
-    tried: Vec<WorkerIdx>,
+    /// The workers that failed it, and how; one that was only full has a pause instead, and may get it later.
     failures: Vec<(WorkerIdx, Failure)>,
     last: Option<(Failure, Option<Refusal>)>,
     begin: Begin,
@@ -225,7 +224,6 @@ impl Trail {
             (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
         }
         if failure != Failure::Full {
-            self.tried.push(worker);
             self.failures.push((worker, failure));
         }
         self.last = Some((failure, refusal));

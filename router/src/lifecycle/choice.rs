@@ -95,7 +95,8 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
     }
     let start = Instant::now();
     let view = app.fleet.view();
-    let ask = Ask { tried: &trail.tried, now: start, ..ask(&arrival.id, prepared, &matches) };
+    let tried: Vec<_> = trail.failures.iter().map(|(worker, _)| *worker).collect();
+    let ask = Ask { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
     let (mut decision, ticket) = {
         // One lock for both: of a prompt that is booked between them no more than its beginning would be counted on.
         let mut books = app.fleet.books();
