@@ -2,9 +2,11 @@
 //!
 //! Not here: the codings themselves (`warmpath_shell::body::coding`), bodies that are wrong in themselves (`requests`).
 
+#[path = "../../common/shell/src/body/coding/tests/encoded.rs"]
+mod encoded;
 mod support;
 
-use async_compression::tokio::bufread::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder};
+use encoded::encoded;
 use serde_json::{Value, json};
 use support::keys::{KeyFile, key};
 use support::stock::FakeStock;
@@ -13,18 +15,6 @@ use support::{TestRouter, chat_body, error_of, header};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CODINGS: [&str; 4] = ["gzip", "deflate", "br", "zstd"];
-
-async fn encoded(coding: &str, text: &[u8]) -> Vec<u8> {
-    let mut encoded = Vec::new();
-    let read = match coding {
-        "gzip" => GzipEncoder::new(text).read_to_end(&mut encoded).await,
-        "deflate" => ZlibEncoder::new(text).read_to_end(&mut encoded).await,
-        "br" => BrotliEncoder::new(text).read_to_end(&mut encoded).await,
-        _ => ZstdEncoder::new(text).read_to_end(&mut encoded).await,
-    };
-    read.expect("memory can be read");
-    encoded
-}
 
 fn post(router: &TestRouter, path: &str, coding: &str, body: Vec<u8>) -> reqwest::RequestBuilder {
     router.client.post(router.url(path)).header("content-encoding", coding).body(body)

@@ -2,26 +2,16 @@
 //!
 //! Not here: the codings themselves (`warmpath_shell::body::coding`), the router's side (`router/tests`).
 
-use async_compression::tokio::bufread::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder};
+#[path = "../../../common/shell/src/body/coding/tests/encoded.rs"]
+mod encoded;
+
+use encoded::encoded;
 use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
 
 use crate::harness::{TestWorker, user};
 
 const CHAT: &str = "/v1/chat/completions";
-
-async fn encoded(coding: &str, text: &[u8]) -> Vec<u8> {
-    let mut encoded = Vec::new();
-    let read = match coding {
-        "gzip" => GzipEncoder::new(text).read_to_end(&mut encoded).await,
-        "deflate" => ZlibEncoder::new(text).read_to_end(&mut encoded).await,
-        "br" => BrotliEncoder::new(text).read_to_end(&mut encoded).await,
-        _ => ZstdEncoder::new(text).read_to_end(&mut encoded).await,
-    };
-    read.expect("memory can be read");
-    encoded
-}
 
 #[tokio::test]
 async fn a_body_in_any_coding_is_decoded_within_the_limit() {
