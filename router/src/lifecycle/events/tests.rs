@@ -41,9 +41,10 @@ async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), Failure>) {
     }
 }
 
-/// Returns the data of an event, given its lines.
+/// Returns the data of an event, given its lines; white space around it says nothing.
 fn data_of(event: &str) -> String {
-    event.lines().filter_map(|line| line.strip_prefix("data: ")).collect::<Vec<_>>().join("\n")
+    let lines: Vec<_> = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    lines.join("\n").trim().to_owned()
 }
 
 fn json_of(event: &str) -> Option<serde_json::Value> {
