@@ -69,7 +69,7 @@ test-llama-server: build fixtures ## Run llama-server's own tests against the wo
 venv: setup ## Make the Python environment of the tests
 	@$(STAGE) venv scripts/python-venv.sh
 
-deploy-tools: venv ## Build what checks deploy/: helm and its like, from Go modules (minutes, once)
+deploy-tools: venv ## Build what checks helm/ and deploy/: helm and its like, from Go modules (minutes, once)
 	@$(STAGE) deploy-tools scripts/deploy-tools.sh
 
 chromium: setup ## Install a Chromium without windows, for the test of the fleet page (Debian and Ubuntu only)
@@ -108,7 +108,7 @@ doc: setup ## Build the API documentation
 
 pages: build deploy-tools ## Write what repeats what programs say: command lines, metrics, OpenAPI, the chart's values, dashboards
 	UPDATE_PAGES=1 $(CARGO) test --quiet --release --workspace --test pages
-	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root deploy/helm/warmpath
+	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py
 
 picture: build venv chromium ## Write docs/images/fleet.png, the fleet page of three workers after five minutes of load

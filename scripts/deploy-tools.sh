@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds from their Go modules what checks deploy/: helm, helm-docs and kubeconform in target/tools/bin, and the schemas of
+# Builds from their Go modules what checks helm/ and deploy/: helm, helm-docs and kubeconform in target/tools/bin, and the schemas of
 # Kubernetes' and its extensions' kinds in target/tools/schemas; promtool comes from Debian. Does nothing where all is up to date.
 # Without Go it says so; the tests that need what is missing are skipped then. Called by `make test` and by them.
 set -eu

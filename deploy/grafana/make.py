@@ -11,9 +11,9 @@ import router
 import worker
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
 # The chart's folder is packed and copied by itself, so nothing in it may lead out of it.
-CHART = HERE.parent / "helm/warmpath/files"
+CHART = HERE.parents[1] / "helm/warmpath/files"
 RULES = HERE.parent / "prometheus/rules.yaml"
 
 

@@ -16,7 +16,7 @@ import unittest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/warmpath"
+CHART = ROOT / "helm/warmpath"
 SCHEMAS = ROOT / "target/tools/schemas"
 FROM_PVC = {"model": {"pvc": {"claimName": "models", "path": "a/b.gguf"}}}
 FROM_URL = {"model": {"url": {"url": "https://models.example/m.gguf"}}}

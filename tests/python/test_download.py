@@ -14,7 +14,7 @@ import tempfile
 import threading
 import unittest
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "deploy/helm/warmpath/files/download-model.sh"
+SCRIPT = pathlib.Path(__file__).parents[2] / "helm/warmpath/files/download-model.sh"
 MODEL = random.Random(1).randbytes(300_000)
 SHA256 = hashlib.sha256(MODEL).hexdigest()
 

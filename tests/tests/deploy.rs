@@ -1,4 +1,4 @@
-//! What lies under `deploy`: the Helm chart, the download of models, alerts and dashboards.
+//! What lies under `helm` and `deploy`: the Helm chart, the download of models, alerts and dashboards.
 //!
 //! Not here: what is checked (`tests/python`). Each test starts one program in Python, after the tools that it needs have been built;
 //! where they cannot be had, it says so and is skipped.
