@@ -360,6 +360,8 @@ pub struct RequestConfig {
     pub queue_max: usize,
     /// Is how long after its arrival a request may wait there.
     pub queue_timeout: Duration,
+    /// Time after its arrival in which a request is held while its model is being loaded.
+    pub wait: Duration,
     /// Is how long a worker may take to begin its answer.
     pub response_timeout: Duration,
     /// Time in which a worker must go on with an answer that has begun, and its client take something of it.
@@ -423,6 +425,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
             queue_max: flags.queue_max,
             queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
+            wait: seconds("--wait", flags.wait)?,
             response_timeout: seconds("--response-timeout", flags.response_timeout)?,
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
         },

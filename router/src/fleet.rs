@@ -59,7 +59,7 @@ pub struct Fleet {
     books: Mutex<Dispatch>,
     n_shed: AtomicU64,
     started: Instant,
-    /// Whether every worker that was found first has been looked at.
+    /// Whether every worker that was found first has been looked at; sent again when another worker is there or serves another model.
     looked: watch::Sender<bool>,
     /// How long after the start requests wait for that.
     first_look_max: Duration,
@@ -118,6 +118,11 @@ impl Fleet {
         let left = self.first_look_max.saturating_sub(self.started.elapsed());
         // Whether it is done or too late, the request goes on; the sender lives as long as the fleet.
         let _ = tokio::time::timeout(left, looked.wait_for(|looked| *looked)).await;
+    }
+
+    /// Returns what hears of workers that come, go or serve another model from now on.
+    pub fn changes(&self) -> Changes {
+        Changes(self.looked.subscribe())
     }
 
     /// Returns the fleet as it is at this moment.
@@ -226,6 +231,26 @@ impl Fleet {
         let wanted = vocabulary::wanted(self, view);
         let is_pending = |key| !matches!(vocabularies.get(key), Some(state) if !state.is_pending());
         wanted.iter().any(is_pending).then(|| Unready::plain("a vocabulary is being fetched"))
+    }
+}
+
+/// Hears of workers that come, go or serve another model.
+pub struct Changes(watch::Receiver<bool>);
+
+impl Changes {
+    /// Returns whether there was a change that has not been heard; from then on it has.
+    pub fn hear(&mut self) -> bool {
+        let is_new = self.0.has_changed().unwrap_or(false);
+        self.0.mark_unchanged();
+        is_new
+    }
+
+    /// Waits for the next change.
+    pub async fn come(&mut self) {
+        // Nothing changes any more in a fleet that has ended.
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod diagnosis;
 mod early;
 mod events;
 mod headers;
+mod hold;
 mod relay;
 pub mod turn;
 mod upstream;
@@ -44,6 +45,7 @@ use crate::salt::Salt;
 use choice::{Choice, Choosing, ask, choose, find_matches, unread};
 use diagnosis::Diagnosis;
 use early::Comments;
+use hold::Hold;
 use relay::Relay;
 use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
@@ -61,6 +63,8 @@ pub struct Arrival {
     pub span: Span,
     /// Is when its head arrived.
     pub at: Instant,
+    /// When its time in the queue begins: its arrival, or the moment when its model was there.
+    pub queued_from: Instant,
     /// Is the method.
     pub method: Method,
     /// Is the path.
@@ -84,18 +88,36 @@ pub struct Arrival {
 /// Returns the answer to a request: a worker's, or the error that stands for it.
 ///
 /// Errors: any [`RequestError`] that shows before the first byte of an answer.
-pub async fn answer(app: &App, arrival: Arrival) -> Result<Response, RequestError> {
-    let draft = Draft { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
-    let start = Instant::now();
-    let mut prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await?;
-    arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
+pub async fn answer(app: &App, mut arrival: Arrival) -> Result<Response, RequestError> {
+    let mut hold = Hold::new(app);
+    let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared).await?;
     let (app, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
-    let attempts = |comments| async move { attempt_until_answered(&app, arrival, prepared, &comments).await };
+    let attempts = |comments| async move { attempt_until_answered(&app, arrival, (prepared, hold), &comments).await };
     let mut response = early::answer(client, attempts).await?;
     diagnosis.add_to(&mut response);
     Ok(response)
+}
+
+/// Returns what routing needs to know of a request, once its model is there.
+///
+/// Errors: those of `Preparing::prepare`; `ShuttingDown`.
+async fn prepare(app: &App, arrival: &mut Arrival, hold: &mut Hold) -> Result<Prepared, RequestError> {
+    loop {
+        let draft = Draft { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
+        let start = Instant::now();
+        let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
+        arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
+        match prepared {
+            Err(RequestError::Lookup(error)) => {
+                if !hold.until_changed(app, arrival, error.name()).await? {
+                    return Err(error.into());
+                }
+            }
+            prepared => return prepared,
+        }
+    }
 }
 
 fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
@@ -115,8 +137,8 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
 
 async fn attempt_until_answered(
     app: &App,
-    arrival: Arrival,
-    mut prepared: Prepared,
+    mut arrival: Arrival,
+    (mut prepared, mut hold): (Prepared, Hold),
     comments: &Comments,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
@@ -130,7 +152,12 @@ async fn attempt_until_answered(
                 continue;
             }
             Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
-                return trail.give_up().unwrap_or(Err(error));
+                let start = Instant::now();
+                if !hold.until_changed(app, &mut arrival, prepared.model_name.as_deref()).await? {
+                    return trail.give_up().unwrap_or(Err(error));
+                }
+                trail.waited += start.elapsed();
+                continue;
             }
             Err(error) => return Err(error),
         };
@@ -248,7 +275,7 @@ async fn take_turn(
         model: &prepared.model.fingerprint,
         entrant: Entrant {
             tenant: app.turns.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
-            deadline: arrival.at + app.requests.queue_timeout,
+            deadline: arrival.queued_from + app.requests.queue_timeout,
         },
         begin: trail.begin,
         place: trail.place,

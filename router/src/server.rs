@@ -141,6 +141,10 @@ impl Server {
         let admin = Door { tls: None, head_timeout, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
         tracing::info!("listening on {scheme}://{address}");
+        if !app.requests.wait.is_zero() {
+            let seconds = app.requests.wait.as_secs_f64();
+            tracing::info!(seconds, "requests are held while workers load their model");
+        }
         tracing::info!("admin: listening on http://{admin_address}");
         let drain_timeout = config.drain_timeout;
         Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })

@@ -180,13 +180,15 @@ impl WorkerView {
         self.model_named(name).is_some()
     }
 
+    /// Returns whether the worker is loading the model `name`; no name means any model.
+    fn is_loading(&self, name: Option<&str>) -> bool {
+        name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| awaited == name))
+    }
+
     /// Returns whether the worker will serve `name`, or does and is kept out of the fleet; no name means anything.
     fn is_awaited_for(&self, name: Option<&str>) -> bool {
         let is_kept_out = |name| self.excluded.is_some() && self.models().any(|model| model.answers_to(name));
-        match name {
-            Some(name) => self.awaited.iter().any(|awaited| awaited == name) || is_kept_out(name),
-            None => !self.awaited.is_empty(),
-        }
+        self.is_loading(name) || name.is_some_and(is_kept_out)
     }
 
     /// Returns whether the worker has joined of late and has not named any model.
@@ -218,6 +220,8 @@ pub enum LookupError {
         n_known: usize,
         /// Those of them whose summaries are followed.
         n_connected: usize,
+        /// Name that was asked for, if one was.
+        name: Option<String>,
     },
     /// A worker will serve the name and does not yet, or is kept out of the fleet.
     #[error("{} not ready yet: a worker is loading it", awaited(.name.as_deref()))]
@@ -257,6 +261,20 @@ pub enum LookupError {
         /// Lists the names of models that do it.
         able: Vec<String>,
     },
+}
+
+impl LookupError {
+    /// Returns the name that was asked for, if one was.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::NoWorkers { name, .. }
+            | Self::Loading { name }
+            | Self::Unheard { name, .. }
+            | Self::Incapable { name, .. } => name.as_deref(),
+            Self::Unknown { name, .. } => Some(name),
+            Self::Ambiguous { .. } => None,
+        }
+    }
 }
 
 fn some(names: &[String]) -> String {
@@ -338,11 +356,24 @@ impl FleetView {
             (Some(name), None) if has_models || (is_awaiting && n_unheard == 0) => {
                 LookupError::Unknown { name, known: self.names() }
             }
-            (_, None) => {
+            (name, None) => {
                 let n_connected = self.workers.iter().filter(|worker| worker.link == Link::Live).count();
-                LookupError::NoWorkers { n_known: self.workers.len(), n_connected }
+                LookupError::NoWorkers { n_known: self.workers.len(), n_connected, name }
             }
         }
+    }
+
+    /// Returns whether a request for `wanted` is worth holding: no worker that is ready serves it, and one is loading the model
+    /// or has joined of late and not said what it serves.
+    pub fn is_awaited(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> bool {
+        let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(wanted);
+        let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
+        let may_come = |worker: &WorkerView| match worker.link {
+            Link::Refused { .. } => false,
+            _ => worker.is_loading(name) || worker.is_unheard(now),
+        };
+        let mut workers = self.workers.iter().map(Arc::as_ref).filter(|worker| !worker.is_leaving);
+        workers.clone().any(may_come) && !workers.any(is_ready)
     }
 
     fn models(&self) -> impl Iterator<Item = &Arc<ModelInfo>> + Clone {

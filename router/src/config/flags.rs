@@ -106,6 +106,10 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub queue_timeout: f64,
 
+    /// Seconds after its arrival that a request is held while no worker is ready for its model and one is loading it; then, or at once without it, it is refused with 503.
+    #[arg(long, env = "WARMPATH_WAIT", value_name = "SECONDS", default_value_t = 0.0)]
+    pub wait: f64,
+
     /// Seconds until a worker must have taken a connection.
     #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]
     pub connect_timeout: f64,

@@ -226,7 +226,8 @@ impl Tracker {
     }
 
     fn publish(&mut self) {
-        if std::mem::take(&mut self.models_changed) {
+        let models_changed = std::mem::take(&mut self.models_changed);
+        if models_changed {
             self.settle();
             self.fleet.models_changed.notify_one();
         }
@@ -235,8 +236,23 @@ impl Tracker {
         // Now that nobody is sent there any more.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == Link::Connecting;
-        if self.has_surveyed && !*self.fleet.looked.borrow() && !self.workers.values().any(is_connecting) {
-            self.fleet.looked.send_replace(true);
+        let had_looked = *self.fleet.looked.borrow();
+        let has_looked = had_looked || self.has_surveyed && !self.workers.values().any(is_connecting);
+        if has_looked && !had_looked {
+            self.tell_who_is_awaited();
+        }
+        if models_changed || has_looked != had_looked {
+            self.fleet.looked.send_replace(has_looked);
+        }
+    }
+
+    /// Says after the first look which workers cannot take requests yet.
+    fn tell_who_is_awaited(&self) {
+        let now = Instant::now();
+        for view in self.workers.values().map(|tracked| &tracked.view) {
+            if let Some(why) = view.unavailable(now) {
+                tracing::info!(worker = %view.name, state = why.label(), names = ?view.awaited, "worker is awaited");
+            }
         }
     }
 

@@ -118,7 +118,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     let sender = sender(&parts, key.as_deref());
     let body = app.bodies.read(&mut parts.headers, body, sender).await?;
     let place = app.place(key.as_deref())?;
-    app.fleet.first_look().await;
+    app.first_look().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());
@@ -126,6 +126,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
         span,
         id: context.id,
         at: context.arrived,
+        queued_from: context.arrived,
         method: parts.method,
         path: parts.uri.path().to_owned(),
         query: parts.uri.query().map(str::to_owned),

@@ -13,16 +13,16 @@ use super::state::App;
 use crate::error::RequestError;
 
 /// Answers with every name that the fleet serves.
-pub async fn list(State(app): State<App>) -> Json<Value> {
-    app.fleet.first_look().await;
+pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+    app.first_look().await?;
     let view = app.fleet.view();
     let models: Vec<Value> = view.names().iter().filter_map(|name| describe(&app, &view, name).ok()).collect();
-    Json(json!({"object": "list", "data": models}))
+    Ok(Json(json!({"object": "list", "data": models})))
 }
 
 /// Answers with the model of one name.
 pub async fn show(State(app): State<App>, Name(name): Name) -> Result<Json<Value>, RequestError> {
-    app.fleet.first_look().await;
+    app.first_look().await?;
     describe(&app, &app.fleet.view(), &name).map(Json)
 }
 

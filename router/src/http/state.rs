@@ -1,6 +1,5 @@
 //! What every handler may reach, and the places of the requests that are being answered.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -46,7 +45,8 @@ pub struct App {
     /// Guards the recent conversations; held for one comparison, never across `.await`.
     conversations: Arc<Mutex<Conversations>>,
     places: Arc<Semaphore>,
-    draining: Arc<AtomicBool>,
+    /// The order to shut down.
+    pub draining: CancellationToken,
     /// The end of the time in which running answers may finish.
     pub cut_off: CancellationToken,
     /// Is the keys that clients must present; absent where everybody may ask.
@@ -113,7 +113,7 @@ impl App {
             retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
             conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
-            draining: Arc::default(),
+            draining: CancellationToken::new(),
             cut_off: CancellationToken::new(),
             keys,
             requests: Arc::new(requests),
@@ -135,6 +135,20 @@ impl App {
         Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
     }
 
+    /// Waits until every worker that was found first has been looked at, for a while after the start at most.
+    ///
+    /// Errors: `ShuttingDown` where the router is told to end before.
+    pub async fn first_look(&self) -> Result<(), RequestError> {
+        self.unless_draining(self.fleet.first_look()).await
+    }
+
+    /// Waits for what has no answer to a request begun yet.
+    ///
+    /// Errors: `ShuttingDown` where the router is told to end before.
+    pub async fn unless_draining<T>(&self, waiting: impl Future<Output = T>) -> Result<T, RequestError> {
+        self.draining.run_until_cancelled(waiting).await.ok_or(RequestError::ShuttingDown)
+    }
+
     /// Adds to the budget of repetitions what a new request brings.
     pub fn deposit_retry(&self) {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner).deposit();
@@ -152,12 +166,12 @@ impl App {
 
     /// Says that the router is shutting down.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.cancel();
     }
 
     /// Returns why no client should be sent here, or `None` where the router serves.
     pub fn unready(&self) -> Option<Unready> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.draining.is_cancelled() {
             return Some(Unready::plain("the router is shutting down"));
         }
         self.fleet.unready()

@@ -89,11 +89,46 @@ fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() 
 }
 
 #[test]
+fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does() {
+    let now = Instant::now();
+    let silent = |link| WorkerView { model: None, link, joined_at: now, ..worker(1) };
+    let loading = || WorkerView { awaited: vec!["b".into()], ..silent(Link::Loading { since: now }) };
+    let down = |idx| WorkerView { link: Link::Down { since: now }, ..named(idx, "b", 1) };
+    let check = |workers: Vec<WorkerView>, name, expected: bool| {
+        let fleet = fleet(workers);
+        let found = fleet.is_awaited(name, Some(Capability::Completion), now);
+        assert_eq!(found, expected, "{name:?} {fleet:?}");
+    };
+    check(vec![], None, false);
+    check(vec![loading()], Some("b"), true);
+    check(vec![loading()], None, true);
+    check(vec![loading()], Some("c"), false);
+    check(vec![named(0, "a", 1), loading()], Some("b"), true);
+    check(vec![named(0, "a", 1), loading()], None, false);
+    check(vec![named(0, "b", 1), loading()], Some("b"), false);
+    // One that comes back with the same model has it all the while.
+    check(vec![WorkerView { model: named(1, "b", 1).model, ..loading() }], Some("b"), true);
+    check(vec![down(0)], Some("b"), false);
+    check(vec![down(0), loading()], Some("b"), true);
+    for link in [Link::Connecting, Link::Down { since: now }] {
+        check(vec![silent(link)], Some("b"), true);
+        check(vec![silent(link)], None, true);
+        check(vec![named(0, "a", 1), silent(link)], Some("b"), true);
+        let since_long = WorkerView { joined_at: now - UNHEARD_GRACE - Duration::from_millis(1), ..silent(link) };
+        check(vec![since_long], Some("b"), false);
+    }
+    check(vec![silent(Link::Refused { since: now })], Some("b"), false);
+    check(vec![WorkerView { is_leaving: true, ..loading() }], Some("b"), false);
+    let embedder = ModelInfo { capabilities: vec![Capability::Embedding], ..model() };
+    check(vec![WorkerView { model: Some(Arc::new(embedder)), ..worker(0) }, loading()], None, true);
+}
+
+#[test]
 fn no_name_means_the_only_model() {
     assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None, Instant::now()), Ok(Arc::new(model())));
     let silent = WorkerView { model: None, link: Link::Connecting, ..worker(0) };
     let refused = fleet(vec![silent]).lookup(None, None, Instant::now());
-    assert_eq!(refused, Err(LookupError::NoWorkers { n_known: 1, n_connected: 0 }));
+    assert_eq!(refused, Err(LookupError::NoWorkers { n_known: 1, n_connected: 0, name: None }));
 }
 
 #[test]
