@@ -15,7 +15,7 @@ use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilitie
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
-use super::logprobs::{self, Logprobs, Told};
+use super::logprobs::{self, Logprobs, Pieces, TextEnd, Told};
 use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
@@ -122,9 +122,10 @@ impl Head {
         }
     }
 
-    fn logprobs(&self, told: Told<'_>, n_chars: &mut usize) -> Logprobs {
-        let pieces = |token| self.serving.prompts.piece(token);
-        logprobs::describe(self.shape, told, &pieces, n_chars)
+    fn logprobs(&self, told: Told<'_>, end: &mut TextEnd) -> Logprobs {
+        let prompts = &self.serving.prompts;
+        let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
+        logprobs::describe(self.shape, told, pieces, end)
     }
 }
 
@@ -159,7 +160,8 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
             Shape::Completion => Content::Text(&whole.message.content),
         };
         let told = Told { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
-        let logprobs = answer.form().generation.probabilities.is_some().then(|| head.logprobs(told, &mut 0));
+        let logprobs =
+            answer.form().generation.probabilities.is_some().then(|| head.logprobs(told, &mut TextEnd::default()));
         Choice { index, content, logprobs, finish_reason: whole.finish_reason }
     });
     let mut object = head.object(head.shape.object(), choices.collect());
@@ -173,8 +175,8 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
 fn stream(head: Head, messages: Messages) -> Response {
     let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
     let silence_max = messages.answer().form().silence_max;
-    let n_chars = vec![0; messages.answer().n_choices()];
-    let events = Events { usage, n_chars, head, messages, is_begun: false };
+    let ends = vec![TextEnd::default(); messages.answer().n_choices()];
+    let events = Events { usage, ends, head, messages, is_begun: false };
     let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
         let mut bytes = Vec::new();
@@ -190,8 +192,8 @@ struct Events {
     messages: Messages,
     /// Says whether the client asked for a last chunk with the token counts.
     usage: bool,
-    /// Is how long each choice's text is as far as its tokens' probabilities were sent. Units: characters.
-    n_chars: Vec<usize>,
+    /// The end of each choice's text as far as its tokens' probabilities were sent.
+    ends: Vec<TextEnd>,
     /// Says whether an event is written: until then the request can still be answered elsewhere.
     is_begun: bool,
 }
@@ -229,7 +231,7 @@ impl Events {
                     };
                     let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
                     let told = Told { prompt: None, answer: &probabilities };
-                    let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.n_chars[choice]));
+                    let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
                     self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
                     return true;
                 }
@@ -258,7 +260,7 @@ impl Events {
 
     fn write_prompt(&mut self, out: &mut Vec<u8>, index: usize, probabilities: &PromptProbabilities) {
         let told = Told { prompt: Some(probabilities), answer: &[] };
-        let logprobs = Some(self.head.logprobs(told, &mut self.n_chars[index]));
+        let logprobs = Some(self.head.logprobs(told, &mut self.ends[index]));
         let text = self.messages.answer().form().prompt_texts.get(index).map_or("", String::as_str);
         self.write_choice(out, Choice { logprobs, ..self.choice(index, Content::Text(text)) });
     }

@@ -14,8 +14,14 @@ use crate::engine::ProbabilitySource;
 /// Is what stands for the logarithm of 0, which JSON cannot say. Source: OpenAI's own answers.
 const LOGPROB_MIN: f32 = -9999.0;
 
-/// Returns the bytes of a token.
-pub type Pieces<'a> = &'a dyn Fn(Token) -> Vec<u8>;
+/// The bytes of tokens.
+#[derive(Clone, Copy)]
+pub struct Pieces<'a> {
+    /// Returns the bytes of a token, a control token spelled out.
+    pub spelled: &'a dyn Fn(Token) -> Vec<u8>,
+    /// Returns the bytes that a token adds to an answer's text: none for a control token.
+    pub said: &'a dyn Fn(Token) -> Vec<u8>,
+}
 
 /// Is the log probabilities of a choice or of a part of it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
@@ -35,7 +41,7 @@ pub enum Logprobs {
 /// Is the log probabilities of a completion: the same tokens in each list.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, JsonSchema)]
 pub struct ByToken {
-    /// Lists the tokens' texts.
+    /// Texts of the tokens; `bytes:` and the bytes where they are no text.
     tokens: Vec<String>,
     /// Lists their log probabilities; null for a prompt's first token.
     token_logprobs: Vec<Option<f32>>,
@@ -71,7 +77,8 @@ struct ChatLikely {
     bytes: Vec<u8>,
 }
 
-/// Maps tokens' texts to log probabilities, the likeliest first; of tokens with one text the likeliest counts.
+/// Log probabilities by the tokens' texts, the likeliest first; of tokens with one text the chosen one counts, else the
+/// likeliest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ByText(Vec<(String, f32)>);
 
@@ -85,10 +92,41 @@ impl Serialize for ByText {
     }
 }
 
-/// Returns the log probabilities of tokens in the shape of their endpoint.
-///
-/// Units: `n_chars` is where their text starts in the choice's, and is moved to where it ends.
-pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, n_chars: &mut usize) -> Logprobs {
+/// The end of a choice's text as far as its tokens are listed.
+#[derive(Debug, Clone, Default)]
+pub struct TextEnd {
+    n_chars: usize,
+    /// Bytes of a character that is not complete; it is counted in `n_chars`.
+    incomplete: Vec<u8>,
+}
+
+impl TextEnd {
+    /// Moves the end behind a token's bytes; returns where the token starts. Units: characters.
+    ///
+    /// A character that several tokens spell starts with the first of them. An invalid sequence is one character, U+FFFD.
+    fn extend(&mut self, bytes: &[u8]) -> usize {
+        let start = self.n_chars;
+        for byte in bytes {
+            self.incomplete.push(*byte);
+            if self.incomplete.len() > 1 && error_len(&self.incomplete).is_some_and(|len| len.is_some()) {
+                self.incomplete.drain(..self.incomplete.len() - 1);
+            }
+            self.n_chars += usize::from(self.incomplete.len() == 1);
+            if error_len(&self.incomplete) != Some(None) {
+                self.incomplete.clear();
+            }
+        }
+        start
+    }
+
+    /// Ends a text: what follows completes no character of it.
+    fn close(&mut self) {
+        self.incomplete.clear();
+    }
+}
+
+/// Returns the log probabilities of tokens in the shape of their endpoint, and moves `end` behind their text.
+pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     if shape == Shape::Chat {
         let content = told.answer.iter().map(|token| ChatToken {
             chosen: likely(token.chosen, pieces),
@@ -97,18 +135,21 @@ pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, n_chars: &mut 
         return Logprobs::Chat { content: content.collect(), refusal: () };
     }
     let mut list = ByToken::default();
-    let of_prompt = told.prompt.iter().flat_map(|prompt| {
-        std::iter::once((prompt.first, None)).chain(prompt.rest.iter().map(|token| (token.chosen.token, Some(token))))
-    });
-    let of_answer = told.answer.iter().map(|token| (token.chosen.token, Some(token)));
-    for (token, known) in of_prompt.chain(of_answer) {
-        let bytes = pieces(token);
-        list.text_offset.push(*n_chars);
-        // A character that several tokens spell starts with the first of them.
-        *n_chars += bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count();
-        list.tokens.push(String::from_utf8_lossy(&bytes).into_owned());
+    let mut push = |token: Token, known: Option<&TokenProbabilities>, start: usize| {
+        list.text_offset.push(start);
+        list.tokens.push(text(token, pieces));
         list.token_logprobs.push(known.map(|known| logprob(known.chosen)));
         list.top_logprobs.push(known.map(|known| by_text(known, pieces)));
+    };
+    if let Some(prompt) = told.prompt {
+        push(prompt.first, None, end.extend(&(pieces.spelled)(prompt.first)));
+        for known in &prompt.rest {
+            push(known.chosen.token, Some(known), end.extend(&(pieces.spelled)(known.chosen.token)));
+        }
+        end.close();
+    }
+    for known in told.answer {
+        push(known.chosen.token, Some(known), end.extend(&(pieces.said)(known.chosen.token)));
     }
     Logprobs::Completion(list)
 }
@@ -137,10 +178,12 @@ pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: 
 }
 
 fn by_text(token: &TokenProbabilities, pieces: Pieces<'_>) -> ByText {
+    let of_chosen = text(token.chosen.token, pieces);
     let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
     for one in token.top.iter().chain([&token.chosen]) {
         let text = text(one.token, pieces);
-        if entries.iter().all(|(known, _)| *known != text) {
+        let is_hidden = one.token != token.chosen.token && text == of_chosen;
+        if !is_hidden && entries.iter().all(|(known, _)| *known != text) {
             entries.push((text, logprob(*one)));
         }
     }
@@ -148,13 +191,29 @@ fn by_text(token: &TokenProbabilities, pieces: Pieces<'_>) -> ByText {
 }
 
 fn likely(likely: Likely, pieces: Pieces<'_>) -> ChatLikely {
-    let bytes = pieces(likely.token);
+    let bytes = (pieces.spelled)(likely.token);
     let token = String::from_utf8_lossy(&bytes).into_owned();
     ChatLikely { id: likely.token, token, logprob: logprob(likely), bytes }
 }
 
+/// Returns a token's text, or its bytes as `bytes:\xe8` where they are not text by themselves.
+///
+/// Source: OpenAI's completions, where printable ASCII beside such bytes stands for itself. A backslash does not, so that every
+/// spelling has one meaning.
 fn text(token: Token, pieces: Pieces<'_>) -> String {
-    String::from_utf8_lossy(&pieces(token)).into_owned()
+    let spell = |byte: u8| match byte {
+        b' '..=b'~' if byte != b'\\' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    String::from_utf8((pieces.spelled)(token)).unwrap_or_else(|error| {
+        let spelled: String = error.as_bytes().iter().copied().map(spell).collect();
+        format!("bytes:{spelled}")
+    })
+}
+
+/// Returns nothing where `bytes` are text, else how many of them are invalid; that is nothing where more could complete them.
+fn error_len(bytes: &[u8]) -> Option<Option<usize>> {
+    std::str::from_utf8(bytes).err().map(|error| error.error_len())
 }
 
 fn logprob(likely: Likely) -> f32 {
@@ -182,9 +241,15 @@ mod tests {
         Told { prompt: None, answer }
     }
 
+    fn completion(told: Told<'_>, piece: &dyn Fn(Token) -> Vec<u8>, end: &mut TextEnd) -> Value {
+        let pieces = Pieces { spelled: piece, said: piece };
+        serde_json::to_value(describe(Shape::Completion, told, pieces, end)).unwrap()
+    }
+
     #[test]
     fn a_chat_lists_each_token_with_its_bytes() {
-        let got = describe(Shape::Chat, answer(&tokens()), &piece, &mut 0);
+        let pieces = Pieces { spelled: &piece, said: &piece };
+        let got = describe(Shape::Chat, answer(&tokens()), pieces, &mut TextEnd::default());
         let a = |logprob| json!({"id": 0, "token": "a", "logprob": logprob, "bytes": [97]});
         let e = json!({"id": 1, "token": "é", "logprob": -0.5, "bytes": [195, 169]});
         let mut first = e.clone();
@@ -196,16 +261,41 @@ mod tests {
 
     #[test]
     fn a_completion_lists_tokens_by_text_with_the_chosen_one_among_them_and_goes_on_counting_characters() {
-        let mut n_chars = 4;
-        let got = serde_json::to_value(describe(Shape::Completion, answer(&tokens()), &piece, &mut n_chars)).unwrap();
-        assert_eq!(n_chars, 6);
+        let mut end = TextEnd { n_chars: 4, incomplete: Vec::new() };
+        let got = completion(answer(&tokens()), &piece, &mut end);
+        assert_eq!(end.n_chars, 6);
         let expected = json!({
-            "tokens": ["é", "\u{fffd}"],
+            "tokens": ["é", r"bytes:\xc3"],
             "token_logprobs": [-0.5, -9999.0],
-            "top_logprobs": [{"é": -0.5, "a": -1.0}, {"a": -0.25, "\u{fffd}": -9999.0}],
+            "top_logprobs": [{"é": -0.5, "a": -1.0}, {"a": -0.25, r"bytes:\xc3": -9999.0}],
             "text_offset": [4, 5],
         });
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_have_a_spelling_each() {
+        let bytes: [&[u8]; 5] = [b"\xe8", b"\xaa\x9e", b" \xf0\x9f", b"\\xe8\xe8\n~", b"\\xe8"];
+        let piece = |token: Token| bytes[token as usize].to_vec();
+        let top: Vec<Likely> = (0..).zip(bytes).map(|(token, _)| Likely { token, logprob: -1.0 }).collect();
+        let told = [TokenProbabilities { chosen: top[1], top }];
+        let got = completion(answer(&told), &piece, &mut TextEnd::default());
+        let expected = [r"bytes:\xe8", r"bytes:\xaa\x9e", r"bytes: \xf0\x9f", r"bytes:\x5cxe8\xe8\x0a~", r"\xe8"];
+        let got_top = got["top_logprobs"][0].as_object().unwrap();
+        assert_eq!(got_top.len(), 5);
+        assert!(expected.iter().all(|text| got_top.contains_key(*text)), "{got_top:?}");
+        assert_eq!(got["tokens"], json!([expected[1]]));
+    }
+
+    #[test]
+    fn the_chosen_token_counts_where_another_has_its_text() {
+        let likely = |token, logprob| Likely { token, logprob };
+        for top in [vec![likely(0, -0.5), likely(3, -1.5)], vec![likely(0, -0.5)], Vec::new()] {
+            let told = [TokenProbabilities { chosen: likely(3, -1.5), top }];
+            let got = completion(answer(&told), &piece, &mut TextEnd::default());
+            assert_eq!(got["top_logprobs"], json!([{"a": -1.5}]));
+            assert_eq!(got["token_logprobs"], json!([-1.5]));
+        }
     }
 
     #[test]
@@ -214,9 +304,40 @@ mod tests {
         let prompt = PromptProbabilities { first: 0, rest: vec![rest(2), rest(4)] };
         let told = Told { prompt: Some(&prompt), answer: &tokens()[..1] };
         let bytes = |token| if token == 4 { b"\xa9".to_vec() } else { piece(token) };
-        let got = serde_json::to_value(describe(Shape::Completion, told, &bytes, &mut 0)).unwrap();
+        let got = completion(told, &bytes, &mut TextEnd::default());
         assert_eq!(got["token_logprobs"], json!([null, -1.0, -1.0, -0.5]));
         assert_eq!(got["top_logprobs"][0], Value::Null);
         assert_eq!(got["text_offset"], json!([0, 1, 2, 2]));
+    }
+
+    #[test]
+    fn control_tokens_of_an_answer_are_named_and_take_no_place_in_its_text() {
+        let spelled = |token| if token == 9 { b"<|end|>".to_vec() } else { piece(token) };
+        let said = |token| if token == 9 { Vec::new() } else { piece(token) };
+        let told = [9, 1, 9, 0].map(|token| {
+            let chosen = Likely { token, logprob: -1.0 };
+            TokenProbabilities { chosen, top: vec![chosen] }
+        });
+        let pieces = Pieces { spelled: &spelled, said: &said };
+        let got = describe(Shape::Completion, answer(&told), pieces, &mut TextEnd::default());
+        let got = serde_json::to_value(got).unwrap();
+        assert_eq!(got["tokens"], json!(["<|end|>", "é", "<|end|>", "a"]));
+        assert_eq!(got["text_offset"], json!([0, 0, 1, 1]));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_text_ends_behind_as_many_characters_as_it_has_however_tokens_cut_it(
+            pieces in proptest::collection::vec(proptest::collection::vec(
+                proptest::sample::select(vec![b'a', 0xC3, 0xA9, 0xE8, 0xAA, 0x9E, 0xF0, 0x9F, 0x98, 0x80, 0xED, 0xFF]), 0..4), 0..8)
+        ) {
+            let mut end = TextEnd::default();
+            let mut bytes = Vec::new();
+            for piece in pieces {
+                end.extend(&piece);
+                bytes.extend(piece);
+                proptest::prop_assert_eq!(end.n_chars, String::from_utf8_lossy(&bytes).chars().count());
+            }
+        }
     }
 }

@@ -17,6 +17,7 @@ use warmpath_worker_core::probabilities::TokenProbabilities;
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
+use super::logprobs::Pieces;
 use super::state::App;
 use super::wire::Timings;
 use super::{answer, completions, logprobs, props, sse};
@@ -227,8 +228,9 @@ impl Writing {
     fn add_probabilities(&self, object: &mut Value, probabilities: &[TokenProbabilities]) {
         let Some(wish) = self.answer.form().generation.probabilities else { return };
         if !probabilities.is_empty() {
-            let pieces = |token| self.serving.prompts.piece(token);
-            object["completion_probabilities"] = logprobs::native(probabilities, &pieces, wish.source);
+            let prompts = &self.serving.prompts;
+            let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
+            object["completion_probabilities"] = logprobs::native(probabilities, pieces, wish.source);
         }
     }
 }

@@ -170,3 +170,51 @@ async fn a_completion_that_begins_with_its_prompt_says_how_likely_that_is() {
     assert_eq!(list(&choice["logprobs"], "token_logprobs").len() as u64, n_prompt);
     assert_eq!(prompt_only["usage"]["completion_tokens"], 0);
 }
+
+/// Returns the bytes that a completion's token was spelled as.
+fn bytes_of(token: &str) -> Vec<u8> {
+    let Some(spelled) = token.strip_prefix("bytes:") else { return token.as_bytes().to_vec() };
+    let mut parts = spelled.split(r"\x");
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).expect("two digits"));
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn the_chosen_token_is_among_a_completion_s_likeliest_also_where_it_is_a_part_of_a_character() {
+    let worker = TestWorker::start("--slots 1").await;
+    let prompt = "aé語😀 語😀b";
+    let mut body = json!({
+        "prompt": prompt, "echo": true, "logprobs": 20, "max_tokens": 6, "temperature": 0, "ignore_eos": true,
+    });
+    for stream in [false, true] {
+        body["stream"] = json!(stream);
+        let parts = if stream {
+            worker.stream(COMPLETIONS, body.clone()).await
+        } else {
+            vec![worker.ask(COMPLETIONS, body.clone()).await]
+        };
+        let list = |name: &str| -> Vec<Value> {
+            let lists = parts.iter().filter_map(|part| part["choices"][0]["logprobs"][name].as_array());
+            lists.flatten().cloned().collect()
+        };
+        let (tokens, offsets) = (list("tokens"), list("text_offset"));
+        let tokens: Vec<&str> = tokens.iter().filter_map(Value::as_str).collect();
+        assert!(tokens.iter().filter(|token| token.starts_with("bytes:")).count() > 4, "{tokens:?}");
+        for ((token, top), logprob) in tokens.iter().zip(list("top_logprobs")).zip(list("token_logprobs")).skip(1) {
+            assert_eq!(top[token], logprob, "{token} of {top}");
+            assert!(top.as_object().is_some_and(|top| top.len() >= 20), "no other is lost: {top}");
+        }
+        let text: String = parts.iter().filter_map(|part| part["choices"][0]["text"].as_str()).collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| bytes_of(token)).collect();
+        assert_eq!(String::from_utf8_lossy(&bytes), text);
+        let mut before = Vec::new();
+        for (token, offset) in tokens.iter().zip(&offsets) {
+            assert_eq!(json!(String::from_utf8_lossy(&before).chars().count()), *offset, "{token}");
+            before.extend(bytes_of(token));
+        }
+    }
+}
