@@ -53,9 +53,33 @@ impl CheckpointRule {
     }
 }
 
+/// Returns at most `n_max` of some checkpoints, given in the order of their places: the last ones, from which conversations go on,
+/// and as many spread over those before.
+pub fn spread<T>(checkpoints: Vec<T>, n_max: usize) -> Vec<T> {
+    let n_last = n_max.div_ceil(2).min(checkpoints.len());
+    let (n_before, n_spread) = (checkpoints.len() - n_last, n_max - n_max.div_ceil(2));
+    let is_kept = |idx: usize| match idx < n_before {
+        // The last of each of `n_spread` equal parts, as the parts of a range fall on whole numbers.
+        true => (idx + 1) * n_spread / n_before > idx * n_spread / n_before,
+        false => true,
+    };
+    checkpoints.into_iter().enumerate().filter(|(idx, _)| is_kept(*idx)).map(|(_, checkpoint)| checkpoint).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_too_many_the_last_ones_stay_and_some_spread_over_the_others() {
+        for n in 0..=8 {
+            assert_eq!(spread((0..n).collect(), 8), (0..n).collect::<Vec<u32>>());
+        }
+        assert_eq!(spread((0..9).collect(), 8), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(spread((0..104).collect(), 8), [24, 49, 74, 99, 100, 101, 102, 103]);
+        assert_eq!(spread((0..5).collect(), 1), [4]);
+        assert_eq!(spread((0..5).collect(), 0), [0_u32; 0]);
+    }
 
     const RULE: CheckpointRule =
         CheckpointRule { stride_tokens: 100, block_size_tokens: 32, need: CheckpointNeed::Needed };

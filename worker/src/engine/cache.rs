@@ -202,7 +202,7 @@ impl Cache {
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
-    pub(super) fn store_checkpoint(&mut self, partial: Vec<u8>, kept: &Kept<'_>) {
+    pub(super) fn store_checkpoint(&mut self, partial: Arc<[u8]>, kept: &Kept<'_>) {
         let new = NewChunk {
             prefix: kept.prefix,
             blocks: 0..kept.prefix.chain.len(),
@@ -212,7 +212,7 @@ impl Cache {
             now_ms: self.clock.now_ms(),
         };
         match self.index.insert_checkpoint(&new) {
-            Ok(id) => drop(self.payloads.insert(id, partial.into())),
+            Ok(id) => drop(self.payloads.insert(id, partial)),
             Err(reason) => debug!(%reason, "a checkpoint is not stored"),
         }
         self.obey();

@@ -1,7 +1,6 @@
 //! Looking at what is cached, and changing it by hand: the whole of it, pins, single slots.
 //!
-//! Not here: how it is shown and asked for (`crate::http`), files of slots (`crate::store::slot_file`), what the store does by
-//! itself (`warmpath_worker_core::chunk_index`).
+//! Not here: how it is shown and asked for (`crate::http`), a slot's state (`saved_slot`), what the store does by itself (`warmpath_worker_core::chunk_index`).
 //! The idea: an inquiry is a command like any other, done between two steps and answered over a channel of its own. What
 //! needs an idle slot waits until its slot is idle; no bytes touch a disk here.
 
@@ -18,12 +17,12 @@ use warmpath_worker_core::chunk_index::{
     ChunkId, EntryView, Evicted, Limits, PIN_MAX, PinId, PinView, Prefix, ShareTotals, ShareView, Totals,
 };
 use warmpath_worker_core::prefix_tree::chain_of;
-use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::handle::{Command, EngineHandle, Place};
 use super::messages::EngineError;
-use super::step::{Owner, Stepper};
+use super::saved_slot::SlotState;
+use super::step::Stepper;
 
 /// Is the most inquiries that wait for the engine; one more is refused.
 ///
@@ -159,19 +158,6 @@ pub struct NewPin {
     pub root: BlockHash,
     /// Is the prefix; whole blocks of it count.
     pub tokens: Vec<Token>,
-}
-
-/// Is everything that a slot holds, to be put into a slot again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotState {
-    /// Is the root of the tokens' chain.
-    pub root: BlockHash,
-    /// Lists the tokens.
-    pub tokens: Vec<Token>,
-    /// Counts the first of them, whose state is what computing them gives; all unless there was a shift.
-    pub n_exact: usize,
-    /// Is their state as llama.cpp exports it.
-    pub state: Vec<u8>,
 }
 
 /// Carries an answer to whoever asked.
@@ -413,46 +399,7 @@ impl Stepper<'_> {
         self.cache.index_mut().unpin(id)
     }
 
-    fn export_slot(&mut self, slot: SlotId) -> Result<SlotState, CacheError> {
-        let held = self.table.slot(slot);
-        let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
-            return Err(CacheError::SlotEmpty { slot });
-        };
-        let state = self.llama.export(slot).map(<[u8]>::to_vec);
-        let state = state.map_err(|error| CacheError::Export { slot, reason: error.to_string() })?;
-        Ok(SlotState { root, tokens: held.tokens().to_vec(), n_exact: held.exact_tokens().len(), state })
-    }
-
-    fn import_slot(&mut self, slot: SlotId, saved: &SlotState) -> Result<u32, CacheError> {
-        let unfit = |reason: String| CacheError::Unfit { slot, reason };
-        let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
-        if n_tokens == 0 || n_tokens > self.context_tokens || saved.n_exact > saved.tokens.len() {
-            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {}", self.context_tokens)));
-        }
-        self.save(slot);
-        self.erase_slot(slot);
-        self.llama.import(slot, &saved.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
-        let (last, before) = saved.tokens.split_last().expect("there is at least one token");
-        self.table.acquire(Acquire {
-            slot,
-            prompt: &saved.tokens,
-            n_start_tokens: before.len() as u32,
-            // An export holds of a sliding window what is needed to go on, and no more.
-            rewinds_to_tokens: if self.table.memory().stored_state_rewinds() { 0 } else { n_tokens },
-            root: saved.root,
-            prompt_chain: &[],
-            after_use: AfterUse::Keep,
-        });
-        self.table.extend(slot, &[*last]);
-        self.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
-        let after_use = self.table.release(slot);
-        debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
-        self.owners[usize::from(slot.0)] = Owner::nobody();
-        self.unsaved.insert(slot);
-        Ok(n_tokens)
-    }
-
-    fn erase_slot(&mut self, slot: SlotId) -> u32 {
+    pub(super) fn erase_slot(&mut self, slot: SlotId) -> u32 {
         let n_tokens = self.n_held(slot);
         self.llama.clear(slot);
         self.table.forget(slot);

@@ -82,7 +82,7 @@ impl Stepper<'_> {
             Ok(partial) => {
                 let prefix = Prefix { root, chain: &chain, tokens };
                 let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
-                self.cache.store_checkpoint(partial, &Kept { prefix, tenant, priority });
+                self.cache.store_checkpoint(partial.into(), &Kept { prefix, tenant, priority });
                 self.view.counters.checkpoints_made.fetch_add(1, Relaxed);
             }
             Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),

@@ -24,6 +24,7 @@ mod promise;
 mod report;
 mod rule;
 mod sampler;
+mod saved_slot;
 mod self_test;
 mod sequence;
 mod setup;
@@ -44,7 +45,7 @@ pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use footprint::{Bytes, check as check_memory};
 pub use handle::{EngineHandle, OnTheWay};
-pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, SlotState, TenantView};
+pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
@@ -52,6 +53,7 @@ pub use messages::{
 };
 pub(crate) use promise::{Promise, Promiser};
 pub(crate) use report::Report;
+pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 pub use thoughts::ThoughtsFirst;
 

@@ -2,7 +2,7 @@
 //!
 //! Not here: chunks of the disk tier (`folder`), who asks (`http::slots`).
 //! The idea: as with chunks, the preamble proves the header and the header proves the state, which here is what llama.cpp
-//! exported, uncut. A file that is not whole, not unchanged or of another model or layout is refused before llama.cpp sees it.
+//! exported, uncut, and the checkpoints that go with it. A file that is not whole, not unchanged or of another model or layout is refused before llama.cpp sees it.
 //!
 //! ```text
 //! offset  bytes  field
@@ -10,25 +10,29 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Header`
-//! 48 + n         state, to the end of the file
+//! 48      n      header: postcard of `Header`, from version 2 on that of the list of checkpoints behind it
+//! 48 + n         state
+//!                checkpoints, to the end of the file
 //! ```
 
 use std::borrow::Cow;
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 
 use super::Identity;
-use crate::engine::SlotState;
+use crate::engine::{SlotCheckpoint, SlotState};
 
 /// Is what a file begins with.
 const MAGIC: [u8; 8] = *b"WARMPSLT";
-/// Is the version of the format.
-const FORMAT_VERSION: u32 = 1;
+/// Version of the format that is written.
+const FORMAT_VERSION: u32 = 2;
+/// Version without checkpoints, which is read as well.
+const VERSION_WITHOUT_CHECKPOINTS: u32 = 1;
 /// Is the length of what stands before the header.
 const PREAMBLE_BYTES: usize = 48;
 /// Is the part of the preamble that its checksum covers.
@@ -76,6 +80,21 @@ struct Header<'a> {
     state_checksum: [u8; 32],
 }
 
+/// What a header says of one checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+struct CheckpointHeader {
+    n_tokens: u64,
+    n_bytes: u64,
+    checksum: [u8; 32],
+}
+
+/// Where the parts of a file lie.
+#[derive(Debug)]
+struct Parts {
+    slot: SlotState,
+    state: std::ops::Range<usize>,
+}
+
 /// Writes a slot's state and returns the size of the file; a file of that name is replaced at once or not at all.
 ///
 /// Errors: `Io`.
@@ -86,11 +105,13 @@ pub fn write(path: &Path, identity: SlotIdentity, slot: &SlotState) -> Result<u6
         let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
         file.write_all(&head)?;
         file.write_all(&slot.state)?;
+        slot.checkpoints.iter().try_for_each(|checkpoint| file.write_all(&checkpoint.partial))?;
         file.as_file().sync_data()?;
         file.persist(path).map_err(|error| error.error)
     };
     write().map_err(SlotFileError::Io)?;
-    Ok((head.len() + slot.state.len()) as u64)
+    let n_partial: usize = slot.checkpoints.iter().map(|checkpoint| checkpoint.partial.len()).sum();
+    Ok((head.len() + slot.state.len() + n_partial) as u64)
 }
 
 /// Reads a slot's state and returns it with the size of the file.
@@ -102,8 +123,9 @@ pub fn read(path: &Path, identity: SlotIdentity) -> Result<(SlotState, u64), Slo
         _ => SlotFileError::Io(error),
     })?;
     let n_bytes = bytes.len() as u64;
-    let (slot, state_at) = parse(&bytes, identity)?;
-    bytes.drain(..state_at);
+    let Parts { slot, state } = parse(&bytes, identity)?;
+    bytes.truncate(state.end);
+    bytes.drain(..state.start);
     Ok((SlotState { state: bytes, ..slot }, n_bytes))
 }
 
@@ -116,7 +138,14 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
         state_bytes: slot.state.len() as u64,
         state_checksum: *blake3::hash(&slot.state).as_bytes(),
     };
-    let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
+    let checkpoint = |checkpoint: &SlotCheckpoint| CheckpointHeader {
+        n_tokens: checkpoint.n_tokens as u64,
+        n_bytes: checkpoint.partial.len() as u64,
+        checksum: *blake3::hash(&checkpoint.partial).as_bytes(),
+    };
+    let checkpoints: Vec<CheckpointHeader> = slot.checkpoints.iter().map(checkpoint).collect();
+    let bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
+    let mut bytes = postcard::to_extend(&checkpoints, bytes).map_err(io::Error::other)?;
     let header_bytes = u32::try_from(bytes.len() - PREAMBLE_BYTES).map_err(io::Error::other)?;
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -126,14 +155,15 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns what a file holds, without the state itself, and where that begins.
-fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<(SlotState, usize), SlotFileError> {
+/// Returns what a file holds, without the state itself, and where that lies.
+fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     let damaged = |what| SlotFileError::Damaged { what };
     if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
         return Err(damaged("no preamble"));
     }
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    if word(8) != FORMAT_VERSION {
+    let version = word(8);
+    if ![VERSION_WITHOUT_CHECKPOINTS, FORMAT_VERSION].contains(&version) {
         return Err(SlotFileError::Foreign { other: "another version of the format" });
     }
     let state_at = PREAMBLE_BYTES + word(12) as usize;
@@ -141,22 +171,48 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<(SlotState, usize), Slo
     if head[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(head) {
         return Err(damaged("header"));
     }
-    let Ok((header, [])) = postcard::take_from_bytes::<Header<'_>>(&head[PREAMBLE_BYTES..]) else {
-        return Err(damaged("header"));
-    };
+    let (header, listed) = headers(&head[PREAMBLE_BYTES..], version).ok_or(damaged("header"))?;
     if let Some(other) = difference(&header.identity, &identity) {
         return Err(SlotFileError::Foreign { other });
     }
-    let state = &bytes[state_at..];
-    if state.len() as u64 != header.state_bytes {
-        return Err(damaged("truncated or too long"));
-    }
+    let mut rest = &bytes[state_at..];
+    let state = part(&mut rest, header.state_bytes).ok_or(damaged("truncated"))?;
     if *blake3::hash(state).as_bytes() != header.state_checksum {
         return Err(damaged("state"));
     }
+    let mut checkpoints = Vec::new();
+    for checkpoint in listed {
+        let partial = part(&mut rest, checkpoint.n_bytes).ok_or(damaged("truncated"))?;
+        let n_tokens = usize::try_from(checkpoint.n_tokens).map_err(|_| damaged("header"))?;
+        if *blake3::hash(partial).as_bytes() != checkpoint.checksum {
+            return Err(damaged("checkpoint"));
+        }
+        checkpoints.push(SlotCheckpoint { n_tokens, partial: Arc::from(partial) });
+    }
+    if !rest.is_empty() {
+        return Err(damaged("too long"));
+    }
     let n_exact = usize::try_from(header.n_exact).map_err(|_| damaged("header"))?;
-    let slot = SlotState { root: header.root, tokens: header.tokens.into_owned(), n_exact, state: Vec::new() };
-    Ok((slot, state_at))
+    let state = state_at..state_at + state.len();
+    let tokens = header.tokens.into_owned();
+    Ok(Parts { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
+}
+
+/// Returns what a header says, and which checkpoints there are; nothing where it is not one of that version.
+fn headers(bytes: &[u8], version: u32) -> Option<(Header<'_>, Vec<CheckpointHeader>)> {
+    let (header, rest) = postcard::take_from_bytes::<Header<'_>>(bytes).ok()?;
+    let (checkpoints, rest) = match version {
+        VERSION_WITHOUT_CHECKPOINTS => (Vec::new(), rest),
+        _ => postcard::take_from_bytes(rest).ok()?,
+    };
+    rest.is_empty().then_some((header, checkpoints))
+}
+
+/// Takes the next `n_bytes` from the front of `rest`; nothing where there are fewer.
+fn part<'a>(rest: &mut &'a [u8], n_bytes: u64) -> Option<&'a [u8]> {
+    let (part, behind) = rest.split_at_checked(usize::try_from(n_bytes).ok()?)?;
+    *rest = behind;
+    Some(part)
 }
 
 /// Says in what a file's identity is another than the worker's, if it is.
@@ -194,8 +250,14 @@ mod tests {
     fn saved() -> (tempfile::TempDir, std::path::PathBuf, SlotState) {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("slot.bin");
-        let slot =
-            SlotState { root: BlockHash([7; 32]), tokens: (0..300).collect(), n_exact: 200, state: vec![5; 999] };
+        let checkpoint = |n_tokens| SlotCheckpoint { n_tokens, partial: vec![n_tokens as u8; n_tokens].into() };
+        let slot = SlotState {
+            root: BlockHash([7; 32]),
+            tokens: (0..300).collect(),
+            n_exact: 200,
+            state: vec![5; 999],
+            checkpoints: vec![checkpoint(32), checkpoint(192)],
+        };
         let n_bytes = write(&path, IDENTITY, &slot).expect("it can be written");
         assert_eq!(n_bytes, std::fs::metadata(&path).expect("it is there").len());
         (folder, path, slot)
@@ -206,6 +268,31 @@ mod tests {
         let (_folder, path, slot) = saved();
         let (read, n_bytes) = read(&path, IDENTITY).expect("it can be read");
         assert_eq!((read, n_bytes), (slot, std::fs::metadata(&path).expect("it is there").len()));
+    }
+
+    #[test]
+    fn reads_a_file_of_the_version_without_checkpoints_and_none_of_a_later_one() {
+        let (_folder, path, slot) = saved();
+        let slot = SlotState { checkpoints: Vec::new(), ..slot };
+        write(&path, IDENTITY, &slot).expect("it can be written");
+        let bytes = std::fs::read(&path).expect("it can be read");
+        let of_version = |version: u32, n_dropped: usize| {
+            let header_end = bytes.len() - slot.state.len();
+            let mut old = bytes[..header_end - n_dropped].to_vec();
+            let header_bytes = (old.len() - PREAMBLE_BYTES) as u32;
+            old[8..12].copy_from_slice(&version.to_le_bytes());
+            old[12..16].copy_from_slice(&header_bytes.to_le_bytes());
+            let checksum = checksum(&old);
+            old[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES].copy_from_slice(&checksum);
+            old.extend(&bytes[header_end..]);
+            std::fs::write(&path, old).expect("it can be written");
+            read(&path, IDENTITY)
+        };
+        // An empty list is one byte.
+        assert_eq!(of_version(1, 1).expect("it can be read").0, slot);
+        assert!(matches!(of_version(1, 0), Err(SlotFileError::Damaged { .. })));
+        let error = of_version(3, 0).expect_err("it is of a later version").to_string();
+        assert!(error.contains("another version of the format"), "{error}");
     }
 
     #[test]

@@ -79,6 +79,62 @@ async fn come_back(kind: Preset, buffer: &str) {
 }
 
 #[tokio::test]
+async fn a_restored_slot_serves_the_same_prompt_again_and_one_that_branches_off_earlier() {
+    for kind in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        for buffer in ["on", "off"] {
+            resume(kind, buffer).await;
+        }
+    }
+}
+
+async fn resume(kind: Preset, buffer: &str) {
+    let saves = saves(&format!("resume-{kind:?}-{buffer}"));
+    let flags = format!(
+        "--slots 2 --block-size 32 --checkpoint-stride 64 --flash-attn off --kv-unified {buffer} --slot-save-path {}",
+        saves.display()
+    );
+    let first = prompt(1, 300);
+    let tokens = first.as_array().expect("an array");
+    let branch = |at: usize, seed: u32| {
+        let other = prompt(seed, 60);
+        json!([&tokens[..at], other.as_array().expect("an array")].concat())
+    };
+    // Each prompt with the tokens that it must find at least: the last checkpoint or block before its end or branch.
+    let cases = [(first.clone(), 288), (branch(200, 3), 192), (branch(100, 4), 64), (branch(300, 5), 288)];
+    let body = |prompt: &Value| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+
+    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
+    let mut expected = Vec::new();
+    for (prompt, _) in &cases {
+        let mut uncached = body(prompt);
+        uncached["cache_prompt"] = json!(false);
+        expected.push(worker.ask(COMPLETIONS, uncached).await["choices"].clone());
+    }
+    compute(&worker, &first).await;
+    worker.until("a slot shows the prompt", async |worker| holding(worker, 300).await.is_some()).await;
+    let slot = holding(&worker, 300).await.expect("it holds the prompt");
+    assert_eq!(act(&worker, (slot, "save"), "one.bin").await.0, 200);
+    worker.stop().await.expect("a good end");
+
+    // One after the other, each behind a restore of its own.
+    let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
+    for ((prompt, n_least), expected) in cases.iter().zip(&expected) {
+        assert_eq!(worker.ask("/cache/clear", json!({})).await["cleared"]["disk"]["entries"], 0);
+        assert_eq!(act(&worker, (1, "restore"), "one.bin").await.0, 200);
+        let answer = worker.ask(COMPLETIONS, body(prompt)).await;
+        let n_cached = answer["timings"]["cache_n"].as_u64();
+        assert!(n_cached >= Some(*n_least), "{kind:?} {buffer}: {n_cached:?} of {n_least}");
+        assert_eq!(&answer["choices"], expected, "{kind:?} {buffer}");
+    }
+    // All at once.
+    assert_eq!(act(&worker, (0, "restore"), "one.bin").await.0, 200);
+    let answers = cases.iter().map(|(prompt, _)| worker.ask(COMPLETIONS, body(prompt)));
+    for (answer, expected) in futures::future::join_all(answers).await.iter().zip(&expected) {
+        assert_eq!(&answer["choices"], expected, "{kind:?} {buffer}");
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_keeps_what_it_has() {
     let saves = saves("refused");
     let flags = format!("--slots 1 --flash-attn off --slot-save-path {}", saves.display());
