@@ -4,7 +4,9 @@
 //! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is
 //! refused by name instead of being bent.
 
+mod samplers;
 pub mod schemas;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -19,6 +21,8 @@ use warmpath_common::ids::Token;
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
+use samplers::SamplersField;
+use whole::Whole;
 
 /// Is the most stop texts of a request; OpenAI allows 4, llama-server any number.
 const STOP_TEXTS_MAX: usize = 32;
@@ -53,8 +57,18 @@ pub struct GenerationFields {
     stop: Option<StopField>,
     /// Goes on where the model would end.
     ignore_eos: Option<bool>,
-    /// Is the random seed, of which the low 32 bits count; -1 is random.
-    seed: Option<i64>,
+    #[schemars(schema_with = "schemas::n_indent")]
+    n_indent: Option<Whole>,
+    #[schemars(schema_with = "schemas::t_max_predict_ms")]
+    t_max_predict_ms: Option<Whole>,
+    #[schemars(schema_with = "schemas::samplers")]
+    samplers: Option<SamplersField>,
+    #[schemars(range(min = 0, max = 2147483647))]
+    min_keep: Option<u32>,
+    /// Is the probability near which tokens are chosen, with the sampler `adaptive_p`; only a negative number, for off.
+    adaptive_target: Option<f32>,
+    #[schemars(schema_with = "schemas::seed")]
+    seed: Option<Whole>,
     #[schemars(range(min = 0.0, max = 100.0))]
     temperature: Option<f32>,
     #[schemars(range(min = 0.0, max = 100.0))]
@@ -180,6 +194,8 @@ impl GenerationFields {
             max_tokens: self.resolve_max_tokens(basis.defaults.max_tokens)?,
             stop: resolve_stop(self.stop.clone())?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            n_indent: self.resolve_n_indent(basis.defaults.n_indent)?,
+            predict_max: self.resolve_predict_max(basis.defaults.predict_max)?,
             probabilities: self.resolve_probabilities()?,
             sampling: self.resolve_sampling(basis)?,
             ..Generation::default()
@@ -223,6 +239,19 @@ impl GenerationFields {
         Ok(given.next().map_or(default, |(_, n)| u32::try_from(n).ok().or((n > 0).then_some(u32::MAX))))
     }
 
+    fn resolve_n_indent(&self, default: u32) -> Result<u32, RequestError> {
+        let n_max = i128::from(i32::MAX);
+        let n = within("n_indent", self.n_indent.map(|n| n.0), 0..=n_max, default.into())?;
+        Ok(u32::try_from(n).expect("checked to be at most 31 bits long"))
+    }
+
+    /// Returns how long an answer may take that has a line break; 0 and -1 are no limit.
+    fn resolve_predict_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
+        let Some(Whole(ms)) = self.t_max_predict_ms else { return Ok(default) };
+        let ms = within("t_max_predict_ms", Some(ms), -1..=i128::from(i64::MAX), 0)?;
+        Ok(u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis))
+    }
+
     /// Returns which probabilities are asked for: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
     fn resolve_probabilities(&self) -> Result<Option<ProbabilityWish>, RequestError> {
         let count = |param: &'static str, n: Option<i64>, most: i64| {
@@ -250,7 +279,10 @@ impl GenerationFields {
 
     fn resolve_sampling(self, basis: &Basis<'_>) -> Result<Sampling, RequestError> {
         let default = &basis.defaults.sampling;
-        Ok(Sampling {
+        let target = self.adaptive_target;
+        let sampling = Sampling {
+            samplers: samplers::resolve(self.samplers, &default.samplers)?,
+            min_keep: within("min_keep", self.min_keep, 0..=i32::MAX.unsigned_abs(), default.min_keep)?,
             seed: self.seed.map_or(default.seed, resolve_seed),
             temperature: within("temperature", self.temperature, 0.0..=100.0, default.temperature)?,
             dynatemp_range: within("dynatemp_range", self.dynatemp_range, 0.0..=100.0, default.dynatemp_range)?,
@@ -301,7 +333,9 @@ impl GenerationFields {
             mirostat_eta: within("mirostat_eta", self.mirostat_eta, 0.0..=1.0, default.mirostat_eta)?,
             logit_bias: resolve_bias(self.logit_bias, basis)?,
             grammar: resolve_grammar(self.grammar)?,
-        })
+        };
+        samplers::check_target(target, &sampling)?;
+        Ok(sampling)
     }
 }
 
@@ -316,8 +350,8 @@ pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
 }
 
 /// Returns the seed that the engine takes: the low 32 bits; llama-server's two spellings of "random" mean none.
-fn resolve_seed(seed: i64) -> Option<u32> {
-    let low = u32::try_from(seed & i64::from(u32::MAX)).expect("32 bits fit into 32 bits");
+fn resolve_seed(Whole(seed): Whole) -> Option<u32> {
+    let low = u32::try_from(seed & i128::from(u32::MAX)).expect("32 bits fit into 32 bits");
     (low != u32::MAX).then_some(low)
 }
 

@@ -101,6 +101,7 @@ pub struct Options {
     #[schemars(length(min = 1))]
     cache_salt: Option<String>,
     /// Is the number of choices of each prompt.
+    #[serde(alias = "n_cmpl")]
     #[schemars(range(min = 1, max = 128))]
     n: Option<u32>,
     /// Says whether the answer comes as server-sent events while it is made.

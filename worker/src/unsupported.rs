@@ -27,26 +27,14 @@ const REFUSED: &[Refused] = &[
     refused("modalities", Some("only [\"text\"]"), TEXT_ONLY),
     refused("audio", None, EMPTY),
     refused("web_search_options", None, NOTHING),
-    refused("samplers", None, NOTHING),
-    refused("adaptive_target", Some("only -1"), NEGATIVE),
-    refused("min_keep", Some("only 0"), ZERO),
-    refused("n_indent", Some("only 0"), ZERO),
-    refused("t_max_predict_ms", Some("only 0"), NO_LIMIT),
 ];
 
 /// Says which values ask for nothing, besides null, and what schema they have.
 type Neutral = (fn(&Value) -> bool, fn() -> Value);
 
 const NOTHING: Neutral = (|_| false, || json!({"type": "null"}));
-const ZERO: Neutral = (|value| value.as_f64() == Some(0.0), || json!({"enum": [0, null]}));
 const ONE: Neutral = (|value| value.as_f64() == Some(1.0), || json!({"enum": [1, null]}));
 const NO_CALL: Neutral = (|value| value == "auto" || value == "none", || json!({"enum": ["auto", "none", null]}));
-const NO_LIMIT: Neutral =
-    (|value| value.as_f64().is_some_and(|ms| ms <= 0.0), || json!({"type": ["number", "null"], "maximum": 0}));
-const NEGATIVE: Neutral = (
-    |value| value.as_f64().is_some_and(|target| target < 0.0),
-    || json!({"type": ["number", "null"], "exclusiveMaximum": 0}),
-);
 const TEXT_ONLY: Neutral = (
     |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text")),
     || json!({"type": ["array", "null"], "items": {"const": "text"}}),
@@ -134,11 +122,10 @@ mod tests {
     fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
         check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
         check(r#"{"functions": [1]}"#, Some("functions"));
-        check(r#"{"functions": [], "samplers": null, "best_of": 1, "suffix": ""}"#, None);
-        check(r#"{"min_keep": 1}"#, Some("min_keep"));
+        check(r#"{"functions": [], "audio": null, "best_of": 1, "suffix": ""}"#, None);
+        check(r#"{"web_search_options": {}}"#, Some("web_search_options"));
         check(r#"{"best_of": 2}"#, Some("best_of"));
         check(r#"{"modalities": ["text"]}"#, None);
         check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));
-        check(r#"{"t_max_predict_ms": -1}"#, None);
     }
 }

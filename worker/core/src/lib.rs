@@ -12,6 +12,7 @@ pub mod chunk_index;
 pub mod costs;
 pub mod embed_plan;
 pub mod grammar;
+pub mod infill;
 pub mod output;
 pub mod prefix_tree;
 pub mod probabilities;

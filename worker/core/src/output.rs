@@ -3,7 +3,10 @@
 //! Not here: tokens, their vocabulary, why an answer ends otherwise.
 //! The idea: bytes wait until they complete a character; characters wait while they could still become a stop text. The
 //! answer ends at the first place where some stop text is complete; of several that end there the longest counts. That
-//! depends on the text alone, not on how tokens cut it.
+//! depends on the text alone, not on how tokens cut it. It also ends at the first line that is indented too little, where the
+//! client says how far lines are.
+
+use std::ops::Range;
 
 /// Is the text of one answer on its way out.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +18,17 @@ pub struct Output {
     held: String,
     /// Is how much text is out.
     n_out: usize,
-    stopped: Option<usize>,
+    indent: Indent,
+    ended: Option<Ended>,
+}
+
+/// What ended a text from within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The stop text at this place of the list.
+    Stop(usize),
+    /// A line with too little before it.
+    Indent,
 }
 
 impl Output {
@@ -24,9 +37,14 @@ impl Output {
         Self { stops, ..Self::default() }
     }
 
-    /// Takes the bytes of a token and returns the text that is now certain; nothing once a stop text is complete.
+    /// Ends the text before the first character of a line behind the first that has fewer than `n_least` blanks before it.
+    pub fn indented(self, n_least: u32) -> Self {
+        Self { indent: Indent { n_least, n_seen: None }, ..self }
+    }
+
+    /// Takes the bytes of a token and returns the text that is now certain; nothing once the text has ended.
     pub fn push(&mut self, piece: &[u8]) -> String {
-        if self.stopped.is_some() {
+        if self.ended.is_some() {
             return String::new();
         }
         self.bytes.extend_from_slice(piece);
@@ -36,12 +54,12 @@ impl Output {
 
     /// Returns the text that was still held back at the end of the answer, an incomplete character as U+FFFD.
     pub fn finish(&mut self) -> String {
-        if self.stopped.is_some() {
+        if self.ended.is_some() {
             return String::new();
         }
         let rest = String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned();
         let mut text = self.advance(&rest);
-        if self.stopped.is_none() {
+        if self.ended.is_none() {
             self.n_out += self.held.len();
             text.push_str(&std::mem::take(&mut self.held));
         }
@@ -61,16 +79,29 @@ impl Output {
 
     /// Returns the stop text that ended the answer, if one did.
     pub fn stop_text(&self) -> Option<&str> {
-        self.stopped.map(|idx| self.stops[idx].as_str())
+        match self.ended {
+            Some(Ended::Stop(idx)) => Some(&self.stops[idx]),
+            Some(Ended::Indent) | None => None,
+        }
+    }
+
+    /// Returns whether a line that is indented too little ended the answer.
+    pub fn is_outdented(&self) -> bool {
+        self.ended == Some(Ended::Indent)
     }
 
     fn advance(&mut self, text: &str) -> String {
         let n_old = self.held.len();
         self.held.push_str(text);
-        if let Some((start, idx)) = self.first_stop(n_old) {
-            self.stopped = Some(idx);
-            self.held.truncate(start);
-            self.n_out += start;
+        let outdented = self.indent.first_outdented(text).map(|shown| n_old + shown.start..n_old + shown.end);
+        let stop = self.first_stop(n_old);
+        // A stop text that ends with the character that shows it counts.
+        let is_first = |shown: &Range<usize>| stop.is_none_or(|stop| shown.end < stop.end);
+        let cut = outdented.filter(is_first).map(|shown| (shown.start, Ended::Indent));
+        if let Some((n_left, ended)) = cut.or(stop.map(|stop| (stop.start, Ended::Stop(stop.idx)))) {
+            self.ended = Some(ended);
+            self.held.truncate(n_left);
+            self.n_out += n_left;
             return std::mem::take(&mut self.held);
         }
         let n_certain = self.held.len() - self.longest_partial_stop();
@@ -79,14 +110,14 @@ impl Output {
         std::mem::replace(&mut self.held, held)
     }
 
-    /// Returns where the first stop text to end behind the first `n_old` bytes starts, and which it is.
-    fn first_stop(&self, n_old: usize) -> Option<(usize, usize)> {
+    /// Returns the first stop text to end behind the first `n_old` bytes.
+    fn first_stop(&self, n_old: usize) -> Option<FoundStop> {
         let found = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
             let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
             let start = from + self.held[from..].find(stop.as_str())?;
-            Some((start + stop.len(), start, idx))
+            Some(FoundStop { end: start + stop.len(), start, idx })
         });
-        found.min().map(|(_, start, idx)| (start, idx))
+        found.min()
     }
 
     /// Returns the length of the longest end of the held text with which a stop text starts.
@@ -96,6 +127,42 @@ impl Output {
             (1..=most).rev().find(|n| self.held.as_bytes().ends_with(&stop.as_bytes()[..*n]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
+    }
+}
+
+/// A stop text in the held text, ordered by where it ends, then by where it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct FoundStop {
+    end: usize,
+    start: usize,
+    /// Place in the list of stop texts.
+    idx: usize,
+}
+
+/// How far the lines of a text are indented.
+#[derive(Debug, Clone, Copy, Default)]
+struct Indent {
+    /// Fewest blanks before each line but the first; 0 for any.
+    n_least: u32,
+    /// Blanks at the beginning of a line that has no other character yet.
+    n_seen: Option<u32>,
+}
+
+impl Indent {
+    /// Returns the character of the text that comes next which shows that its line is indented too little. Units: bytes.
+    fn first_outdented(&mut self, text: &str) -> Option<Range<usize>> {
+        if self.n_least == 0 {
+            return None;
+        }
+        for (place, character) in text.char_indices() {
+            match (character, self.n_seen) {
+                (' ' | '\t', Some(n_seen)) => self.n_seen = Some(n_seen + 1),
+                (_, Some(n_seen)) if n_seen < self.n_least => return Some(place..place + character.len_utf8()),
+                ('\n', _) => self.n_seen = Some(0),
+                _ => self.n_seen = None,
+            }
+        }
+        None
     }
 }
 

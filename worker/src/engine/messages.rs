@@ -19,6 +19,7 @@ use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
 use super::constraint::CompiledSchema;
 use super::events::EventSender;
+use super::sampler_kind::SamplerKind;
 use super::thoughts::ThoughtsFirst;
 
 /// Asks the engine for one answer to one prompt.
@@ -77,6 +78,10 @@ pub struct Generation {
     pub max_tokens: Option<u32>,
     /// Lists texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Fewest blanks before each line but the first; the answer ends at a line with fewer. 0 for any.
+    pub n_indent: u32,
+    /// Time from the first token after which the answer ends with its next line break; absent for no limit.
+    pub predict_max: Option<Duration>,
     /// Says to go on past an end-of-generation token, which is then never chosen.
     pub ignore_eos: bool,
     /// Asks for how likely each token was; absent for not at all.
@@ -117,6 +122,10 @@ pub enum ProbabilitySource {
 /// Is the sampler chain's parameters, named and defaulted as llama-server's.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Sampling {
+    /// Samplers in their order; a draw by what is left follows. Mirostat is used instead of them.
+    pub samplers: Vec<SamplerKind>,
+    /// Fewest tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for as few as they like.
+    pub min_keep: u32,
     /// Is the random seed; absent means a fresh one.
     pub seed: Option<u32>,
     /// Flattens (above 1) or sharpens the distribution; 0 or less chooses the most likely token.
@@ -172,6 +181,8 @@ pub struct Sampling {
 impl Default for Sampling {
     fn default() -> Self {
         Self {
+            samplers: SamplerKind::DEFAULT.to_vec(),
+            min_keep: 0,
             seed: None,
             temperature: 0.8,
             dynatemp_range: 0.0,
@@ -267,7 +278,7 @@ pub enum FinishReason {
     EndOfGeneration,
     /// A stop text.
     StopText,
-    /// `max_tokens` or the end of the context.
+    /// `max_tokens`, the end of the context, `n_indent` or `t_max_predict_ms`.
     Length,
 }
 

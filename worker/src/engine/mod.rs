@@ -24,6 +24,7 @@ mod promise;
 mod report;
 mod rule;
 mod sampler;
+mod sampler_kind;
 mod saved_slot;
 mod self_test;
 mod sequence;
@@ -53,6 +54,7 @@ pub use messages::{
 };
 pub(crate) use promise::{Promise, Promiser};
 pub(crate) use report::Report;
+pub use sampler_kind::SamplerKind;
 pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 pub use thoughts::ThoughtsFirst;

@@ -15,12 +15,14 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
+use warmpath_worker_core::infill::{self, Kept};
 use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
 use super::constraint::{Allowed, Constraint};
 use super::grammar::{Followed, described};
 use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 use super::rule::{Rule, unfollowed};
+use super::sampler_kind::SamplerKind;
 
 /// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
@@ -58,14 +60,16 @@ impl TokenSampler {
         let windows = Windows::of(&generation.sampling, context_tokens);
         check(&generation.sampling, model.n_vocab())?;
         let biases = biases(model, generation);
-        let mut chain = LlamaSampler::chain(links(model, generation, windows), true);
+        let mut chains: Vec<_> =
+            links(model, generation, windows).into_iter().map(|links| LlamaSampler::chain(links, true)).collect();
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
         let prompt = &submission.prompt;
         for token in &prompt[prompt.len() - n_seen.min(prompt.len())..] {
-            chain.try_accept(to_llama(*token)).map_err(|error| refuse(error.to_string()))?;
+            accept(&mut chains, to_llama(*token))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
-        Ok(Self { rule, chooser: Chooser { chain, biases, candidates } })
+        let end = infill_end(model, generation);
+        Ok(Self { rule, chooser: Chooser { chains, end, biases, candidates } })
     }
 
     /// Chooses the next token by the logits of the last one and remembers the choice.
@@ -74,18 +78,19 @@ impl TokenSampler {
     /// what is allowed takes too much to tell.
     pub(super) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<Token, EngineError> {
         let chooser = &mut self.chooser;
+        let source = Source { model, logits };
         let id = match &mut self.rule {
-            Rule::Free | Rule::Waiting(_) => chooser.choose_free(logits),
-            Rule::Schema(constraint) => chooser.choose_allowed(constraint, None, logits),
-            Rule::Grammar(followed) => chooser.choose_followed(followed, logits),
+            Rule::Free | Rule::Waiting(_) => chooser.choose_free(source),
+            Rule::Schema(constraint) => chooser.choose_allowed(constraint, None, source),
+            Rule::Grammar(followed) => chooser.choose_followed(followed, source),
             Rule::Thinking(thinking) if thinking.opening.is_some() => {
-                chooser.choose_allowed(&mut thinking.constraint, thinking.opening, logits)
+                chooser.choose_allowed(&mut thinking.constraint, thinking.opening, source)
             }
-            Rule::Thinking(thinking) => chooser.choose_unending(thinking.constraint.ends(), logits),
+            Rule::Thinking(thinking) => chooser.choose_unending(thinking.constraint.ends(), source),
         }?;
         let token = id.0.unsigned_abs();
         self.rule.take(model, token)?;
-        chooser.chain.try_accept(id).map_err(|error| refuse(error.to_string()))?;
+        accept(&mut chooser.chains, id)?;
         Ok(token)
     }
 
@@ -105,23 +110,34 @@ impl TokenSampler {
 
 /// Chooses among candidates.
 struct Chooser {
-    chain: LlamaSampler,
+    /// llama.cpp's samplers in their order; the infill sampler stands before each of them but the first.
+    chains: Vec<LlamaSampler>,
+    /// Token with which the infill sampler ends an answer that may end anywhere; absent where none may.
+    end: Option<LlamaToken>,
     /// Is added to the logits before the chain.
     biases: Vec<LlamaLogitBias>,
     candidates: LlamaTokenDataArray,
 }
 
+/// What a token is chosen by.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    model: &'a LlamaModel,
+    /// Logits of the last token. Shape: `[n_vocab]`.
+    logits: &'a [f32],
+}
+
 impl Chooser {
-    fn choose_free(&mut self, logits: &[f32]) -> Result<LlamaToken, EngineError> {
-        self.fill_all(logits);
-        self.draw()
+    fn choose_free(&mut self, source: Source<'_>) -> Result<LlamaToken, EngineError> {
+        self.fill_all(source.logits);
+        self.draw(source.model, self.end)
     }
 
     /// Chooses the next token, but none that ends the answer.
-    fn choose_unending(&mut self, ends: &[Token], logits: &[f32]) -> Result<LlamaToken, EngineError> {
-        self.fill_all(logits);
+    fn choose_unending(&mut self, ends: &[Token], source: Source<'_>) -> Result<LlamaToken, EngineError> {
+        self.fill_all(source.logits);
         self.candidates.data.retain(|candidate| !ends.contains(&candidate.id().0.unsigned_abs()));
-        self.draw()
+        self.draw(source.model, None)
     }
 
     /// Chooses the next token among `also` and those that the schema allows: the end where the answer is complete, and only
@@ -130,16 +146,16 @@ impl Chooser {
         &mut self,
         constraint: &mut Constraint,
         also: Option<Token>,
-        logits: &[f32],
+        source: Source<'_>,
     ) -> Result<LlamaToken, EngineError> {
         match constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))? {
             Allowed::Tokens(mut mask) => {
                 also.into_iter().for_each(|token| mask.allow_token(token));
-                self.fill_masked(logits, &mask);
-                self.draw()
+                self.fill_masked(source.logits, &mask);
+                self.draw(source.model, None)
             }
             Allowed::Ends(mask) => {
-                let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
+                let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), source.logits[id], 0.0);
                 let ends = mask.iter().map(|id| data(id as usize));
                 let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
                 let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
@@ -150,21 +166,23 @@ impl Chooser {
     }
 
     /// Chooses the next token, judges the choice by a grammar and makes it again among what that allows, if need be.
-    fn choose_followed(&mut self, followed: &mut Followed, logits: &[f32]) -> Result<LlamaToken, EngineError> {
+    fn choose_followed(&mut self, followed: &mut Followed, source: Source<'_>) -> Result<LlamaToken, EngineError> {
         let too_much = |exhausted| refuse(described(exhausted));
-        let mut token = self.choose_free(logits)?;
+        let mut token = self.choose_free(source)?;
         if !followed.allows(token.0.unsigned_abs()).map_err(too_much)? {
             match followed.allowed() {
-                Ok(mask) => self.fill_masked(logits, mask),
+                Ok(mask) => self.fill_masked(source.logits, mask),
                 Err(exhausted) => {
-                    self.fill_all(logits);
+                    self.fill_all(source.logits);
                     self.keep_likeliest(followed);
                     if self.candidates.data.is_empty() {
                         return Err(too_much(exhausted));
                     }
                 }
             }
-            token = self.draw().map_err(|_| refuse("the grammar leaves no token to choose".to_owned()))?;
+            token = self
+                .draw(source.model, None)
+                .map_err(|_| refuse("the grammar leaves no token to choose".to_owned()))?;
         }
         Ok(token)
     }
@@ -206,13 +224,18 @@ impl Chooser {
         }
     }
 
-    /// Lets the chain choose among the candidates.
-    fn draw(&mut self) -> Result<LlamaToken, EngineError> {
+    /// Lets the samplers choose among the candidates; the infill sampler may choose `end` instead.
+    fn draw(&mut self, model: &LlamaModel, end: Option<LlamaToken>) -> Result<LlamaToken, EngineError> {
         if self.candidates.data.is_empty() {
             return Err(refuse("no token is left to choose".to_owned()));
         }
         let candidates = &mut self.candidates;
-        candidates.apply_sampler(&mut self.chain);
+        for (idx, chain) in self.chains.iter_mut().enumerate() {
+            if idx > 0 {
+                keep_infill(candidates, model, end);
+            }
+            candidates.apply_sampler(chain);
+        }
         let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
         let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
         possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
@@ -240,48 +263,96 @@ impl Windows {
     }
 }
 
-/// Lists the chain's samplers behind the biases. Source: the default order of llama.cpp's `common_params_sampling`.
-fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<LlamaSampler> {
+/// Tells every chain that a token was chosen.
+fn accept(chains: &mut [LlamaSampler], token: LlamaToken) -> Result<(), EngineError> {
+    chains.iter_mut().try_for_each(|chain| chain.try_accept(token)).map_err(|error| refuse(error.to_string()))
+}
+
+/// Returns the token with which the infill sampler ends an answer: that of a turn, else that of a text.
+fn infill_end(model: &LlamaModel, generation: &Generation) -> Option<LlamaToken> {
+    let vocab = model.vocab();
+    [vocab.eot(), vocab.eos()].into_iter().find(|token| token.0 >= 0).filter(|_| !generation.ignore_eos)
+}
+
+/// Keeps the candidates that fill a gap well; `end` alone, or else the likeliest, where none does.
+fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Option<LlamaToken>) {
+    let vocab = model.vocab();
+    let data = &mut candidates.data;
+    data.retain(|candidate| candidate.logit() > f32::NEG_INFINITY);
+    data.sort_by(|a, b| b.logit().total_cmp(&a.logit()));
+    candidates.sorted = true;
+    if data.is_empty() {
+        return;
+    }
+    let weighed = |data: &LlamaTokenData| infill::Candidate { logit: data.logit(), is_end: vocab.is_eog(data.id()) };
+    let weighed: Vec<infill::Candidate> = data.iter().map(weighed).collect();
+    match (infill::keep(&weighed, |idx| vocab.token_to_piece(data[idx].id(), false, None)), end) {
+        (Kept::Candidates(kept), _) => *data = kept.into_iter().map(|idx| data[idx]).collect(),
+        (Kept::End, Some(end)) => *data = vec![LlamaTokenData::new(end, 1.0, 1.0)],
+        (Kept::End, None) => data.truncate(1),
+    }
+}
+
+/// Lists the samplers behind the biases, a list for each stretch without the infill sampler, the last with the draw.
+///
+/// Source: `common_sampler_init` of llama.cpp.
+fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<Vec<LlamaSampler>> {
     let sampling = &generation.sampling;
     let seed = sampling.seed.unwrap_or(SEED_RANDOM);
     let n_vocab = model.n_vocab();
-    let mut links = Vec::new();
     match sampling.mirostat {
-        1 => links.extend([
+        1 => vec![vec![
             LlamaSampler::temp(sampling.temperature),
             LlamaSampler::mirostat(n_vocab, seed, sampling.mirostat_tau, sampling.mirostat_eta, MIROSTAT_M),
-        ]),
-        2 => links.extend([
+        ]],
+        2 => vec![vec![
             LlamaSampler::temp(sampling.temperature),
             LlamaSampler::mirostat_v2(seed, sampling.mirostat_tau, sampling.mirostat_eta),
-        ]),
-        _ => links.extend([
-            LlamaSampler::penalties(
-                n_vocab,
-                windows.penalties,
-                sampling.repeat_penalty,
-                sampling.frequency_penalty,
-                sampling.presence_penalty,
-            ),
-            LlamaSampler::dry(
-                model,
-                sampling.dry_multiplier,
-                sampling.dry_base,
-                sampling.dry_allowed_length,
-                windows.dry,
-                &sampling.dry_sequence_breakers,
-            ),
-            LlamaSampler::top_n_sigma(sampling.top_n_sigma),
-            LlamaSampler::top_k(sampling.top_k),
-            LlamaSampler::typical(sampling.typical_p, 0),
-            LlamaSampler::top_p(sampling.top_p, 0),
-            LlamaSampler::min_p(sampling.min_p, 0),
-            LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, 0, seed),
-            LlamaSampler::temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent),
-            LlamaSampler::dist(seed),
-        ]),
+        ]],
+        _ => {
+            let stretches = sampling.samplers.split(|kind| *kind == SamplerKind::Infill);
+            let link = |kind: &SamplerKind| link(*kind, model, sampling, windows);
+            let mut links: Vec<Vec<LlamaSampler>> =
+                stretches.map(|stretch| stretch.iter().filter_map(link).collect()).collect();
+            links.last_mut().expect("split gives at least one part").push(LlamaSampler::dist(seed));
+            links
+        }
     }
-    links
+}
+
+/// Returns a sampler of llama.cpp, if that is one.
+fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Windows) -> Option<LlamaSampler> {
+    let min_keep = sampling.min_keep as usize;
+    Some(match kind {
+        SamplerKind::Penalties => LlamaSampler::penalties(
+            model.n_vocab(),
+            windows.penalties,
+            sampling.repeat_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        ),
+        SamplerKind::Dry => LlamaSampler::dry(
+            model,
+            sampling.dry_multiplier,
+            sampling.dry_base,
+            sampling.dry_allowed_length,
+            windows.dry,
+            &sampling.dry_sequence_breakers,
+        ),
+        SamplerKind::TopNSigma => LlamaSampler::top_n_sigma(sampling.top_n_sigma),
+        SamplerKind::TopK => LlamaSampler::top_k(sampling.top_k),
+        SamplerKind::Typical => LlamaSampler::typical(sampling.typical_p, min_keep),
+        SamplerKind::TopP => LlamaSampler::top_p(sampling.top_p, min_keep),
+        SamplerKind::MinP => LlamaSampler::min_p(sampling.min_p, min_keep),
+        SamplerKind::Xtc => {
+            let seed = sampling.seed.unwrap_or(SEED_RANDOM);
+            LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, min_keep, seed)
+        }
+        SamplerKind::Temperature => {
+            LlamaSampler::temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
+        }
+        SamplerKind::Infill | SamplerKind::AdaptiveP => return None,
+    })
 }
 
 /// Lists the client's biases, the tokens that the model itself never says and, where asked, the ends of generation.

@@ -70,7 +70,8 @@ impl Sequence {
     pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
         let Admission { mut submission, sampler, came, place, .. } = admission;
         submission.events.send(Event::Started(started));
-        let output = Output::new(std::mem::take(&mut submission.generation.stop));
+        let stops = std::mem::take(&mut submission.generation.stop);
+        let output = Output::new(stops).indented(submission.generation.n_indent);
         let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
         let checkpoints = Vec::new();
@@ -199,14 +200,16 @@ impl Sequence {
     pub(super) fn take(&mut self, mut chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
-        self.times.first_token.get_or_insert(now);
+        let first_token = *self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.n_generated += 1;
         self.passed_tokens = 0;
         self.chosen = Some(chosen.token);
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
-        let reason = self.end(&chosen, room_tokens);
+        let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
+        let late = (is_late && text.contains('\n')).then_some(FinishReason::Length);
+        let reason = self.end(&chosen, room_tokens).or(late);
         self.truncated |= room_tokens == 0;
         if reason.is_some() {
             text.push_str(&self.output.finish());
@@ -244,7 +247,7 @@ impl Sequence {
             Some(FinishReason::StopText)
         } else if chosen.ends_generation {
             Some(FinishReason::EndOfGeneration)
-        } else if self.n_generated >= n_max || room_tokens == 0 {
+        } else if self.output.is_outdented() || self.n_generated >= n_max || room_tokens == 0 {
             Some(FinishReason::Length)
         } else {
             None

@@ -5,6 +5,7 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+use super::samplers::SAMPLERS_MAX;
 use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_MAX};
 use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, TOP_LOGPROBS_MAX};
 
@@ -25,6 +26,42 @@ fn tokens_from(least: i64, meaning: &str) -> Schema {
     json_schema!({
         "description": description,
         "anyOf": [{"const": -1}, {"type": "integer", "minimum": least, "maximum": i64::MAX}, {"type": "null"}],
+    })
+}
+
+pub(super) fn seed(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is the random seed, a whole number of which the low 32 bits count; -1 is random.",
+        "type": ["integer", "null"],
+    })
+}
+
+pub(super) fn n_indent(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Is the fewest blanks before each line of the answer but the first: a line with fewer ends it.",
+        "type": ["integer", "null"],
+        "minimum": 0,
+        "maximum": i32::MAX,
+    })
+}
+
+pub(super) fn t_max_predict_ms(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Ends an answer at its first line break so long after its first token; 0 and -1 are no limit.",
+        "type": ["integer", "null"],
+        "minimum": -1,
+        "maximum": i64::MAX,
+    })
+}
+
+pub(super) fn samplers(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "Lists the samplers in their order, by name or by letter; others are skipped, none draws from all.",
+        "anyOf": [
+            {"type": "array", "items": {"type": "string"}, "maxItems": SAMPLERS_MAX},
+            {"type": "string", "maxLength": SAMPLERS_MAX},
+            {"type": "null"},
+        ],
     })
 }
 

@@ -58,6 +58,12 @@ fn takes_any_integer_as_a_seed() {
     assert_eq!(seed(r#"{"seed": -1}"#), None);
     assert_eq!(seed(r#"{"seed": 4294967295}"#), None);
     assert_eq!(seed(r#"{"seed": 4294967303}"#), Some(7));
+    assert_eq!(seed(r#"{"seed": 18446744073709551609}"#), Some(u32::MAX - 6));
+    assert_eq!(seed(r#"{"seed": 9223372036854775808}"#), Some(0));
+    assert_eq!(seed(r#"{"seed": -9223372036854775801}"#), Some(7));
+    assert_eq!(seed(r#"{"seed": 7.0}"#), Some(7));
+    assert_eq!(seed(r#"{"seed": 36893488147419103232}"#), Some(0));
+    assert_eq!(seed(r#"{"seed": -2}"#), Some(u32::MAX - 1));
     assert_eq!(seed(r#"{"seed": -2}"#), Some(u32::MAX - 1));
 }
 
@@ -118,4 +124,51 @@ fn refuses_more_than_each_limit() {
 fn names_the_field_of_a_wrong_type() {
     let error = serde_json::from_str::<GenerationFields>(r#"{"stop": 5}"#).expect_err("a number is no stop text");
     assert!(error.to_string().contains("a string or an array of strings"), "{error}");
+}
+
+#[test]
+fn a_seed_that_is_no_whole_number_is_refused() {
+    for seed in ["7.5", "\"7\"", "true", "[7]", "1e39"] {
+        let error = serde_json::from_str::<GenerationFields>(&format!("{{\"seed\": {seed}}}")).expect_err(seed);
+        assert!(error.to_string().contains("a whole number"), "{error}");
+    }
+}
+
+#[test]
+fn samplers_are_taken_by_name_and_by_letter_and_others_are_skipped() {
+    use crate::engine::SamplerKind::{Dry, Infill, MinP, Penalties, Temperature, TopK, TopP, Typical, Xtc};
+    let samplers = |body: &str| resolve(body).expect(body).sampling.samplers;
+    assert_eq!(samplers(r#"{"samplers": ["top_k", "top_p", "infill"]}"#), [TopK, TopP, Infill]);
+    assert_eq!(samplers(r#"{"samplers": ["Top-K", "tfs_z", "TEMP", "nucleus"]}"#), [TopK, Temperature, TopP]);
+    assert_eq!(samplers(r#"{"samplers": "edkypmxt"}"#), [Penalties, Dry, TopK, Typical, TopP, MinP, Xtc, Temperature]);
+    assert_eq!(samplers(r#"{"samplers": "k?K"}"#), [TopK]);
+    for none in [r#"{"samplers": []}"#, r#"{"samplers": ""}"#, r#"{"samplers": ["x"]}"#] {
+        assert_eq!(samplers(none), [], "{none}");
+    }
+    assert_eq!(samplers(r#"{"samplers": null}"#), crate::engine::SamplerKind::DEFAULT);
+    check_refused(&format!("{{\"samplers\": \"{}\"}}", "k".repeat(33)), "samplers", "at most 32");
+}
+
+#[test]
+fn a_target_probability_is_refused_where_it_would_be_sampled_near() {
+    check_refused(r#"{"samplers": ["adaptive_p"], "adaptive_target": 0.5}"#, "adaptive_target", "negative");
+    for harmless in [
+        r#"{"adaptive_target": 0.5, "adaptive_decay": 0.9}"#,
+        r#"{"samplers": "ka", "adaptive_target": -0.01}"#,
+        r#"{"samplers": "a", "adaptive_target": 0.5, "mirostat": 2}"#,
+    ] {
+        assert!(resolve(harmless).is_ok(), "{harmless}");
+    }
+}
+
+#[test]
+fn limits_of_gaps_are_read_as_llama_server_does() {
+    let read = |body: &str| resolve(body).map(|generation| (generation.n_indent, generation.predict_max)).expect(body);
+    assert_eq!(read(r#"{"n_indent": 4, "t_max_predict_ms": 250}"#), (4, Some(Duration::from_millis(250))));
+    for none in [r#"{"t_max_predict_ms": 0}"#, r#"{"t_max_predict_ms": -1}"#, r#"{"t_max_prompt_ms": 500}"#] {
+        assert_eq!(read(none), (0, None), "{none}");
+    }
+    check_refused(r#"{"n_indent": -1}"#, "n_indent", "0 to 2147483647");
+    check_refused(r#"{"t_max_predict_ms": -2}"#, "t_max_predict_ms", "-1 to");
+    check_refused(r#"{"min_keep": 4294967295}"#, "min_keep", "0 to 2147483647");
 }

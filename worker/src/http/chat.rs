@@ -58,24 +58,19 @@ pub fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Re
     Ok(vec![chat::read(serving, &read_chat(body, salt)?, &tools)?])
 }
 
-/// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it.
+/// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it. Not here: llama-server's
+/// `n_predict`, whose 0 computes the prompt for a later request.
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Limits {
     #[schemars(schema_with = "tokens_max_of_chat")]
     max_completion_tokens: Option<i64>,
     #[schemars(schema_with = "tokens_max_of_chat")]
     max_tokens: Option<i64>,
-    #[schemars(schema_with = "tokens_max_of_chat")]
-    n_predict: Option<i64>,
 }
 
 impl Limits {
     fn check(&self) -> Result<(), RequestError> {
-        let named = [
-            ("max_completion_tokens", self.max_completion_tokens),
-            ("max_tokens", self.max_tokens),
-            ("n_predict", self.n_predict),
-        ];
+        let named = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
         match named.into_iter().find(|(_, n)| *n == Some(0)) {
             Some((param, _)) => {
                 Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))

@@ -17,6 +17,20 @@ fn naive(bytes: &[u8], stops: &[String]) -> (String, Option<String>) {
     (text.into_owned(), None)
 }
 
+/// Returns how much of a text is left whose lines behind the first have at least `n_least` blanks before them.
+fn naive_indented(text: &str, n_least: usize) -> usize {
+    let mut place = 0;
+    for (idx, line) in text.split('\n').enumerate() {
+        let n_blanks = line.len() - line.trim_start_matches([' ', '\t']).len();
+        let is_open = place + n_blanks == text.len();
+        if idx > 0 && n_blanks < n_least && !is_open {
+            return place + n_blanks;
+        }
+        place += line.len() + 1;
+    }
+    text.len()
+}
+
 fn run(pieces: &[&[u8]], stops: &[&str]) -> (Vec<String>, String, Option<String>) {
     let mut output = Output::new(stops.iter().map(|stop| (*stop).to_owned()).collect());
     let texts = pieces.iter().map(|piece| output.push(piece)).collect();
@@ -63,6 +77,22 @@ fn nothing_follows_a_stop_text() {
 }
 
 #[test]
+fn a_line_that_is_indented_too_little_ends_the_text() {
+    let check = |pieces: &[&str], n_least: u32, expected: &str| {
+        let mut output = Output::new(vec!["}\n".to_owned()]).indented(n_least);
+        let mut text: String = pieces.iter().map(|piece| output.push(piece.as_bytes())).collect();
+        text.push_str(&output.finish());
+        assert_eq!((text.as_str(), output.is_outdented()), (expected, expected != pieces.concat()), "{pieces:?}");
+    };
+    check(&["x\n", "  y", "\n z"], 2, "x\n  y\n ");
+    check(&["x\n \t", "y\n", "  "], 2, "x\n \ty\n  ");
+    check(&["x\n\n  y"], 1, "x\n");
+    check(&["x\ny"], 0, "x\ny");
+    let mut output = Output::new(vec!["\n\n".to_owned()]).indented(1);
+    assert_eq!((output.push(b"x\n\ny"), output.stop_text()), ("x".to_owned(), Some("\n\n")));
+}
+
+#[test]
 fn an_empty_stop_text_stops_nothing() {
     assert_eq!(run(&[b"abc"], &[""]), (vec!["abc".to_owned()], String::new(), None));
 }
@@ -73,15 +103,16 @@ proptest! {
     #[test]
     fn gives_what_a_look_at_the_whole_gives(
         parts in prop::collection::vec(prop::sample::select(vec![
-            b"a".as_slice(), b"b", b"ab", "é".as_bytes(), b"\xC3", b"\xA9", b"\xF0\x9F", "😀".as_bytes(), b"\xFF", b"",
+            b"a".as_slice(), b"b", b"ab", b"\n", b" ", "é".as_bytes(), b"\xC3", b"\xA9", b"\xF0\x9F", "😀".as_bytes(), b"\xFF", b"",
         ]), 0..12),
         cuts in prop::collection::vec(0_usize..40, 0..8),
-        stops in prop::collection::vec("[abé\u{FFFD}]{0,3}", 0..4),
+        stops in prop::collection::vec("[ab\n é\u{FFFD}]{0,3}", 0..4),
+        n_least in 0_u32..3,
     ) {
         let bytes = parts.concat();
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();
         cuts.sort_unstable();
-        let mut output = Output::new(stops.clone());
+        let mut output = Output::new(stops.clone()).indented(n_least);
         let mut text = String::new();
         for pair in cuts.windows(2) {
             text.push_str(&output.push(&bytes[pair[0]..pair[1]]));
@@ -89,8 +120,16 @@ proptest! {
         }
         text.push_str(&output.finish());
         prop_assert_eq!(output.n_out(), text.len());
-        let (expected, stop) = naive(&bytes, &stops);
+        // One character behind the place shows that a line is indented too little: what is said up to it decides.
+        let whole = String::from_utf8_lossy(&bytes).into_owned();
+        let n_left = naive_indented(&whole, n_least as usize);
+        let shown = whole.ceil_char_boundary(n_left + 1).min(whole.len());
+        let (mut expected, stop) = naive(&whole.as_bytes()[..shown], &stops);
+        if stop.is_none() {
+            expected.truncate(n_left);
+        }
         prop_assert_eq!(text, expected);
+        prop_assert_eq!(output.is_outdented(), stop.is_none() && n_left < whole.len());
         prop_assert_eq!(output.stop_text().map(str::to_owned), stop);
     }
 }

@@ -85,6 +85,7 @@ impl Fields {
     fn read_by_generation(&mut self, generator: &mut SchemaGenerator) {
         self.read_by::<Options>(generator);
         self.add("n_cache_reuse", self.properties["cache_reuse"].clone());
+        self.add("n_cmpl", self.properties["n"].clone());
         self.read_by::<GenerationFields>(generator);
         let described = crate::engine::Sampling::json_schema(generator).to_value();
         let defaults = props::generation_params(&[], &Generation::default());

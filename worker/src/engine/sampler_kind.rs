@@ -1,0 +1,139 @@
+//! The samplers that a request may name, in llama-server's words and letters.
+//!
+//! Not here: what they do (llama.cpp and `warmpath_worker_core::infill`), their parameters (`Sampling`).
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// One step of the choice of a token.
+///
+/// Source: names, letters and other spellings as in `common_sampler_types_from_names` and `_from_chars` of llama.cpp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerKind {
+    /// Repetition, presence and frequency penalties.
+    Penalties,
+    /// DRY.
+    Dry,
+    /// Logits near the largest.
+    TopNSigma,
+    /// The most likely tokens.
+    TopK,
+    /// Locally typical sampling.
+    #[serde(rename = "typ_p")]
+    Typical,
+    /// The most likely tokens by the sum of their probabilities.
+    TopP,
+    /// Tokens by their probability beside the most likely one's.
+    MinP,
+    /// Exclusion of the top choices.
+    Xtc,
+    /// Temperature, also dynamic.
+    Temperature,
+    /// Fill-in-the-middle sampling.
+    Infill,
+    /// Sampling near a target probability, which can only be off: its target must be negative.
+    AdaptiveP,
+}
+
+impl SamplerKind {
+    /// Every sampler.
+    const ALL: [Self; 11] = [
+        Self::Penalties,
+        Self::Dry,
+        Self::TopNSigma,
+        Self::TopK,
+        Self::Typical,
+        Self::TopP,
+        Self::MinP,
+        Self::Xtc,
+        Self::Temperature,
+        Self::Infill,
+        Self::AdaptiveP,
+    ];
+
+    /// Order of a request that names none. Source: `common_params_sampling` of llama.cpp.
+    pub const DEFAULT: [Self; 9] = [
+        Self::Penalties,
+        Self::Dry,
+        Self::TopNSigma,
+        Self::TopK,
+        Self::Typical,
+        Self::TopP,
+        Self::MinP,
+        Self::Xtc,
+        Self::Temperature,
+    ];
+
+    /// Returns the sampler that a name means, in any case, with underscores, hyphens or neither.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        let is_meant = |kind: &Self| {
+            let own = kind.name();
+            name == own || name == own.replace('_', "-") || name == own.replace('_', "")
+        };
+        let other = match name.as_str() {
+            "nucleus" => Some(Self::TopP),
+            "temp" => Some(Self::Temperature),
+            "typ" => Some(Self::Typical),
+            _ => None,
+        };
+        other.or_else(|| Self::ALL.into_iter().find(is_meant))
+    }
+
+    /// Returns the sampler that a letter means.
+    pub fn of_letter(letter: char) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.letter() == letter)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Penalties => "penalties",
+            Self::Dry => "dry",
+            Self::TopNSigma => "top_n_sigma",
+            Self::TopK => "top_k",
+            Self::Typical => "typ_p",
+            Self::TopP => "top_p",
+            Self::MinP => "min_p",
+            Self::Xtc => "xtc",
+            Self::Temperature => "temperature",
+            Self::Infill => "infill",
+            Self::AdaptiveP => "adaptive_p",
+        }
+    }
+
+    fn letter(self) -> char {
+        match self {
+            Self::Penalties => 'e',
+            Self::Dry => 'd',
+            Self::TopNSigma => 's',
+            Self::TopK => 'k',
+            Self::Typical => 'y',
+            Self::TopP => 'p',
+            Self::MinP => 'm',
+            Self::Xtc => 'x',
+            Self::Temperature => 't',
+            Self::Infill => 'i',
+            Self::AdaptiveP => 'a',
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sampler_is_found_by_its_spellings_and_told_by_its_name() {
+        for kind in SamplerKind::ALL {
+            let name = kind.name();
+            for spelled in [name.to_owned(), name.to_uppercase(), name.replace('_', "-"), name.replace('_', "")] {
+                assert_eq!(SamplerKind::of_name(&spelled), Some(kind), "{spelled}");
+            }
+            assert_eq!(SamplerKind::of_letter(kind.letter()), Some(kind));
+            assert_eq!(serde_json::to_value(kind).expect("a name"), name);
+        }
+        assert_eq!(SamplerKind::of_name("Nucleus"), Some(SamplerKind::TopP));
+        assert_eq!((SamplerKind::of_name("tfs_z"), SamplerKind::of_letter('K')), (None, None));
+    }
+}
