@@ -30,7 +30,6 @@ use warmpath_router_core::decision_log::Outcome as Came;
 use warmpath_router_core::dispatch::LISTEN_PAUSE;
 use warmpath_router_core::doubts::Outcome;
 use warmpath_router_core::fair_queue::{Entrant, WaiterId};
-use warmpath_router_core::rest::Rest;
 use warmpath_router_core::retry::{Failure, Terms, Verdict};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
@@ -42,18 +41,13 @@ use crate::keys::Key;
 use crate::prompt::{Draft, Prepared, Prompt, Shape};
 use crate::salt::Salt;
 
-use choice::{Choice, Choosing, ask, choose, find_matches, unread};
+use choice::{Choice, ask, choose, find_matches};
 use diagnosis::Diagnosis;
 use early::Comments;
 use hold::Hold;
 use relay::Relay;
 use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
-
-/// Is how many times a request may wait until more is known of its prompt, and of those like it.
-///
-/// Source: own choice: the first time shows how far it goes on like others; only some that come meanwhile can ask for a second.
-const READS_MAX: u32 = 4;
 
 /// Is a request that has arrived whole.
 pub struct Arrival {
@@ -92,7 +86,7 @@ pub async fn answer(app: &App, mut arrival: Arrival) -> Result<Response, Request
     let mut hold = Hold::new(app);
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
     observe_phases(app, &prepared, arrival.shape);
-    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared).await?;
+    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
     let (app, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
     let attempts = |comments| async move { attempt_until_answered(&app, arrival, (prepared, hold), &comments).await };
     let mut response = early::answer(client, attempts).await?;
@@ -138,19 +132,15 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
 async fn attempt_until_answered(
     app: &App,
     mut arrival: Arrival,
-    (mut prepared, mut hold): (Prepared, Hold),
+    (prepared, mut hold): (Prepared, Hold),
     comments: &Comments,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
+    listen(app, &arrival, &prepared).await;
     let mut trail = Trail::default();
-    listen(app, &arrival, &mut prepared, &mut trail).await?;
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
-            Ok(Choosing::Chosen(choice)) => choice,
-            Ok(Choosing::Unread(rests)) => {
-                read(app, &arrival, (rests, &mut prepared), &mut trail).await?;
-                continue;
-            }
+            Ok(choice) => choice,
             Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
                 let start = Instant::now();
                 if !hold.until_changed(app, &mut arrival, prepared.model_name.as_deref()).await? {
@@ -175,7 +165,7 @@ async fn attempt_until_answered(
                 if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
                     choice.booking.answered(&trail.failures);
                 }
-                return Ok(respond(app, arrival, *choice, answer));
+                return Ok(respond(app, arrival, choice, answer));
             }
             Err(error) => error,
         };
@@ -236,15 +226,9 @@ struct Trail {
     failing_since: Option<Instant>,
     /// The time that it has waited since then.
     waited: Duration,
-    n_reads: u32,
 }
 
 impl Trail {
-    /// Returns whether more of its prompt, and of those like it, may be read before it is sent.
-    fn may_read(&self) -> bool {
-        self.n_reads < READS_MAX
-    }
-
     fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
         self.n_attempts += 1;
         if self.failing_since.is_none() {
@@ -270,7 +254,7 @@ async fn take_turn(
     arrival: &Arrival,
     prepared: &Prepared,
     trail: &mut Trail,
-) -> Result<Choosing, RequestError> {
+) -> Result<Choice, RequestError> {
     let wish = Wish {
         model: &prepared.model.fingerprint,
         entrant: Entrant {
@@ -282,12 +266,9 @@ async fn take_turn(
     };
     let start = Instant::now();
     let turn = app.turns.take(&wish, || {
-        let choosing = choose(app, arrival, prepared, trail)?;
-        let service_ms = match &choosing {
-            Choosing::Chosen(choice) => choice.decision.service_ms,
-            Choosing::Unread(_) => 0.0,
-        };
-        Ok(Started { value: choosing, service_ms })
+        let choice = choose(app, arrival, prepared, trail)?;
+        let service_ms = choice.decision.service_ms;
+        Ok(Started { value: choice, service_ms })
     });
     let turn = turn.await;
     trail.waited += start.elapsed();
@@ -319,47 +300,14 @@ async fn take_turn(
     }
 }
 
-/// Reads the prompts of which more must be known before a worker is chosen.
-///
-/// Errors: `Internal`, where tokenizing panics.
-async fn read(
-    app: &App,
-    arrival: &Arrival,
-    (rests, prepared): (Vec<Arc<dyn Rest>>, &mut Prepared),
-    trail: &mut Trail,
-) -> Result<(), RequestError> {
-    let start = Instant::now();
-    let is_read = app.preparing.read(rests).await?;
-    prepared.prompt.catch_up();
-    trail.n_reads = if is_read { trail.n_reads + 1 } else { READS_MAX };
-    trail.begin = Begin::AtOnce;
-    app.metrics.decision.with_label_values(&["rest"]).observe(start.elapsed().as_secs_f64());
-    arrival.span.part("router.read", (start, Instant::now()), Vec::new());
-    Ok(())
-}
-
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
-///
-/// Errors: `Internal`, where tokenizing panics.
-async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &mut Trail) -> Result<(), RequestError> {
+async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
     let view = app.fleet.view();
     if !app.fleet.books().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
-        return Ok(());
+        return;
     }
-    // How much of it is held must be known first: who finds all of it somewhere need not listen.
-    let listened = loop {
-        let matches = find_matches(app, prepared);
-        let ask = ask(&arrival.id, prepared, &matches);
-        let unread = {
-            let books = app.fleet.books();
-            let unread = unread(&books, &ask, trail);
-            if unread.is_empty() {
-                break books.listen(&view, &ask, &mut rand::rng());
-            }
-            unread
-        };
-        read(app, arrival, (unread, prepared), trail).await?;
-    };
+    let matches = find_matches(app, prepared);
+    let listened = app.fleet.books().listen(&view, &ask(&arrival.id, prepared, &matches), &mut rand::rng());
     if !listened.is_zero() {
         let start = Instant::now();
         while let Some(left) = listened.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
@@ -372,14 +320,11 @@ async fn listen(app: &App, arrival: &Arrival, prepared: &mut Prepared, trail: &m
         app.metrics.listened.observe(start.elapsed().as_secs_f64());
         arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
     }
-    Ok(())
 }
 
 /// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
 fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: Prompt::Known { root, keys, rest, .. }, marks, .. } = prepared else { return };
-    let is_whole = rest.is_none();
-    app.metrics.beginnings.inc_by(u64::from(!is_whole));
+    let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, .. } = prepared else { return };
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
@@ -387,7 +332,7 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
     // It takes microseconds, less than the way to a thread for long work.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        diagnosis::observe(&app, Spoken { root, marks, keys, is_whole });
+        diagnosis::observe(&app, Spoken { root, marks, keys });
     });
 }
 
@@ -449,8 +394,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
         return;
     };
-    // The worker knows it, where it has been guessed here.
-    let n_tokens = headers::number(headers, warmpath_common::headers::PROMPT_TOKENS).unwrap_or(*n_tokens);
+    let n_tokens = *n_tokens;
     let predicted = choice.decision.cached_tokens;
     app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
     // Of what is held to the prompt's end one token is computed all the same, and with it its block.

@@ -74,14 +74,12 @@ metrics! {
     tpot: HistogramVec = histograms("tpot_seconds", &["cached"], TOKEN_BUCKETS);
     /// Time from a request's arrival to the end of its answer.
     request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
-    /// Time that a decision takes, by phase: parse, prompt (render and tokenize), hash, match, rest (tokenize the rest of a long prompt whose beginning others have), choose.
+    /// Time that a decision takes, by phase: parse, prompt (render and tokenize), hash, match, choose.
     decision: HistogramVec = histograms("decision_seconds", &["phase"], DECISION_BUCKETS);
     /// Decisions by reason.
     routes: IntCounterVec = counters("routes_total", &["reason"]);
     /// Prompts that could not be tokenized here and were routed by load, by cause.
     unknown_prompts: IntCounterVec = counters("unknown_prompts_total", &["cause"]);
-    /// Long prompts of which only the beginning was tokenized, since nobody had it.
-    beginnings: IntCounter = counter("prompt_beginnings_total");
     /// Prompt tokens of requests whose worker said what it reused.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
     /// Prompt tokens that could have been reused at best: those that the worker held that held most of the prompt, whole blocks, or what was reused, where that is more.

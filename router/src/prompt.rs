@@ -3,13 +3,11 @@
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
 //! The idea: new text costs milliseconds, so it is tokenized where that stalls nobody. What is cheap happens at once, because going
 //! there costs more: a long chat whose history was seen before has little that is new. What is plainly wrong is refused;
-//! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it. A long prompt that is new is
-//! tokenized only as far as shows that it is.
+//! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
 mod body;
 mod chains;
 mod reading;
-mod unread;
 
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
@@ -26,7 +24,6 @@ use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::Scope;
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
-use warmpath_router_core::rest::{Rest, Whole};
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
@@ -35,8 +32,7 @@ use crate::salt::Salt;
 
 use body::{Body, Options, Parsed};
 use chains::Chains;
-use reading::{Extent, Reading, Tokens};
-use unread::{Hashing, Unread};
+use reading::Reading;
 
 /// Is how many bytes of a body are taken for a token, where nothing better is known.
 ///
@@ -57,15 +53,10 @@ const READ_HERE_BYTES_MAX: usize = 256 << 10;
 /// milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
 const RENDERED_HERE_MESSAGES_MAX: usize = 128;
 
-/// Is the most text that was not seen before and is tokenized where it was read; of more, only the beginning is. Units: bytes.
+/// Is the most text that was not seen before and is tokenized where it was read. Units: bytes.
 ///
 /// Source: docs/decisions/0021-prompt-path.md: the way to another thread and back takes as long as some kilobytes.
 const TOKENIZED_HERE_BYTES_MAX: usize = 4096;
-
-/// Is how many blocks of text that was not seen before are tokenized to see whether anybody holds them.
-///
-/// Source: docs/decisions/0041-beginnings.md: enough that prompts which agree so far mostly go on alike, and a tenth of a millisecond.
-const BEGINNING_BLOCKS: usize = 16;
 
 /// Says how an endpoint spells its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,8 +141,6 @@ pub enum Prompt {
         root: BlockHash,
         /// Lists the keys of its full blocks; none where the request forbids reuse.
         keys: Vec<BlockKey>,
-        /// Is the prompt, where these are only the blocks of its beginning, and its length is a guess.
-        rest: Option<Arc<dyn Rest>>,
     },
     /// It could not be tokenized.
     Estimated {
@@ -160,39 +149,6 @@ pub enum Prompt {
         /// Says why, for metrics.
         cause: &'static str,
     },
-}
-
-impl Prepared {
-    /// Reads the prompt to its end, if there is time for it.
-    ///
-    /// Errors: `Internal`, where tokenizing panics.
-    pub async fn read(&mut self, preparing: &Preparing) -> Result<(), RequestError> {
-        if let Some(rest) = self.prompt.rest().cloned() {
-            preparing.read(vec![rest]).await?;
-            self.prompt.catch_up();
-        }
-        Ok(())
-    }
-}
-
-impl Prompt {
-    /// Takes in what somebody has read of the rest since.
-    pub fn catch_up(&mut self) {
-        let Self::Known { n_tokens, keys, rest, .. } = self else { return };
-        if let Some(Whole { n_tokens: n_all, keys: all }) = rest.as_ref().and_then(|rest| rest.whole()) {
-            *n_tokens = *n_all;
-            keys.clone_from(all);
-            *rest = None;
-        }
-    }
-
-    /// Returns what has yet to be read of it.
-    pub fn rest(&self) -> Option<&Arc<dyn Rest>> {
-        match self {
-            Self::Known { rest, .. } => rest.as_ref(),
-            Self::Estimated { .. } => None,
-        }
-    }
 }
 
 /// Is what the phases of preparing took.
@@ -242,58 +198,36 @@ impl Preparing {
             return self.finish_elsewhere(fleet, || Ok(begun)).await;
         }
         begun.render(fleet)?;
-        if begun.reading.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX && matches!(begun.extent(), Extent::Whole) {
+        if begun.reading.unseen_bytes() > TOKENIZED_HERE_BYTES_MAX {
             return self.finish_elsewhere(fleet, || Ok(begun)).await;
         }
         Ok(begun.finish(&self.chains))
     }
 
-    /// Reads prompts to their ends; returns whether there was time for it.
+    /// Does long work where it stalls nobody.
     ///
-    /// Errors: `Internal`, where tokenizing panics.
-    pub async fn read(&self, rests: Vec<Arc<dyn Rest>>) -> Result<bool, RequestError> {
-        self.elsewhere(move |has_place| {
-            for rest in rests.iter().filter(|_| has_place) {
-                rest.read();
-            }
-            has_place
-        })
-        .await
-    }
-
+    /// Where too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.
     async fn finish_elsewhere(
         &self,
         fleet: &Arc<Fleet>,
         begin: impl FnOnce() -> Result<Begun, RequestError> + Send + 'static,
     ) -> Result<Prepared, RequestError> {
+        let place = Arc::clone(&self.places).try_acquire_owned().ok();
+        let processor = Arc::clone(&self.processors).acquire_owned().await;
         let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
-        let finish = move |has_place| {
+        let prepared = tokio::task::spawn_blocking(move || {
             let mut begun = begin()?;
-            if has_place {
+            if place.is_some() {
                 begun.render(&fleet)?;
             } else {
                 begun.reading = Reading::Unknown("busy");
             }
-            Ok(begun.finish(&chains))
-        };
-        self.elsewhere(finish).await?
-    }
-
-    /// Does long work where it stalls nobody. Where too many wait already it is told so, and should leave the prompt to the worker:
-    /// tokenizing must not become the bottleneck.
-    async fn elsewhere<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(bool) -> T + Send + 'static,
-    ) -> Result<T, RequestError> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        let processor = Arc::clone(&self.processors).acquire_owned().await;
-        let done = tokio::task::spawn_blocking(move || {
-            let result = work(place.is_some());
+            let prepared = begun.finish(&chains);
             // The work may outlive a client that leaves; its places are taken until it ends.
             drop((place, processor));
-            result
+            Ok(prepared)
         });
-        done.await.map_err(|error| RequestError::Internal { reason: error.to_string() })
+        prepared.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
     }
 }
 
@@ -309,8 +243,6 @@ struct Begun {
     affinity: u64,
     marks: Vec<Mark>,
     has_one_prompt: bool,
-    /// Says whether stock servers serve the model: of what they hold nothing is known but what they were sent.
-    has_stock: bool,
     /// Largest context of the model's workers; absent where some of them are stock servers, which may have any.
     context_tokens_max: Option<u32>,
     reading: Reading,
@@ -349,7 +281,6 @@ impl Begun {
             affinity,
             marks,
             has_one_prompt,
-            has_stock,
             context_tokens_max,
             reading,
             phases,
@@ -366,21 +297,10 @@ impl Begun {
         checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
     }
 
-    /// Returns how much of the prompt is tokenized before a worker is chosen.
-    fn extent(&self) -> Extent {
-        let can_begin = matches!(self.reading, Reading::Begun(..)) && !self.has_stock;
-        if !can_begin || self.reading.unseen_bytes() <= TOKENIZED_HERE_BYTES_MAX {
-            return Extent::Whole;
-        }
-        let wanted = BEGINNING_BLOCKS * self.model.block_size_tokens as usize * BYTES_PER_TOKEN;
-        Extent::Beginning(wanted.min(TOKENIZED_HERE_BYTES_MAX)..=TOKENIZED_HERE_BYTES_MAX)
-    }
-
     /// Tokenizes and hashes what is rendered.
-    fn finish(self, chains: &Arc<Chains>) -> Prepared {
-        let extent = self.extent();
+    fn finish(self, chains: &Chains) -> Prepared {
         let Self { draft, options, salt, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
-        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, extent, Scope::of(&salt)));
+        let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, Scope::of(&salt)));
         let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
         let root = applied.ok().map(|applied| {
             let lora = model.lora_root(applied);
@@ -389,19 +309,12 @@ impl Begun {
         let length = |n_tokens: usize| u32::try_from(n_tokens).unwrap_or(u32::MAX);
         let prompt = match (tokens, root) {
             // Which adapter it would be, the worker says.
-            (Ok(tokens), None) => {
-                Prompt::Estimated { n_tokens: length(tokens.known.len() + tokens.n_left), cause: "adapter" }
-            }
-            (Ok(Tokens { known, n_left, .. }), Some(root)) if options.cache_prompt == Some(false) => {
-                Prompt::Known { n_tokens: length(known.len() + n_left), root, keys: Vec::new(), rest: None }
-            }
-            (Ok(Tokens { known, n_left, left }), Some(root)) => {
-                let (block_size_tokens, chains) = (model.block_size_tokens, Arc::clone(chains));
-                let hashing = Hashing { root, block_size_tokens, chains };
-                let keys = timed(&mut phases.hash, || hashing.keys(&known));
-                let unread =
-                    |(vocabulary, begun)| -> Arc<dyn Rest> { Arc::new(Unread::new(vocabulary, begun, hashing)) };
-                Prompt::Known { n_tokens: length(known.len() + n_left), root, keys, rest: left.map(unread) }
+            (Ok(tokens), None) => Prompt::Estimated { n_tokens: length(tokens.len()), cause: "adapter" },
+            (Ok(tokens), Some(root)) => {
+                let hash = || chains.keys(&root, &tokens, model.block_size_tokens);
+                let may_reuse = options.cache_prompt != Some(false);
+                let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
+                Prompt::Known { n_tokens: length(tokens.len()), root, keys }
             }
             (Err(cause), _) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
             (Err(cause), _) => Prompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause },

@@ -73,41 +73,7 @@ fn question_on_document(question: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_long_prompt_that_is_new_only_the_beginning_is_tokenized_and_of_one_that_is_held_all() {
-    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
-    let text = question_on_document("Why?");
-    let n_beginnings = "warmpath_router_prompt_beginnings_total";
-    let n_read = "warmpath_router_decision_seconds_count{phase=\"rest\"}";
-    let response = router.chat(&text).await;
-    assert_eq!(response.status(), 200);
-    assert_eq!(header(&response, "x-warmpath-route"), "cold");
-    assert_eq!((router.metric(n_beginnings).await, router.metric(n_read).await), (1.0, 0.0));
-
-    // That the conversation goes on is seen although its first prompt was not tokenized to its end.
-    let debugged = |body: serde_json::Value| {
-        let request = router.client.post(router.url("/v1/chat/completions")).header("x-warmpath-debug", "prefix");
-        request.body(body.to_string()).send()
-    };
-    let turns = |text: &str| {
-        let message = |role: &str, content: &str| json!({"role": role, "content": content});
-        json!({"messages": [message("user", text), message("assistant", "Because."), message("user", "Why?")]})
-    };
-    let broken = |response: &reqwest::Response| header(response, "x-warmpath-prefix-break").to_owned();
-    assert_eq!(broken(&debugged(turns(&text)).await.expect("an answer")), "none");
-
-    let text = question_on_document("Where?");
-    let keys = chat_keys(&text, "");
-    workers[1].hold(&text, None, 2);
-    knows_blocks(&router, 1, keys.len()).await;
-    let response = router.chat(&text).await;
-    assert_eq!(header(&response, "x-warmpath-route"), "prefix");
-    assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (keys.len() * 16).to_string());
-    assert_eq!((router.metric(n_beginnings).await, router.metric(n_read).await), (1.0, 1.0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_long_prompt_of_which_only_the_beginning_was_tokenized_is_not_held_back_where_all_of_it_is_held() {
+async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     // Nobody has been heard of, so that others may be there, and the prompt takes three seconds.
@@ -125,7 +91,7 @@ async fn a_long_prompt_of_which_only_the_beginning_was_tokenized_is_not_held_bac
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn how_far_long_prompts_agree_that_come_at_once_is_found_out() {
+async fn how_far_long_prompts_agree_that_come_at_once_is_known() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;

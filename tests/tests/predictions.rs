@@ -141,6 +141,5 @@ async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyh
         }
     }
     println!("{}", check(&rig, N_DOCUMENTS * N_AT_ONCE * 2, &misses).await?);
-    assert!(rig.router_metric("warmpath_router_prompt_beginnings_total").await? >= N_DOCUMENTS as f64);
     Ok(())
 }

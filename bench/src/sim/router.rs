@@ -239,5 +239,5 @@ fn model(shape: FleetShape) -> ModelInfo {
 
 /// Returns what a request asks of the fleet at its first attempt.
 fn ask<'a>((request_id, now): (&'a RequestId, Instant), model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
-    Ask { request_id, model_name: None, model, wanted: None, prompt, rest: None, affinity: 0, tried: &[], now }
+    Ask { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now }
 }

@@ -4,6 +4,7 @@
 //! key (no hash that could collide), and turn 20 of a chat finds all fragments of its first 19 turns. A fragment that was seen
 //! before takes less time, which would tell one tenant what another one has said: so each salt has fragments of its own.
 
+use std::hash::{BuildHasher as _, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,22 +32,23 @@ impl Scope {
 }
 
 /// Text between special tokens, in its scope.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Fragment {
+#[derive(Debug, PartialEq, Eq)]
+struct Fragment<Text> {
+    /// Hash of the other fields: the cache hashes a key again whenever its table moves, and fragments are long.
+    hash: u64,
     scope: Scope,
-    text: Arc<str>,
+    text: Text,
 }
 
-/// Fragment that is looked for.
-#[derive(Hash)]
-struct Asked<'a> {
-    scope: Scope,
-    text: &'a str,
+impl<Text> Hash for Fragment<Text> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
 }
 
-impl Equivalent<Fragment> for Asked<'_> {
-    fn equivalent(&self, known: &Fragment) -> bool {
-        self.scope == known.scope && *self.text == *known.text
+impl Equivalent<Fragment<Arc<str>>> for Fragment<&str> {
+    fn equivalent(&self, known: &Fragment<Arc<str>>) -> bool {
+        self.hash == known.hash && self.scope == known.scope && *self.text == *known.text
     }
 }
 
@@ -70,8 +72,9 @@ pub struct CacheCounters {
 /// Maps fragments to their tokens.
 #[derive(Debug)]
 pub(crate) struct FragmentCache {
-    /// Is hashed with secret seeds, faster than by the standard library's hasher: fragments are long.
-    cache: Cache<Fragment, Arc<[Token]>, DefaultHashBuilder>,
+    cache: Cache<Fragment<Arc<str>>, Arc<[Token]>, DefaultHashBuilder>,
+    /// Hashes fragments with secret seeds, faster than the standard library's hasher: fragments are long.
+    hasher: DefaultHashBuilder,
     hits: AtomicU64,
     misses: AtomicU64,
     hit_bytes: AtomicU64,
@@ -82,18 +85,18 @@ impl FragmentCache {
     pub fn new(bytes_max: u64) -> Self {
         let cache = Cache::builder()
             .max_capacity(bytes_max)
-            .weigher(|fragment: &Fragment, tokens: &Arc<[Token]>| {
+            .weigher(|fragment: &Fragment<Arc<str>>, tokens: &Arc<[Token]>| {
                 let bytes = fragment.text.len() + std::mem::size_of_val::<[Token]>(tokens) + ENTRY_OVERHEAD_BYTES;
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
             .build_with_hasher(DefaultHashBuilder::default());
         let [hits, misses, hit_bytes, tokenized_bytes] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { cache, hits, misses, hit_bytes, tokenized_bytes }
+        Self { cache, hasher: DefaultHashBuilder::default(), hits, misses, hit_bytes, tokenized_bytes }
     }
 
     /// Returns the tokens of the fragment `text` if they are in the cache.
     pub fn seen(&self, scope: Scope, text: &str) -> Option<Arc<[Token]>> {
-        let tokens = self.cache.get(&Asked { scope, text })?;
+        let tokens = self.cache.get(&self.fragment(scope, text))?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         self.hit_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
         Some(tokens)
@@ -109,8 +112,13 @@ impl FragmentCache {
         self.misses.fetch_add(1, Ordering::Relaxed);
         self.tokenized_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
         let tokens: Arc<[Token]> = tokens.into();
-        self.cache.insert(Fragment { scope, text: text.into() }, Arc::clone(&tokens));
+        let Fragment { hash, scope, text } = self.fragment(scope, text);
+        self.cache.insert(Fragment { hash, scope, text: text.into() }, Arc::clone(&tokens));
         tokens
+    }
+
+    fn fragment<'t>(&self, scope: Scope, text: &'t str) -> Fragment<&'t str> {
+        Fragment { hash: self.hasher.hash_one((scope, text)), scope, text }
     }
 
     /// Waits until the cache has weighed every entry.

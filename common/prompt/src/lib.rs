@@ -26,7 +26,7 @@ pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, hear_logs};
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
-pub use maker::{Beginning, BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError};
+pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

@@ -25,7 +25,7 @@ use crate::shield::StandIns;
 use crate::template::Clock;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
-pub use begun::{Beginning, BegunPrompt};
+pub use begun::BegunPrompt;
 pub use infill::RawError;
 use rerank::PairPrompt;
 

@@ -3,7 +3,6 @@
 //! Not here: control tokens in prompts (`partition`, `shield`). The idea: whatever would make llama.cpp abort is refused
 //! when the file is opened, because a router opens files that workers send.
 
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use llama_cpp_2::model::LlamaModel;
@@ -161,9 +160,9 @@ impl Vocabulary {
         self.words.as_ref().map_or_else(|| tokenize(text), |words| words.tokens(text, tokenize))
     }
 
-    /// Returns a beginning of a text, of as many bytes as are wanted, whose tokens are those with which the text's begin.
-    pub fn beginning<'t>(&self, text: &'t str, n_bytes: RangeInclusive<usize>) -> Option<&'t str> {
-        self.words.as_ref().and_then(|_| words::beginning(text, n_bytes))
+    /// Returns the shortest beginning of a text, of at least so many bytes, whose tokens are those with which the text's begin.
+    pub fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
+        self.words.as_ref().and_then(|_| words::beginning(text, bytes_min))
     }
 
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {

@@ -6,7 +6,6 @@
 //! words: a look-up takes a fiftieth of what llama.cpp's encoding takes.
 
 use std::mem;
-use std::ops::RangeInclusive;
 use std::sync::{PoisonError, RwLock};
 
 use hashbrown::HashMap;
@@ -104,10 +103,9 @@ fn ends_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b".,;:!?)\"'".contains(&byte)
 }
 
-/// Returns the shortest beginning of a text, of as many bytes as are wanted, behind which texts are cut, if there is one.
-pub(crate) fn beginning(text: &str, n_bytes: RangeInclusive<usize>) -> Option<&str> {
-    let (first, last) = ((*n_bytes.start()).max(1), (*n_bytes.end()).min(text.len().saturating_sub(1)));
-    (first..=last).find(|at| is_cut(text.as_bytes(), *at)).map(|end| &text[..end])
+/// Returns the shortest beginning of a text, of at least so many bytes, behind which texts are cut, if there is one.
+pub(crate) fn beginning(text: &str, bytes_min: usize) -> Option<&str> {
+    (bytes_min.max(1)..text.len()).find(|at| is_cut(text.as_bytes(), *at)).map(|end| &text[..end])
 }
 
 /// Cuts a text before each space that stands behind a word's end and before an ASCII letter.
@@ -148,11 +146,10 @@ mod tests {
     #[test]
     fn a_beginning_ends_where_texts_are_cut() {
         let text = "ab cd  ef gh";
-        assert_eq!(beginning(text, 0..=9), Some("ab"));
-        assert_eq!(beginning(text, 3..=9), Some("ab cd  ef"));
-        assert_eq!(beginning(text, 3..=8), None);
-        assert_eq!(beginning(text, 10..=99), None, "the text itself is no beginning of it");
-        assert_eq!(beginning("", 0..=9), None);
+        assert_eq!(beginning(text, 0), Some("ab"));
+        assert_eq!(beginning(text, 3), Some("ab cd  ef"));
+        assert_eq!(beginning(text, 10), None, "the text itself is no beginning of it");
+        assert_eq!(beginning("", 0), None);
     }
 
     #[test]

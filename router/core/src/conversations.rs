@@ -5,8 +5,7 @@
 //! The idea: of each conversation's latest prompt two things are kept: a hash of each message and the keys of its blocks.
 //! A new prompt whose chain holds the end of a remembered one continues it. One that does not, but repeats one of its
 //! questions, is the same conversation with something changed before its end: the first differing block says at which
-//! token, the first differing message says where the client changed it. Where no message differs, the template did it. Of a
-//! prompt of which only the beginning was tokenized, what lies behind is told by its messages alone.
+//! token, the first differing message says where the client changed it. Where no message differs, the template did it.
 
 use std::collections::VecDeque;
 
@@ -89,8 +88,6 @@ pub struct Spoken {
     pub marks: Vec<Mark>,
     /// Lists the keys of its full blocks, which differ between models and salts.
     pub keys: Vec<BlockKey>,
-    /// Says whether these are all its blocks, or those of its beginning.
-    pub is_whole: bool,
 }
 
 /// Says how a prompt stands to what was said before.
@@ -162,8 +159,7 @@ impl Conversations {
 
     fn compare(&self, spoken: &Spoken) -> (Option<u64>, Continuity) {
         let by_end = spoken.keys.iter().rev().find_map(|key| self.by_end.get(key));
-        let is_before = |before: &Spoken| before.root == spoken.root && (before.is_whole || says_more(before, spoken));
-        let is_continued = |id: &&u64| self.by_id.get(*id).is_some_and(is_before);
+        let is_continued = |id: &&u64| self.by_id.get(*id).is_some_and(|before| before.root == spoken.root);
         if let Some(&id) = by_end.filter(is_continued) {
             return (Some(id), Continuity::Intact);
         }
@@ -172,9 +168,6 @@ impl Conversations {
         let asked: Vec<u64> = questions(earlier).collect();
         let same = asked.iter().rev().find_map(|question| self.by_question.get(&(spoken.root, *question)));
         match same.and_then(|id| Some((*id, self.by_id.get(id)?))) {
-            Some((id, before)) if is_cut_short(before, spoken) && says_more(before, spoken) => {
-                (Some(id), Continuity::Intact)
-            }
             Some((id, before)) => (Some(id), Continuity::Broken(first_difference(before, spoken))),
             None => (None, Continuity::New),
         }
@@ -214,17 +207,6 @@ fn questions(marks: &[Mark]) -> impl Iterator<Item = u64> + '_ {
     marks.iter().filter(|mark| mark.role == Role::User).map(|mark| mark.hash)
 }
 
-/// Returns whether a prompt has all messages of an earlier one, where they are remembered.
-fn says_more(before: &Spoken, now: &Spoken) -> bool {
-    now.marks.is_empty() || now.marks.starts_with(&before.marks)
-}
-
-/// Returns whether a prompt agrees with an earlier one as far as both were tokenized, and one of them was not to its end.
-fn is_cut_short(before: &Spoken, now: &Spoken) -> bool {
-    let n_common = n_common_blocks(before, now);
-    [before, now].iter().any(|spoken| !spoken.is_whole && spoken.keys.len() == n_common)
-}
-
 fn n_common_blocks(before: &Spoken, now: &Spoken) -> usize {
     before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count()
 }
@@ -256,7 +238,7 @@ mod tests {
         // The opening of the answer.
         keys.push(BlockKey(chain ^ u64::MAX));
         let marks = messages.iter().map(|&(role, hash)| Mark { hash, role }).collect();
-        Spoken { root: ROOT, marks, keys, is_whole: true }
+        Spoken { root: ROOT, marks, keys }
     }
 
     /// Returns the same prompt under another root: another tenant's.
@@ -264,13 +246,6 @@ mod tests {
         spoken.root = BlockHash([root; 32]);
         spoken.keys.iter_mut().for_each(|key| key.0 ^= u64::from(root));
         spoken
-    }
-
-    /// Returns a prompt of which only so many blocks were tokenized.
-    fn begun(messages: &[(Role, u64)], n_blocks: usize) -> Spoken {
-        let mut spoken = spoken(messages);
-        spoken.keys.truncate(n_blocks);
-        Spoken { is_whole: false, ..spoken }
     }
 
     const ROOT: BlockHash = BlockHash([0; 32]);
@@ -340,28 +315,6 @@ mod tests {
     }
 
     #[test]
-    fn behind_what_was_tokenized_of_a_prompt_its_messages_tell() {
-        let third = [SECOND[0], SECOND[1], SECOND[2], SECOND[3], (Role::Assistant, 5), (Role::User, 6)];
-        let mut changed = third;
-        changed[2].1 = 9;
-        let check = |before: Spoken, now: Spoken, expected: Continuity| {
-            let mut conversations = Conversations::default();
-            conversations.observe(before);
-            assert_eq!(conversations.observe(now), expected);
-        };
-        check(begun(&SECOND, 4), spoken(&third), Continuity::Intact);
-        check(begun(&SECOND, 4), begun(&third, 4), Continuity::Intact);
-        check(spoken(&SECOND), begun(&third, 4), Continuity::Intact);
-        check(begun(&SECOND, 4), spoken(&changed), broken(4, 2, Role::Assistant));
-        check(begun(&SECOND, 4), begun(&changed, 3), broken(3, 2, Role::Assistant));
-        check(spoken(&SECOND), begun(&changed, 4), broken(4, 2, Role::Assistant));
-        // Where they part sooner it is seen as ever.
-        changed[0].1 = 7;
-        check(begun(&SECOND, 4), begun(&changed, 4), broken(0, 0, Role::System));
-        check(begun(&SECOND, 4), begun(&[(Role::System, 1), (Role::User, 8)], 4), Continuity::New);
-    }
-
-    #[test]
     fn what_is_remembered_is_bounded() {
         let mut conversations = Conversations::default();
         for n in 0..3 * CONVERSATIONS_MAX as u64 {
@@ -378,7 +331,6 @@ mod tests {
             root: ROOT,
             marks: vec![Mark { hash: seed, role: Role::User }; MESSAGES_MAX + 1],
             keys: (0..KEYS_MAX as u64 / 2).map(|n| BlockKey(seed + n)).collect(),
-            is_whole: true,
         };
         for seed in 1..5 {
             conversations.observe(long(seed << 40));

@@ -35,7 +35,6 @@ use crate::given::{Given, Givers};
 use crate::index::Match;
 use crate::others::Others;
 use crate::pending::{Filling, Pending};
-use crate::rest::Rest;
 use crate::reuse::Reuse;
 
 /// Is the weight of the newest request in the average time that requests take of a worker.
@@ -89,8 +88,6 @@ pub struct Ask<'a> {
     pub wanted: Option<Capability>,
     /// Is what is known of the prompt.
     pub prompt: PromptView<'a>,
-    /// Is the prompt, where what is known of it is only its beginning, and its length a guess.
-    pub rest: Option<&'a Arc<dyn Rest>>,
     /// Names the conversation, for [`Policy::ConsistentHash`].
     pub affinity: u64,
     /// Lists the workers at which this request has failed.
@@ -270,9 +267,6 @@ impl Dispatch {
         let is_lent = chosen.worker.stock.is_none();
         let chain = if is_lent { ask.prompt.keys() } else { &[] };
         let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
-        if let Some(rest) = ask.rest {
-            self.pending.goes_on(&filling, rest);
-        }
         let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
         Ok((decision, self.book((sent, ask.model_name), filling)))
     }
@@ -287,19 +281,6 @@ impl Dispatch {
         let PromptView::Known { keys, matches, .. } = prompt else { return None };
         let corrected = self.doubts.correct(keys, matches);
         self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
-    }
-
-    /// Returns the prompts that must be read before a worker is chosen: this one, where all that is known of it is held somewhere
-    /// or being computed, and those in flight that may go on like it.
-    pub fn unread(&self, ask: &Ask<'_>) -> Vec<Arc<dyn Rest>> {
-        let PromptView::Known { keys, matches, .. } = ask.prompt else { return Vec::new() };
-        let others = self.pending.unread(keys);
-        let own = ask.rest.filter(|_| {
-            let believed = self.believed(ask.prompt);
-            let matches = believed.as_deref().unwrap_or(matches);
-            matches.iter().map(|found| found.blocks as usize).max().unwrap_or(0) >= keys.len()
-        });
-        others.chain(own.cloned()).collect()
     }
 
     /// Returns what workers say and is doubted.

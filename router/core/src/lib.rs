@@ -23,7 +23,6 @@ pub mod index;
 pub mod membership;
 mod others;
 pub mod pending;
-pub mod rest;
 pub mod retry;
 pub mod reuse;
 pub mod stock;

@@ -7,14 +7,12 @@
 //! a request costs one comparison for each other one in flight, not one for each of its blocks.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{RunState, Tier};
 
 use crate::WorkerIdx;
 use crate::index::Match;
-use crate::rest::Rest;
 
 /// Is the most blocks of one request that are kept: what lies behind is learnt from the worker.
 ///
@@ -37,8 +35,6 @@ struct Stretch {
     /// Is the first one, beside the others for speed.
     first: BlockKey,
     keys: Box<[BlockKey]>,
-    /// Is the prompt, where `keys` are only its beginning; gone when its answer has begun.
-    rest: Option<Weak<dyn Rest>>,
 }
 
 /// Is what one request fills where it runs; must come back by [`Pending::remove`], once.
@@ -56,24 +52,9 @@ impl Pending {
         let keys = chain.get(from..).unwrap_or_default();
         if let Some(&first) = keys.first() {
             let keys = keys[..keys.len().min(BLOCKS_MAX)].into();
-            self.by_worker.entry(worker).or_default().push(Stretch { number, from, first, keys, rest: None });
+            self.by_worker.entry(worker).or_default().push(Stretch { number, from, first, keys });
         }
         Filling { worker, number }
-    }
-
-    /// Records that the chain of a request was only the beginning of its prompt's.
-    pub fn goes_on(&mut self, filling: &Filling, rest: &Arc<dyn Rest>) {
-        let stretches = self.by_worker.get_mut(&filling.worker).into_iter().flatten();
-        for stretch in stretches.filter(|stretch| stretch.number == filling.number) {
-            stretch.rest = Some(Arc::downgrade(rest));
-        }
-    }
-
-    /// Returns the prompts that begin with as much of the chain `keys` as is known of them: how far they go on like it shows when they are read.
-    ///
-    /// Cost: as [`Pending::extend`].
-    pub fn unread<'a>(&'a self, keys: &'a [BlockKey]) -> impl Iterator<Item = Arc<dyn Rest>> + 'a {
-        self.by_worker.values().flatten().filter_map(|stretch| stretch.unread(keys))
     }
 
     /// Records that a request fills nothing any more.
@@ -119,22 +100,12 @@ impl Stretch {
     /// Returns where the stretch's blocks lie in the chain `keys`, first and end, if they do.
     fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
         let asked = keys.get(self.from..).filter(|asked| asked.first() == Some(&self.first))?;
-        let rest = self.rest.as_ref().and_then(Weak::upgrade);
-        let read = rest.as_ref().and_then(|rest| rest.whole()).and_then(|whole| whole.keys.get(self.from..));
-        let filled = read.map_or(&*self.keys, |keys| &keys[..keys.len().min(BLOCKS_MAX)]);
-        let (mut agrees, mut differs) = (0, filled.len().min(asked.len()));
+        let (mut agrees, mut differs) = (0, self.keys.len().min(asked.len()));
         while agrees + 1 < differs {
             let middle = agrees.midpoint(differs);
-            if filled[middle] == asked[middle] { agrees = middle } else { differs = middle }
+            if self.keys[middle] == asked[middle] { agrees = middle } else { differs = middle }
         }
         Some((self.from, self.from + agrees + 1))
-    }
-
-    /// Returns the prompt if it has yet to be read, and the chain `keys` holds all that is known of it.
-    fn unread(&self, keys: &[BlockKey]) -> Option<Arc<dyn Rest>> {
-        let rest = self.rest.as_ref()?.upgrade().filter(|rest| rest.whole().is_none())?;
-        let (_, end) = self.shared(keys)?;
-        (end == self.from + self.keys.len()).then_some(rest)
     }
 }
 
@@ -146,12 +117,9 @@ fn reach(n_held: usize, mut shared: Vec<(usize, usize)>) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rest::Whole;
 
     fn keys(range: std::ops::Range<u64>) -> Vec<BlockKey> {
         range.map(BlockKey).collect()
@@ -189,63 +157,6 @@ mod tests {
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 2)]), Some(vec![(1, 5), (0, 4)]));
         assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 1)]), None, "a gap is no prefix");
         assert_eq!(held(&pending, &chain, &[found(1, 6)]), None);
-    }
-
-    /// Is a prompt of so many blocks that has yet to be read.
-    #[derive(Debug)]
-    struct Book(Whole, OnceLock<()>);
-
-    impl Rest for Book {
-        fn whole(&self) -> Option<&Whole> {
-            self.1.get().map(|()| &self.0)
-        }
-
-        fn read(&self) -> &Whole {
-            self.1.get_or_init(|| ());
-            &self.0
-        }
-    }
-
-    fn book(keys: Vec<BlockKey>) -> Arc<dyn Rest> {
-        Arc::new(Book(Whole { n_tokens: 0, keys }, OnceLock::new()))
-    }
-
-    fn n_unread(pending: &Pending, keys: &[BlockKey]) -> usize {
-        pending.unread(keys).count()
-    }
-
-    #[test]
-    fn how_far_prompts_agree_shows_when_the_rest_is_read() {
-        let mut pending = Pending::default();
-        let (chain, other) = (keys(0..9), [keys(0..4), keys(50..59)].concat());
-        let rest = book(keys(0..6));
-        let filling = pending.add(WorkerIdx(0), (&chain[..4], 1));
-        pending.goes_on(&filling, &rest);
-        assert_eq!(n_unread(&pending, &chain[..4]), 1);
-        assert_eq!(n_unread(&pending, &chain), 1);
-        assert_eq!(n_unread(&pending, &other), 1);
-        assert_eq!(n_unread(&pending, &chain[..3]), 0, "it parts or ends before");
-        assert_eq!(n_unread(&pending, &keys(1..9)), 0, "another one");
-        assert_eq!(held(&pending, &chain, &[found(0, 1)]), Some(vec![(0, 4)]));
-        rest.read();
-        assert_eq!(n_unread(&pending, &chain), 0);
-        assert_eq!(held(&pending, &chain, &[found(0, 1)]), Some(vec![(0, 6)]));
-        assert_eq!(held(&pending, &other, &[found(0, 1)]), Some(vec![(0, 4)]));
-        drop(rest);
-        assert_eq!(held(&pending, &chain, &[found(0, 1)]), Some(vec![(0, 4)]), "the worker says the rest");
-        pending.remove(filling);
-        assert!(pending.by_worker.is_empty());
-    }
-
-    #[test]
-    fn whose_answer_has_begun_is_not_read() {
-        let mut pending = Pending::default();
-        let rest = book(keys(0..6));
-        let filling = pending.add(WorkerIdx(0), (&keys(0..4), 0));
-        pending.goes_on(&filling, &rest);
-        drop(rest);
-        assert_eq!(n_unread(&pending, &keys(0..6)), 0);
-        assert_eq!(held(&pending, &keys(0..6), &[]), Some(vec![(0, 4)]));
     }
 
     #[test]

@@ -49,8 +49,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let salt = Salt::of(&parts.headers, None)?;
     let draft = Draft { shape: shape_of(asked.path.as_deref(), &body), body, salt };
     let view = app.fleet.view();
-    let mut prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
-    prepared.read(&app.preparing).await?;
+    let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = find_matches(&app, &prepared);
     let request_id = fresh_request_id();
     let ask = ask(&request_id, &prepared, &matches);

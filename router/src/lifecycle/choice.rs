@@ -8,9 +8,8 @@ use std::time::Instant;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::choose::{PromptView, Reason};
 use warmpath_router_core::decision_log::Chosen;
-use warmpath_router_core::dispatch::{Ask, Decision, Dispatch, NoWorker};
+use warmpath_router_core::dispatch::{Ask, Decision, NoWorker};
 use warmpath_router_core::index::Match;
-use warmpath_router_core::rest::Rest;
 use warmpath_router_core::stock::Sending;
 use warmpath_shell::trace::{Kind, Span};
 
@@ -28,7 +27,7 @@ pub(super) struct Choice {
     pub(super) note: Note,
     /// Is the attempt's part of a trace, which ends with its answer.
     pub(super) span: Span,
-    /// Is the prompt's length, a guess where it has not been read to its end; absent where the prompt is not known.
+    /// Prompt tokens; absent where the prompt is not known.
     pub(super) prompt_tokens: Option<u32>,
     /// Is what was predicted; absent where the prompt is not known.
     pub(super) predicted_cached_tokens: Option<u32>,
@@ -38,14 +37,6 @@ pub(super) struct Choice {
     pub(super) n_matched_blocks: u32,
     pub(super) has_one_prompt: bool,
     pub(super) block_size_tokens: u32,
-}
-
-/// Is what came of a choice.
-pub(super) enum Choosing {
-    /// A worker was chosen.
-    Chosen(Box<Choice>),
-    /// These prompts have to be read first.
-    Unread(Vec<Arc<dyn Rest>>),
 }
 
 /// Returns what workers hold of a prompt; nothing of one that is not known.
@@ -64,7 +55,6 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
         model: &prepared.model,
         wanted: prepared.wanted,
         prompt: prompt_view(prepared, matches),
-        rest: prepared.prompt.rest(),
         affinity: prepared.affinity,
         tried: &[],
         now: Instant::now(),
@@ -79,15 +69,10 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
     }
 }
 
-/// Returns the prompts that have to be read before a worker is chosen, as long as that may be waited for.
-pub(super) fn unread(books: &Dispatch, ask: &Ask<'_>, trail: &Trail) -> Vec<Arc<dyn Rest>> {
-    if trail.may_read() { books.unread(ask) } else { Vec::new() }
-}
-
-/// Chooses a worker and books the request there, unless more has to be known of its prompt first.
+/// Chooses a worker and books the request there.
 ///
 /// Errors: [`NoWorker`], with the reasons.
-pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> Result<Choosing, NoWorker> {
+pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &Trail) -> Result<Choice, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
     if matches!(prepared.prompt, Prompt::Known { .. }) {
@@ -97,15 +82,7 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
     let view = app.fleet.view();
     let tried: Vec<_> = trail.failures.iter().map(|(worker, _)| *worker).collect();
     let ask = Ask { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
-    let (mut decision, ticket) = {
-        // One lock for both: of a prompt that is booked between them no more than its beginning would be counted on.
-        let mut books = app.fleet.books();
-        let unread = unread(&books, &ask, trail);
-        if !unread.is_empty() {
-            return Ok(Choosing::Unread(unread));
-        }
-        books.choose(&view, &ask, &mut rand::rng())?
-    };
+    let (mut decision, ticket) = app.fleet.books().choose(&view, &ask, &mut rand::rng())?;
     let mut booking = app.fleet.booking(decision.worker, ticket);
     booking.watch(&arrival.id, || sending(prepared, &decision));
     if trail.n_attempts > 0 {
@@ -134,7 +111,7 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
         span.count("warmpath.prompt_tokens", n_tokens);
         span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
     }
-    Ok(Choosing::Chosen(Box::new(Choice {
+    Ok(Choice {
         note: app.recent.write(chosen(app, arrival, prepared, &decision)),
         decision,
         booking,
@@ -145,7 +122,7 @@ pub(super) fn choose(app: &App, arrival: &Arrival, prepared: &Prepared, trail: &
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
         has_one_prompt: prepared.has_one_prompt,
         block_size_tokens: prepared.model.block_size_tokens,
-    })))
+    })
 }
 
 /// Returns what people can see of a decision.

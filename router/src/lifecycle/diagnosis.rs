@@ -8,7 +8,6 @@ use axum::response::Response;
 use warmpath_router_core::conversations::{Continuity, Spoken};
 
 use super::headers;
-use crate::error::RequestError;
 use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
@@ -17,20 +16,17 @@ pub(super) struct Diagnosis(Option<String>);
 
 impl Diagnosis {
     /// Makes the diagnosis of a prompt if the request's headers ask for it.
-    ///
-    /// Errors: `Internal`, where tokenizing panics.
-    pub(super) async fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Result<Self, RequestError> {
+    pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
         let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
         if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
-            return Ok(Self(None));
+            return Self(None);
         }
-        prepared.read(&app.preparing).await?;
-        let Prompt::Known { root, keys, rest, .. } = &prepared.prompt else {
-            return Ok(Self(Some("unknown".to_owned())));
+        let Prompt::Known { root, keys, .. } = &prepared.prompt else {
+            return Self(Some("unknown".to_owned()));
         };
-        let (root, keys, is_whole) = (*root, keys.clone(), rest.is_none());
+        let (root, keys) = (*root, keys.clone());
         let marks = std::mem::take(&mut prepared.marks);
-        let text = match observe(app, Spoken { root, marks, keys, is_whole }) {
+        let text = match observe(app, Spoken { root, marks, keys }) {
             Continuity::New => "new".to_owned(),
             Continuity::Intact => "none".to_owned(),
             Continuity::Broken(found) => {
@@ -39,7 +35,7 @@ impl Diagnosis {
                 format!("token={token}{message}; role={}", found.label())
             }
         };
-        Ok(Self(Some(text)))
+        Self(Some(text))
     }
 
     /// Adds the diagnosis to the response.

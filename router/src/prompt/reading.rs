@@ -3,13 +3,12 @@
 //! Not here: the steps themselves (`warmpath-prompt`), where they are taken (the module above). The idea: how much is left to
 //! be tokenized is known as soon as a chat is rendered, since what was seen before is only looked up.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{Beginning, BegunPrompt, PromptError, Scope, TooManyTokens};
+use warmpath_prompt::{BegunPrompt, PromptError, Scope, TooManyTokens};
 use warmpath_router_core::stock::text;
 
 use super::body::Parsed;
@@ -29,29 +28,6 @@ pub(super) enum Reading {
     Tokens(Vec<Token>),
     /// Its tokens cannot be had here; says why, for metrics.
     Unknown(&'static str),
-}
-
-/// Says how much of a prompt is tokenized.
-pub(super) enum Extent {
-    /// All of it.
-    Whole,
-    /// What was seen before, and so much text that was not. Units: bytes.
-    Beginning(RangeInclusive<usize>),
-}
-
-/// Is the tokens of a prompt, as far as they are known.
-pub(super) struct Tokens {
-    pub(super) known: Vec<Token>,
-    /// Is the number of those that follow, a guess.
-    pub(super) n_left: usize,
-    /// Is the prompt, if it has to be tokenized to its end yet.
-    pub(super) left: Option<(Arc<Vocabulary>, Box<BegunPrompt>)>,
-}
-
-impl Tokens {
-    fn whole(tokens: Vec<Token>) -> Self {
-        Self { known: tokens, n_left: 0, left: None }
-    }
 }
 
 impl Reading {
@@ -140,20 +116,14 @@ impl Reading {
     }
 
     /// Returns the tokens of what is rendered, or why they cannot be had: what nobody had time to render is left to the worker.
-    pub(super) fn into_tokens(self, model: &ModelInfo, extent: Extent, scope: Scope) -> Result<Tokens, &'static str> {
+    pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<Vec<Token>, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
-            Self::Begun(vocabulary, begun) => match extent {
-                Extent::Beginning(unseen_bytes) => {
-                    let Beginning { tokens, n_left } = vocabulary.maker.beginning(&begun, unseen_bytes);
-                    Ok(Tokens { known: tokens, n_left, left: Some((vocabulary, begun)) })
-                }
-                Extent::Whole => Ok(Tokens::whole(vocabulary.maker.tokens(&begun))),
-            },
+            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
             Self::Raw(vocabulary, prompt) => {
-                vocabulary.maker.raw(&prompt, model.context_tokens, scope).map(Tokens::whole).map_err(|_| "no_prompt")
+                vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
             }
-            Self::Tokens(tokens) => Ok(Tokens::whole(tokens)),
+            Self::Tokens(tokens) => Ok(tokens),
             Self::Unknown(cause) => Err(cause),
         }
     }

@@ -1,9 +1,9 @@
 //! A prompt on its way to its tokens: rendered, cut at its special tokens, and what was seen before looked up.
 //!
 //! Not here: rendering (`fitted`), cutting (`partition`). The idea: to come this far takes some nanoseconds a byte, to tokenize takes
-//! twenty times that. Who must not be held up can see in between how much is left, and ask for the beginning alone.
+//! twenty times that. Who must not be held up can see in between how much is left.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
@@ -13,11 +13,6 @@ use super::{Cut, PromptMaker};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
 use crate::partition::Piece;
-
-/// Is how many bytes of text are taken for a token, where nothing of the prompt has been tokenized.
-///
-/// Source: English prose, by common tokenizers.
-const BYTES_PER_TOKEN: f64 = 4.0;
 
 /// Longest text that is tokenized to its end however many tokens come of it: clients that cut their prompts count on
 /// the number. Units: bytes.
@@ -43,17 +38,8 @@ pub struct BegunPrompt {
 #[derive(Debug)]
 enum Part {
     Special(Token),
-    Seen { tokens: Arc<[Token]>, n_bytes: usize },
+    Seen(Arc<[Token]>),
     Unseen(Range<usize>),
-}
-
-/// Is the beginning of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beginning {
-    /// Is the tokens that are known.
-    pub tokens: Vec<Token>,
-    /// Is the number of those that follow, as far as it can be guessed.
-    pub n_left: usize,
 }
 
 impl BegunPrompt {
@@ -85,7 +71,7 @@ impl PromptMaker {
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
             Piece::Text(range) => match self.fragments.seen(scope, &cut.fragment(range)) {
-                Some(tokens) => Part::Seen { tokens, n_bytes: range.len() },
+                Some(tokens) => Part::Seen(tokens),
                 None => {
                     unseen_bytes += range.len();
                     Part::Unseen(range.clone())
@@ -116,7 +102,7 @@ impl PromptMaker {
         for part in &begun.parts {
             match part {
                 Part::Special(token) => tokens.push(*token),
-                Part::Seen { tokens: seen, .. } => tokens.extend_from_slice(seen),
+                Part::Seen(seen) => tokens.extend_from_slice(seen),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(tokens.len());
                     let n_before = tokens.len();
@@ -145,7 +131,7 @@ impl PromptMaker {
         for part in &begun.parts {
             n_tokens_min += match part {
                 Part::Special(_) => 1,
-                Part::Seen { tokens, .. } => tokens.len(),
+                Part::Seen(tokens) => tokens.len(),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);
                     self.least_tokens(&begun.cut.fragment(range), n_left)
@@ -175,10 +161,6 @@ impl PromptMaker {
         if n_tokens_min > n_tokens_max { Err(TooManyTokens { n_tokens_min }) } else { Ok(()) }
     }
 
-    fn tokenized(&self, scope: Scope, fragment: &str) -> Arc<[Token]> {
-        self.fragments.add(scope, fragment, self.vocabulary.tokenize_plain(fragment))
-    }
-
     /// Tokenizes a fragment in portions, as far as it may be cut, and stops behind the portion that has too many
     /// tokens.
     fn tokenized_within(
@@ -188,7 +170,7 @@ impl PromptMaker {
         n_tokens_max: usize,
     ) -> Result<Arc<[Token]>, TooManyTokens> {
         let (mut tokens, mut rest) = (Vec::new(), fragment);
-        while let Some(portion) = self.vocabulary.beginning(rest, PORTION_BYTES..=rest.len()) {
+        while let Some(portion) = self.vocabulary.beginning(rest, PORTION_BYTES) {
             tokens.extend(self.vocabulary.tokenize_plain(portion));
             if tokens.len() > n_tokens_max {
                 return Err(TooManyTokens { n_tokens_min: tokens.len() });
@@ -197,82 +179,5 @@ impl PromptMaker {
         }
         tokens.extend(self.vocabulary.tokenize_plain(rest));
         Ok(self.fragments.add(scope, fragment, tokens))
-    }
-
-    /// Returns the first of the tokens that [`Self::tokens`] gives: of text that was not seen before those of as many bytes as are
-    /// wanted, or of fewer, where no text may be cut there.
-    ///
-    /// Cost: that of tokenizing so much.
-    pub fn beginning(&self, begun: &BegunPrompt, unseen_bytes: RangeInclusive<usize>) -> Beginning {
-        let mut tokens = self.vocabulary.prefix.clone();
-        let (mut n_text_bytes, mut n_text_tokens, mut n_taken) = (0, 0, 0);
-        let mut parts = begun.parts.iter();
-        let mut left = Left::default();
-        for part in parts.by_ref() {
-            let n_before = tokens.len();
-            match part {
-                Part::Special(token) => {
-                    tokens.push(*token);
-                    continue;
-                }
-                Part::Seen { tokens: seen, n_bytes } => {
-                    tokens.extend_from_slice(seen);
-                    n_text_bytes += n_bytes;
-                }
-                Part::Unseen(range) => {
-                    let fragment = begun.cut.fragment(range);
-                    let wanted = unseen_bytes.start().saturating_sub(n_taken)..=unseen_bytes.end() - n_taken;
-                    let portion = self.portion(&fragment, wanted);
-                    if portion.len() == fragment.len() {
-                        tokens.extend_from_slice(&self.tokenized(begun.scope, portion));
-                    } else if !portion.is_empty() {
-                        tokens.extend(self.vocabulary.tokenize_plain(portion));
-                    }
-                    left.bytes += fragment.len() - portion.len();
-                    n_taken += portion.len();
-                    n_text_bytes += portion.len();
-                }
-            }
-            n_text_tokens += tokens.len() - n_before;
-            if left.bytes > 0 {
-                break;
-            }
-        }
-        parts.for_each(|part| left.add(part));
-        let bytes_per_token =
-            if n_text_tokens > 0 { n_text_bytes as f64 / n_text_tokens as f64 } else { BYTES_PER_TOKEN };
-        let n_left = left.tokens + self.vocabulary.suffix.len() + (left.bytes as f64 / bytes_per_token).ceil() as usize;
-        Beginning { tokens, n_left }
-    }
-
-    /// Returns as much of a fragment as is wanted, at its beginning: more where it may not be cut, nothing where that is too much.
-    fn portion<'t>(&self, fragment: &'t str, n_bytes: RangeInclusive<usize>) -> &'t str {
-        let (wanted, allowed) = (*n_bytes.start(), *n_bytes.end());
-        if wanted == 0 {
-            return "";
-        }
-        if fragment.len() <= wanted {
-            return fragment;
-        }
-        let uncut = if fragment.len() <= allowed { fragment } else { "" };
-        self.vocabulary.beginning(fragment, n_bytes).unwrap_or(uncut)
-    }
-}
-
-/// Is what follows the beginning of a prompt.
-#[derive(Default)]
-struct Left {
-    tokens: usize,
-    /// Counts text whose tokens are not known.
-    bytes: usize,
-}
-
-impl Left {
-    fn add(&mut self, part: &Part) {
-        match part {
-            Part::Special(_) => self.tokens += 1,
-            Part::Seen { tokens, .. } => self.tokens += tokens.len(),
-            Part::Unseen(range) => self.bytes += range.len(),
-        }
     }
 }

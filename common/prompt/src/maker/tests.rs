@@ -359,22 +359,6 @@ proptest! {
     }
 
     #[test]
-    fn a_beginning_is_that_of_the_tokens((name, maker) in any_maker(), texts in prop::collection::vec(calm_text(), 3), seen in 0..4usize, least in 0..60usize) {
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        // Some of it was seen before, the rest was not, nor by another case.
-        if let Ok(earlier) = maker.begin_chat(&chat(&texts[..seen.min(3)])) {
-            maker.tokens(&earlier);
-        }
-        let Ok(begun) = maker.begin_chat(&chat(&texts)) else { return Ok(()) };
-        let beginning = maker.beginning(&begun, least..=2 * least);
-        let tokens = maker.tokens(&begun);
-        prop_assert!(tokens.starts_with(&beginning.tokens), "{}: {:?}", name, texts);
-        if begun.unseen_bytes() <= least {
-            prop_assert_eq!(beginning.tokens.len() + maker.vocabulary.suffix.len(), tokens.len(), "{}: {:?}", name, texts);
-        }
-    }
-
-    #[test]
     fn no_control_token_comes_from_a_client((name, maker, texts) in any_maker().prop_flat_map(|(name, maker)| {
         (Just(*name), Just(maker), prop::collection::vec(hostile_text(maker), 3))
     })) {

@@ -24,7 +24,7 @@ fn id(text: &str) -> RequestId {
 
 fn ask<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
     let (model_name, now) = (Some("m"), Instant::now());
-    Ask { wanted: None, request_id, model_name, model, prompt, rest: None, affinity: 0, tried: &[], now }
+    Ask { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], now }
 }
 
 struct World {

@@ -46,7 +46,6 @@ impl World {
             model: &model,
             wanted: None,
             prompt: PromptView::Estimated { n_tokens: 100 },
-            rest: None,
             affinity: 0,
             tried,
             now: self.now,
