@@ -194,7 +194,8 @@ pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(2);
 /// Source: llama-server (cpp-httplib) and vLLM (uvicorn) end one after 5 s.
 pub const STOCK_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// Time in which a Warmpath worker's machine must take what is sent to it, or the connection is given up.
+/// Time in which a worker's machine must take what is sent to it, or the connection is given up; of a stock server only while
+/// that fits the window of its connection.
 ///
 /// Source: own choice: behind `SUMMARY_IDLE_MAX`, which finds out sooner that a worker is lost and says so of the worker.
 pub const WORKER_PATIENCE: Duration = Duration::from_secs(6);

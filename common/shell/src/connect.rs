@@ -33,6 +33,11 @@ const KEEPALIVE: Duration = Duration::from_secs(1);
 /// Such questions without an answer behind which a connection is given up.
 const PROBES_MAX: u32 = 3;
 
+/// Most of a request that waits for its answer while the host must take what is sent, where the host may read late. Units: bytes.
+///
+/// Source: half of the smallest window with which a connection begins: 64 KiB at Linux, BSD and Windows, read or not.
+const SHORT_BYTES_MAX: usize = 32 << 10;
+
 /// Says why no connection came about.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -78,6 +83,8 @@ pub struct Connector {
     http: HttpConnector,
     tls: Option<Secured>,
     timeout: Duration,
+    /// Time for what fits the host's window, where the host may read the rest late.
+    patience_for_short: Option<Duration>,
 }
 
 /// Is how connections are secured.
@@ -99,7 +106,7 @@ impl Connector {
         http.set_keepalive(Some(KEEPALIVE));
         http.set_keepalive_interval(Some(KEEPALIVE));
         http.set_keepalive_retries(Some(PROBES_MAX));
-        Self { http, tls, timeout }
+        Self { http, tls, timeout, patience_for_short: None }
     }
 
     /// Gives connections up on which the host does not take what is sent for so long; only where it reads what it gets at once.
@@ -107,6 +114,18 @@ impl Connector {
     /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux counts the time in which the host has no room for more as well, so a server that
     /// reads a long request only when its turn comes would lose it.
     pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience_for_short = None;
+        self.set_patience(patience)
+    }
+
+    /// Gives connections up likewise where the host may read a request late: only while the request fits the host's window,
+    /// so that the host's machine takes it whether it is read or not.
+    pub fn with_patience_for_short(mut self, patience: Duration) -> Self {
+        self.patience_for_short = Some(patience);
+        self.set_patience(patience)
+    }
+
+    fn set_patience(mut self, patience: Duration) -> Self {
         #[cfg(target_os = "linux")]
         self.http.set_tcp_user_timeout(Some(patience));
         #[cfg(not(target_os = "linux"))]
@@ -135,6 +154,56 @@ impl Past {
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
     past: Past,
+    /// Absent where the host always has the same patience.
+    short: Option<Short>,
+}
+
+/// What has been sent of one request, and the patience while that is little.
+struct Short {
+    patience: Duration,
+    n_sent: usize,
+    /// Whether the request may not fit the host's window, so that there is no patience to lose.
+    is_long: bool,
+    /// Whether something of the answer has come: what is sent next is another request.
+    is_answered: bool,
+}
+
+impl Connection {
+    fn tcp(&self) -> &TcpStream {
+        match &self.stream {
+            MaybeHttpsStream::Http(plain) => plain.inner(),
+            MaybeHttpsStream::Https(secured) => secured.inner().get_ref().0.inner().inner(),
+        }
+    }
+
+    /// Adapts the patience to a request of which `n_bytes` more are about to be sent.
+    fn about_to_send(&mut self, n_bytes: usize) {
+        let Some(short) = &mut self.short else { return };
+        let was_long = short.is_long;
+        if std::mem::take(&mut short.is_answered) {
+            (short.n_sent, short.is_long) = (0, false);
+        }
+        short.is_long |= short.n_sent.saturating_add(n_bytes) > SHORT_BYTES_MAX;
+        let timeout = (!short.is_long).then_some(short.patience);
+        if short.is_long != was_long {
+            set_user_timeout(self.tcp(), timeout);
+        }
+    }
+
+    fn sent(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let (Some(short), Poll::Ready(Ok(n_bytes))) = (&mut self.short, &written) {
+            short.n_sent += n_bytes;
+        }
+        written
+    }
+}
+
+/// A connection that has failed already says so itself.
+fn set_user_timeout(stream: &TcpStream, timeout: Option<Duration>) {
+    #[cfg(target_os = "linux")]
+    let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(timeout);
+    #[cfg(not(target_os = "linux"))]
+    let _ = (stream, timeout);
 }
 
 impl connect::Connection for Connection {
@@ -145,13 +214,19 @@ impl connect::Connection for Connection {
 
 impl Read for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if let (Some(short), Poll::Ready(Ok(()))) = (&mut self.short, &read) {
+            short.is_answered = true;
+        }
+        read
     }
 }
 
 impl Write for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        self.about_to_send(buf.len());
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.sent(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -171,7 +246,9 @@ impl Write for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        self.about_to_send(bufs.iter().map(|buf| buf.len()).sum());
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.sent(written)
     }
 }
 
@@ -186,15 +263,17 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let (tcp, tls, timeout) = (self.http.call(uri), self.tls.clone(), self.timeout);
+        let short = |patience| Short { patience, n_sent: 0, is_long: false, is_answered: false };
+        let short = self.patience_for_short.map(short);
         let connect = async move {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
             let past = Past::default();
             let Some(Secured { config, name }) = tls else {
-                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past });
+                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past, short });
             };
             let connector = TlsConnector::from(Arc::clone(&config.load()));
             let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-            Ok(Connection { stream: MaybeHttpsStream::from(secured), past })
+            Ok(Connection { stream: MaybeHttpsStream::from(secured), past, short })
         };
         Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }
@@ -232,10 +311,41 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_retries().expect("an option"), PROBES_MAX);
         #[cfg(target_os = "linux")]
         assert_eq!(socket.tcp_user_timeout().expect("an option"), Some(patience));
+        let lack = ConnectError::Tcp(Box::new(io::Error::from_raw_os_error(24)));
+        assert!(!lack.is_away(), "this machine has no descriptor left");
         drop(listener);
         let refused = connect(&connector, address).await.err().expect("nobody listens");
         assert!(refused.is_away());
-        let lack = ConnectError::Tcp(Box::new(io::Error::from_raw_os_error(24)));
-        assert!(!lack.is_away(), "this machine has no descriptor left");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_host_that_may_read_late_must_take_at_once_what_fits_its_window() {
+        use hyper::rt::ReadBuf;
+        use tokio::io::AsyncWriteExt as _;
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
+        let address = listener.local_addr().expect("it is bound");
+        let patience = Duration::from_secs(6);
+        let connector = Connector::new(None, Duration::from_secs(1)).with_patience_for_short(patience);
+        let mut connection = connect(&connector, address).await.expect("somebody listens");
+        let (mut host, _) = listener.accept().await.expect("a connection");
+        let timeout = |connection: &Connection| {
+            socket2::SockRef::from(connection.tcp()).tcp_user_timeout().expect("an option").filter(|t| !t.is_zero())
+        };
+        let piece = [0; SHORT_BYTES_MAX / 2];
+        for (n_pieces, expected) in [(2, Some(patience)), (3, None), (1, Some(patience))] {
+            for _ in 0..n_pieces {
+                let send = std::future::poll_fn(|cx| Pin::new(&mut connection).poll_write(cx, &piece));
+                assert_eq!(send.await.expect("there is room"), piece.len());
+            }
+            assert_eq!(timeout(&connection), expected, "{n_pieces} pieces");
+            host.write_all(b"answer").await.expect("it is taken");
+            let mut bytes = [0; 6];
+            let mut answer = ReadBuf::new(&mut bytes);
+            let read = std::future::poll_fn(|cx| Pin::new(&mut connection).poll_read(cx, answer.unfilled()));
+            read.await.expect("an answer");
+            assert_eq!(timeout(&connection), expected, "until something else is sent");
+        }
     }
 }

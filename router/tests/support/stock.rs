@@ -82,6 +82,11 @@ impl FakeStock {
 
     /// Starts a server all of which is under a path.
     pub fn start_under(name: &'static str, base: &'static str) -> Self {
+        Self::start_at(name, "127.0.0.1:0", base)
+    }
+
+    /// Starts such a server at an address of this machine.
+    pub fn start_at(name: &'static str, address: &str, base: &'static str) -> Self {
         let script = Script {
             name,
             says: Says::Usage,
@@ -102,7 +107,7 @@ impl FakeStock {
             peers: Mutex::default(),
             asked: Mutex::default(),
         };
-        let address = "127.0.0.1:0".parse().expect("an address");
+        let address = address.parse().expect("an address");
         let mut server = Self { address, base, shared: Arc::new(shared), runtime: None };
         server.revive();
         server

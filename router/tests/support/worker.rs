@@ -126,6 +126,11 @@ impl FakeWorker {
 
     /// Starts such a worker, all of which is under a path.
     pub fn start_under(uid: u64, base: &'static str) -> Self {
+        Self::start_at(uid, "127.0.0.1:0", base)
+    }
+
+    /// Starts such a worker at an address of this machine.
+    pub fn start_at(uid: u64, address: &str, base: &'static str) -> Self {
         let stamp = Stamp { worker_uid: WorkerUid(uid), boot_epoch: 1, seq: 0 };
         let snapshot = Snapshot { stamp, model: model(), runs: Vec::new(), load: idle() };
         let script = Script {
@@ -152,7 +157,7 @@ impl FakeWorker {
             n_streams: AtomicUsize::new(0),
             n_left: AtomicUsize::new(0),
         });
-        let mut worker = Self { address: "127.0.0.1:0".parse().expect("an address"), base, shared, runtime: None };
+        let mut worker = Self { address: address.parse().expect("an address"), base, shared, runtime: None };
         worker.revive();
         worker
     }

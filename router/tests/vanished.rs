@@ -1,0 +1,153 @@
+//! Packets that vanish, without a word from anybody: what waits goes elsewhere, and connections to nowhere keep nothing.
+//!
+//! Not here: workers that hang while their machine answers (`lost`).
+
+mod support;
+
+use std::time::Duration;
+
+use support::network::{Cut, FAR, Network};
+use support::stock::FakeStock;
+use support::worker::{Behaviour, FakeWorker};
+use support::{TestRouter, chat_body, eventually, header, long_text};
+use tokio::task::JoinHandle;
+
+/// Time in which a request must have gone elsewhere, far below the time that a worker has for its answer.
+const ELSEWHERE: Duration = Duration::from_secs(60);
+
+/// A worker behind a cable, and what a scenario does with it.
+struct Far<'a> {
+    networks: (&'a Network, &'a Network),
+    cut: Cut,
+    n_seen: &'a (dyn Fn() -> usize + Sync),
+    be_silent: &'a (dyn Fn() + Sync),
+    answer: &'a (dyn Fn() + Sync),
+}
+
+fn send(router: &TestRouter, text: &str) -> JoinHandle<reqwest::Response> {
+    let request = router.client.post(router.url("/v1/chat/completions")).body(chat_body(text, false));
+    tokio::spawn(async move { request.send().await.expect("an answer") })
+}
+
+/// Returns the answer to a request that must not wait for the far worker.
+async fn answer(waiting: JoinHandle<reqwest::Response>) -> reqwest::Response {
+    tokio::time::timeout(ELSEWHERE, waiting).await.expect("it goes elsewhere").expect("no panic")
+}
+
+/// Cuts the first worker off while it holds a request, which has a text that goes to it, and sends more.
+async fn cut_off(router: &TestRouter, text: &str, far: &Far<'_>) {
+    let n_before = (far.n_seen)();
+    assert_eq!(answer(send(router, text)).await.status(), 200);
+    assert_eq!((far.n_seen)(), n_before + 1, "the far worker gets this text");
+    (far.be_silent)();
+    let mut waiting = vec![send(router, text)];
+    eventually("it has the request", || async { (far.n_seen)() == n_before + 2 }).await;
+    let (near, network) = far.networks;
+    if matches!(far.cut, Cut::Flows) {
+        // It can be asked again.
+        (far.answer)();
+    }
+    network.cut(near, far.cut);
+    // Nobody knows yet; connections of earlier requests are idle.
+    waiting.extend((0..3).map(|_| send(router, text)));
+    for (nth, waiting) in waiting.into_iter().enumerate() {
+        let response = answer(waiting).await;
+        assert_eq!(response.status(), 200);
+        let is_repeated = header(&response, "x-warmpath-route") == "retry";
+        assert!(nth > 0 || is_repeated || matches!(far.cut, Cut::Flows), "the far worker had it");
+    }
+    if matches!(far.cut, Cut::Flows) {
+        // The worker is well, be it lost for a moment.
+        return;
+    }
+    eventually("it is lost", || async { router.state_of(0).await == "down" }).await;
+    assert_eq!(answer(send(router, text)).await.status(), 200);
+    (far.answer)();
+    network.mend(far.cut);
+    eventually("it is back", || async { router.state_of(0).await == "ready" }).await;
+    for waiting in [(); 4].map(|()| send(router, text)) {
+        assert_eq!(answer(waiting).await.status(), 200);
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+fn worker_is_cut_off(cut: Cut) {
+    let Some((near, far)) = Network::joined() else { return };
+    let away = far.inside(|| FakeWorker::start_at(1, &format!("{FAR}:0"), ""));
+    let scenario = || {
+        let at_hand = FakeWorker::start(2);
+        runtime().block_on(async {
+            let router = TestRouter::ready(&[&away, &at_hand], &[]).await;
+            let text = long_text("bread");
+            away.hold(&text, None, 0);
+            eventually("its blocks are known", || async { router.fleet().await["workers"][0]["blocks"] != 0 }).await;
+            let far = Far {
+                networks: (&near, &far),
+                cut,
+                n_seen: &|| away.seen().len(),
+                be_silent: &|| away.with(|script| script.behaviour = Behaviour::Silent),
+                answer: &|| away.with(|script| script.behaviour = Behaviour::Answer),
+            };
+            cut_off(&router, &text, &far).await;
+        });
+    };
+    near.inside(scenario);
+}
+
+fn stock_server_is_cut_off(cut: Cut) {
+    let Some((near, far)) = Network::joined() else { return };
+    let away = far.inside(|| FakeStock::start_at("tiny", &format!("{FAR}:0"), ""));
+    let scenario = || {
+        let at_hand = FakeStock::start("tiny");
+        runtime().block_on(async {
+            at_hand.with(|script| script.health = Some(503));
+            let router = TestRouter::ready_for(&[away.flag(), at_hand.flag()], &[]).await;
+            let text = long_text("bread");
+            assert_eq!(answer(send(&router, &text)).await.status(), 200);
+            at_hand.with(|script| script.health = Some(200));
+            eventually("both are ready", || async { router.state_of(1).await == "ready" }).await;
+            let far = Far {
+                networks: (&near, &far),
+                cut,
+                n_seen: &|| away.seen().len(),
+                be_silent: &|| away.with(|script| script.is_silent = true),
+                answer: &|| away.with(|script| script.is_silent = false),
+            };
+            cut_off(&router, &text, &far).await;
+        });
+    };
+    near.inside(scenario);
+}
+
+#[test]
+fn what_waits_for_a_worker_whose_cable_is_pulled_goes_elsewhere() {
+    worker_is_cut_off(Cut::Cable);
+}
+
+#[test]
+fn what_waits_for_a_worker_whose_answers_vanish_goes_elsewhere() {
+    worker_is_cut_off(Cut::Answers);
+}
+
+#[test]
+fn what_waits_for_a_stock_server_whose_cable_is_pulled_goes_elsewhere() {
+    stock_server_is_cut_off(Cut::Cable);
+}
+
+#[test]
+fn what_waits_for_a_stock_server_whose_answers_vanish_goes_elsewhere() {
+    stock_server_is_cut_off(Cut::Answers);
+}
+
+#[test]
+fn what_waits_on_connections_that_lead_nowhere_goes_on_at_a_worker() {
+    worker_is_cut_off(Cut::Flows);
+}
+
+#[test]
+fn what_waits_on_connections_that_lead_nowhere_goes_on_at_a_stock_server() {
+    stock_server_is_cut_off(Cut::Flows);
+}
