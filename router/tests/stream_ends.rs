@@ -252,3 +252,39 @@ async fn answers_that_outlast_the_drain_timeout_end_with_an_error_event() {
     assert!(response.headers().contains_key("retry-after"));
     assert_eq!(error_of(response, 503).await["code"], "draining");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_server_may_leave_the_last_event_out_where_it_has_told_why_the_only_choice_ended() {
+    let server = RawServer::start(events(&[])).await;
+    let router = router_for(&server, &[]).await;
+    let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 4}}\n\n";
+    for (path, _, part) in &DIALECTS[..2] {
+        let last = part.replace("}]}", ", \"finish_reason\": \"stop\"}]}");
+        for behind in [&[][..], &[usage], &[": ping\n\n"]] {
+            let whole = [&[*part, &last], behind].concat();
+            server.answer_with(events(&whole));
+            let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
+            assert_eq!(text, format!("{}{DONE}", whole.concat()), "{path}");
+        }
+        // The last object may lack its empty line, and may be the only one.
+        server.answer_with(events(&[last.trim_end()]));
+        let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
+        assert_eq!(text, format!("{last}{DONE}"), "{path}");
+        assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 0.0);
+    }
+    let (path, _, part) = DIALECTS[0];
+    let last = part.replace("}]}", ", \"finish_reason\": \"stop\"}]}");
+    for broken in
+        [events(&[part, &last]).then(Step::Break), events(&[part, &last, "data: {\"choices\""]), events(&[&last, part])]
+    {
+        server.answer_with(broken.clone());
+        let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
+        assert!(!text.contains(DONE) && text.contains("\"error\""), "{broken:?}: {text}");
+    }
+    // Nobody knows whether another choice was to come.
+    let mut several: Value = serde_json::from_str(&body()).expect("JSON");
+    several["n"] = json!(2);
+    server.answer_with(events(&[part, &last]));
+    let text = router.post(path, several.to_string()).await.text().await.expect("the stream ends in order");
+    error_behind(&text, &format!("{part}{last}"), path);
+}

@@ -24,6 +24,8 @@ const CHOICES_MAX: usize = 4096;
 pub enum EndMark {
     /// `data: [DONE]`: OpenAI's chats and completions.
     Done,
+    /// The same of a server that may leave `[DONE]` out: then an object with the `finish_reason` of the only choice.
+    DoneOrFinished,
     /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no `[DONE]`.
     Stop,
     /// `message_stop`: Anthropic's messages.
@@ -63,6 +65,8 @@ pub struct EventReader {
     told: Told,
     /// Choices that have begun and not ended; known where [`EndMark::Stop`] ends them.
     open_choices: BTreeSet<u64>,
+    /// Whether the last object about the choice has told why it ended; known for [`EndMark::DoneOrFinished`].
+    is_finished: bool,
 }
 
 /// One event, put together from its lines.
@@ -89,10 +93,25 @@ struct NativeFields {
     stop: Option<bool>,
 }
 
+/// The fields of a chat's or completion's object that are of use here.
+#[derive(Deserialize)]
+struct ChoiceFields<'a> {
+    #[serde(borrow)]
+    choices: Vec<Choice<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(default)]
+    index: u64,
+    #[serde(borrow)]
+    finish_reason: Option<Cow<'a, str>>,
+}
+
 impl EventReader {
     /// Returns the reader of a stream that ends with `mark`.
     pub fn new(mark: EndMark) -> Self {
-        Self { mark, told: Told::default(), open_choices: BTreeSet::new() }
+        Self { mark, told: Told::default(), open_choices: BTreeSet::new(), is_finished: false }
     }
 
     /// Reads whole events; returns the most that one of them says.
@@ -124,6 +143,11 @@ impl EventReader {
         self.told.is_complete || self.told.has_failed
     }
 
+    /// Returns whether nothing is missing but `[DONE]`, which this server may leave out.
+    pub fn lacks_only_done(&self) -> bool {
+        self.is_finished && !self.may_end()
+    }
+
     fn read_event(&mut self, event: &Event<'_>) -> Says {
         if event.has_error_field {
             self.told.has_failed = true;
@@ -134,7 +158,7 @@ impl EventReader {
             return Says::Nothing;
         };
         if content == b"[DONE]" {
-            self.told.is_complete |= matches!(self.mark, EndMark::Done | EndMark::Stop);
+            self.told.is_complete |= !matches!(self.mark, EndMark::MessageStop | EndMark::Response);
             return Says::Content;
         }
         self.told.n_events += 1;
@@ -149,8 +173,10 @@ impl EventReader {
         } else {
             Fields::default()
         };
-        if self.mark == EndMark::Stop {
-            self.read_native(content);
+        match self.mark {
+            EndMark::Stop => self.read_native(content),
+            EndMark::DoneOrFinished => self.read_choices(content),
+            EndMark::Done | EndMark::MessageStop | EndMark::Response => {}
         }
         let kind = fields.kind.as_deref().map(str::as_bytes).filter(|_| is_named);
         let name = event.name.or(kind).unwrap_or_default();
@@ -171,6 +197,15 @@ impl EventReader {
             _ => {}
         }
         Says::Content
+    }
+
+    /// Reads an object of a chat or a completion with one choice; one without choices, which may tell the usage, changes nothing.
+    fn read_choices(&mut self, content: &[u8]) {
+        let Ok(ChoiceFields { choices }) = serde_json::from_slice(content) else { return };
+        if !choices.is_empty() {
+            let ends = |choice: &Choice<'_>| choice.finish_reason.as_ref().is_some_and(|reason| !reason.is_empty());
+            self.is_finished = choices.iter().all(|choice| choice.index == 0 && ends(choice));
+        }
     }
 
     /// Reads an object of llama-server's own: every object but a choice's last one says `"stop": false`.

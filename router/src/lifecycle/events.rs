@@ -40,6 +40,9 @@ pub(super) struct Passed {
     pub(super) says: Says,
 }
 
+/// The last event of a chat or completion, for a client whose server has left it out.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
 /// Returns what completes the stream that answers a request; absent where no dialect says how such an answer ends.
 pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
     match shape {
@@ -156,8 +159,13 @@ impl Events {
     /// Returns what is left at the end of the connection: the answer's last event may lack its empty line.
     fn end(&mut self) -> Result<Option<Passed>, Failure> {
         let mut last = self.held.split();
+        let has_rest = !last.trim_ascii().is_empty();
         last.extend_from_slice(b"\n\n");
-        let passed = is_whole(&last).then(|| self.read(last.freeze()));
+        let mut passed = is_whole(&last).then(|| self.read(last.freeze()));
+        if self.reader.lacks_only_done() && !self.is_overlong && passed.is_some() == has_rest {
+            let before = passed.map(|passed| passed.bytes).unwrap_or_default();
+            passed = Some(self.read([&before, DONE].concat().into()));
+        }
         if self.is_overlong || !self.reader.may_end() { Err(Failure::Broken) } else { Ok(passed) }
     }
 

@@ -14,6 +14,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
+use warmpath_router_core::event_stream::EndMark;
 use warmpath_router_core::retry::Failure;
 use warmpath_shell::event_stream;
 
@@ -115,7 +116,8 @@ impl Upstream<'_> {
         }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
-            return Ok(self.begin_stream((head, pieces), arrival, deadline).await?);
+            let mark = end_mark(arrival.shape, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
+            return Ok(self.begin_stream((head, pieces), mark, deadline).await?);
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         let refused = match head.status {
@@ -146,15 +148,21 @@ impl Upstream<'_> {
         }
     }
 
+    /// Returns what completes a stream of this server: a stock server may leave a chat's last event out, and where there is
+    /// one choice it can be told whether the answer was whole.
+    fn mark_of_server(&self, mark: EndMark, choice: &Choice) -> EndMark {
+        let may_lack_it = self.member.stock.is_some() && choice.has_one_prompt;
+        if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
+    }
+
     /// Waits until a stream shows something: one without an event is no answer.
     async fn begin_stream(
         &self,
         (head, pieces): (Head, Pieces),
-        arrival: &Arrival,
+        mark: Option<EndMark>,
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let mark = end_mark(arrival.shape, &arrival.path).filter(|_| !event_stream::is_encoded(&head.headers));
-        let Some(mark) = mark else {
+        let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
             // Its events cannot be read, and nothing can be put behind them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
             let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;

@@ -129,3 +129,31 @@ fn half_an_event_is_told_from_one_that_lacks_its_end() {
         assert_eq!(is_whole(event.as_bytes()), expected, "{event}");
     }
 }
+
+#[test]
+fn a_server_that_leaves_the_last_event_out_has_told_why_its_only_choice_ended() {
+    let check = |mark, events: &[&str], expected: bool| {
+        let events: String = events.iter().map(|data| format!("data: {data}\n\n")).collect();
+        let reader = read(mark, &events).1;
+        assert_eq!(reader.lacks_only_done(), expected, "{mark:?}: {events}");
+        assert!(!reader.told().is_complete || events.contains("DONE"), "the end must come all the same");
+    };
+    let part = r#"{"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}"#;
+    let last = r#"{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}"#;
+    let usage = r#"{"choices": [], "usage": {"prompt_tokens": 4}}"#;
+    let mark = EndMark::DoneOrFinished;
+    check(mark, &[part, last], true);
+    check(mark, &[part, last, usage], true);
+    check(mark, &[r#"{"choices": [{"text": "a", "finish_reason": "length"}]}"#], true);
+    check(EndMark::Done, &[part, last], false);
+    check(mark, &[], false);
+    check(mark, &[part], false);
+    check(mark, &[usage], false);
+    check(mark, &[last, part], false);
+    check(mark, &[last, "[DONE]"], false);
+    check(mark, &[part, r#"{"choices": [{"index": 0, "delta": {}, "finish_reason": ""}]}"#], false);
+    check(mark, &[part, r#"{"choices": [{"index": 0, "delta": {}}]}"#], false);
+    check(mark, &[last, r#"{"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]}"#], false);
+    check(mark, &[last, r#"{"error": {"message": "no"}}"#], false);
+    check(mark, &[r#"{"text": "\"finish_reason\": \"stop\""}"#], false);
+}
