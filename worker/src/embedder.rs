@@ -5,13 +5,16 @@
 //! batch's. It stands where the engine stands in a worker that generates.
 
 mod compute;
+mod footprint;
 mod handle;
+mod layout;
 mod thread;
 pub mod vector;
 
 use tokio::sync::mpsc;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
+pub use footprint::check_memory;
 pub use handle::{EmbedHandle, TextFault};
 
 use crate::engine::{EngineConfig, EngineUpdate, StartError};

@@ -33,6 +33,9 @@ pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// by then.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Sender of a body, by whom memory is shared out.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sender {
@@ -141,7 +144,7 @@ impl BodyLimits {
             // Whoever has not finished by then may miss the answer.
             let _ = timeout(DISCARD_TIMEOUT, rest).await;
         }
-        read
+        read.map(without_mark)
     }
 
     async fn take(&self, body: &mut Body, claim: &mut Claim) -> Result<Bytes, BodyError> {
@@ -162,6 +165,11 @@ impl BodyLimits {
         }
         Ok(whole.freeze())
     }
+}
+
+/// Returns a body without the byte order mark that some clients put before UTF-8, which is no part of JSON.
+fn without_mark(body: Bytes) -> Bytes {
+    if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body }
 }
 
 /// Memory of the bodies that are arriving.

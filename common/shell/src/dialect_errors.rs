@@ -6,12 +6,22 @@ use axum::http::{StatusCode, header};
 use axum::response::Response;
 use warmpath_common::dialects::anthropic;
 use warmpath_common::ids::RequestId;
+use warmpath_common::openai;
 
 /// Marks a response as an error of ours, with what it says, for those who say it otherwise.
 #[derive(Debug, Clone)]
 pub struct Refused {
-    /// Says what was wrong, for a person.
-    pub message: String,
+    /// Says what was wrong, in Anthropic's words where its clients look for them.
+    message: String,
+}
+
+impl Refused {
+    /// Returns the mark of a response with this body.
+    pub fn of(body: &openai::ErrorBody) -> Self {
+        let too_long = |excess: &openai::Excess| anthropic::prompt_too_long(excess.n_prompt_tokens, excess.n_ctx);
+        let message = body.error.excess.as_ref().map_or_else(|| body.error.message.clone(), too_long);
+        Self { message }
+    }
 }
 
 /// Returns an error of ours as Anthropic writes it; any other response stays as it is.

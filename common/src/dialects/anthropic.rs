@@ -9,7 +9,7 @@ mod tools;
 
 use serde_json::{Map, Value, json};
 
-pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, status};
+pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, prompt_too_long, status};
 pub use tools::CLIENT_KINDS;
 
 use super::conversation::{Call, Conversation};

@@ -99,7 +99,7 @@ impl IntoResponse for RequestError {
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
         let body = error_body(&self);
-        let refused = Refused { message: body.error.message.clone() };
+        let refused = Refused::of(&body);
         let mut response = (status(self.class()), Extension(refused), Json(body)).into_response();
         if let Some(after) = self.retry_after() {
             // Whole seconds, and never too early.

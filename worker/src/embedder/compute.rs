@@ -13,7 +13,8 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
-use super::{EmbedConfig, EmbedFacts, TEXT_TOKENS_DEFAULT_MAX};
+use super::layout::{Layout, ModelFacts};
+use super::{EmbedConfig, EmbedFacts};
 use crate::engine::{StartError, describe_model};
 
 /// Computes batches of texts; sequence ids are places in the batch.
@@ -21,14 +22,6 @@ pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
     pooling: Pooling,
-}
-
-/// Says how long batches are. Units: tokens.
-#[derive(Debug, Clone, Copy)]
-struct Sizes {
-    text_tokens_max: u32,
-    batch_tokens: u32,
-    ubatch_tokens: u32,
 }
 
 impl<'m> Computer<'m> {
@@ -41,26 +34,25 @@ impl<'m> Computer<'m> {
         fingerprint: Fingerprint,
     ) -> Result<(Self, EmbedFacts), StartError> {
         let unsupported = |reason: String| StartError::Unsupported { path: config.engine.model.clone(), reason };
-        let pooling = settle_pooling(model, config).map_err(unsupported)?;
-        let mut sizes = sizes(model, config);
-        // Only what looks at the last token can be computed in pieces.
-        let may_split = matches!(pooling, Pooling::Last | Pooling::Rank) && is_causal(model);
-        if may_split {
-            sizes.ubatch_tokens = config.engine.ubatch_tokens.min(sizes.batch_tokens);
+        let facts = ModelFacts { meta: &|key| model.meta_val_str(key).ok(), n_ctx_train: model.n_ctx_train() };
+        let mut layout = Layout::new(&facts, config);
+        if layout.pooling == Pooling::Rank {
+            check_head(config).map_err(unsupported)?;
         }
-        let mut computer = Self::with_context(model, config, (pooling, sizes))?;
+        let mut computer = Self::with_context(model, config, layout)?;
         let has_memory = computer.probe().map_err(unsupported)?;
-        if !has_memory && sizes.ubatch_tokens < sizes.batch_tokens {
-            sizes.ubatch_tokens = sizes.batch_tokens;
+        if !has_memory && layout.ubatch_tokens < layout.batch_tokens {
+            layout = layout.unsplit();
             drop(computer);
-            computer = Self::with_context(model, config, (pooling, sizes))?;
+            computer = Self::with_context(model, config, layout)?;
         }
+        let Layout { pooling, text_tokens_max, .. } = layout;
         let n_out = match pooling {
             Pooling::Rank => model.n_cls_out(),
             _ => u32::try_from(model.n_embd_out()).unwrap_or(0),
         };
         let facts = EmbedFacts {
-            text_tokens_max: sizes.text_tokens_max,
+            text_tokens_max,
             n_sequences: config.engine.n_slots,
             n_vocab: model.n_vocab().unsigned_abs(),
             n_ctx_train: model.n_ctx_train(),
@@ -73,11 +65,7 @@ impl<'m> Computer<'m> {
         Ok((computer, facts))
     }
 
-    fn with_context(
-        model: &'m LlamaModel,
-        config: &EmbedConfig,
-        (pooling, sizes): (Pooling, Sizes),
-    ) -> Result<Self, StartError> {
+    fn with_context(model: &'m LlamaModel, config: &EmbedConfig, layout: Layout) -> Result<Self, StartError> {
         let engine = &config.engine;
         let threads = |n: u16| match n {
             0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
@@ -88,10 +76,10 @@ impl<'m> Computer<'m> {
             false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
         };
         let params = LlamaContextParams::default()
-            .with_n_ctx(NonZeroU32::new(sizes.batch_tokens))
+            .with_n_ctx(NonZeroU32::new(layout.batch_tokens))
             .with_n_seq_max(u32::from(engine.n_slots))
-            .with_n_batch(sizes.batch_tokens)
-            .with_n_ubatch(sizes.ubatch_tokens)
+            .with_n_batch(layout.batch_tokens)
+            .with_n_ubatch(layout.ubatch_tokens)
             .with_n_threads(threads(engine.threads))
             .with_n_threads_batch(threads(if engine.threads_batch == 0 {
                 engine.threads
@@ -102,17 +90,17 @@ impl<'m> Computer<'m> {
             // In a buffer for each sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
             .with_kv_unified(true)
             .with_embeddings(true)
-            .with_pooling_type(pooling_type(pooling))
+            .with_pooling_type(pooling_type(layout.pooling))
             .with_offload_kqv(engine.n_gpu_layers > 0)
             .with_op_offload(engine.n_gpu_layers > 0)
             .with_no_perf(true);
         let context = model.new_context(warmpath_prompt::backend(), params).map_err(|error| StartError::Context {
             n_slots: engine.n_slots,
-            context_tokens_total: sizes.batch_tokens,
+            context_tokens_total: layout.batch_tokens,
             reason: error.to_string(),
         })?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
-        Ok(Self { context, batch, pooling })
+        Ok(Self { context, batch, pooling: layout.pooling })
     }
 
     /// Computes one token; returns whether the model has a memory.
@@ -174,50 +162,16 @@ impl<'m> Computer<'m> {
     }
 }
 
-/// Returns what is made of a text: what is asked for, or what the model's file says, or nothing, as llama.cpp has it.
-///
-/// Errors: says why where a model without a head is to give scores.
-fn settle_pooling(model: &LlamaModel, config: &EmbedConfig) -> Result<Pooling, String> {
-    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
-    let own = || match model.meta_val_str(&format!("{architecture}.pooling_type")).as_deref() {
-        Ok("1") => Pooling::Mean,
-        Ok("2") => Pooling::Cls,
-        Ok("3") => Pooling::Last,
-        Ok("4") => Pooling::Rank,
-        _ => Pooling::None,
-    };
-    let pooling = config.pooling.unwrap_or_else(own);
-    if pooling == Pooling::Rank {
-        let files = warmpath_gguf::Model::open(&config.engine.model).map_err(|error| error.to_string())?;
-        if !files.tensors().any(|tensor| tensor.name.starts_with("cls.")) {
-            return Err("it has no classification head, so it cannot score documents".to_owned());
-        }
+/// Errors: says why where a model is to give scores and has no head for them.
+fn check_head(config: &EmbedConfig) -> Result<(), String> {
+    let files = warmpath_gguf::Model::open(&config.engine.model).map_err(|error| error.to_string())?;
+    match files.tensors().any(|tensor| tensor.name.starts_with("cls.")) {
+        true => Ok(()),
+        false => Err("it has no classification head, so it cannot score documents".to_owned()),
     }
-    Ok(pooling)
 }
 
-fn is_causal(model: &LlamaModel) -> bool {
-    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
-    model.meta_val_str(&format!("{architecture}.attention.causal")).as_deref() != Ok("false")
-}
-
-fn sizes(model: &LlamaModel, config: &EmbedConfig) -> Sizes {
-    let trained = match model.n_ctx_train() {
-        0 => u32::MAX,
-        trained => trained,
-    };
-    let wanted = match config.engine.context_tokens_total {
-        0 => TEXT_TOKENS_DEFAULT_MAX,
-        given => given,
-    };
-    let text_tokens_max = wanted.min(trained);
-    // llama.cpp tries a batch of a multiple of the sequences first; with another size, pooling by mean aborts the process.
-    let batch_tokens =
-        text_tokens_max.max(config.engine.ubatch_tokens).next_multiple_of(u32::from(config.engine.n_slots));
-    Sizes { text_tokens_max, batch_tokens, ubatch_tokens: batch_tokens }
-}
-
-fn pooling_type(pooling: Pooling) -> LlamaPoolingType {
+pub(super) fn pooling_type(pooling: Pooling) -> LlamaPoolingType {
     match pooling {
         Pooling::None => LlamaPoolingType::None,
         Pooling::Mean => LlamaPoolingType::Mean,

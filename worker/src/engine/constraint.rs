@@ -155,7 +155,9 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         Ok(Err(error)) => error,
         Err(_) => String::new(),
     };
-    let line = error.lines().next().unwrap_or_default();
+    // Errors of patterns show the pattern in a line of its own, a caret below it, and say what is wrong last.
+    let is_word = |line: &&str| !line.is_empty() && !line.chars().all(|c| c == '^');
+    let line = error.lines().map(str::trim).filter(is_word).collect::<Vec<_>>().join(" ");
     if line.is_empty() || line.starts_with("panic") {
         return Err("it is beyond what can be computed".to_owned());
     }

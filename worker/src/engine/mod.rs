@@ -47,6 +47,7 @@ pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use footprint::{Bytes, check as check_memory};
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
+pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,

@@ -79,7 +79,7 @@ impl IntoResponse for RequestError {
         log_error(&self);
         let class = self.class();
         let body = error_body(&self);
-        let refused = Refused { message: body.error.message.clone() };
+        let refused = Refused::of(&body);
         let mut response = (status(class), Extension(refused), Json(body)).into_response();
         let retry_s = match class {
             Class::Overload => Some(RETRY_OVERLOAD_S),

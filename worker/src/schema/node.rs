@@ -103,6 +103,7 @@ impl<'a> Node<'a> {
             "multipleOf" => numbers::multiple_of(value, &at)?,
             "pattern" => pattern(walk, value, &at)?,
             "format" => return self.format(value),
+            "propertyNames" if allows_every_name(value) => return Ok(()),
             "uniqueItems" if *value != Value::Bool(false) => {
                 return Err(at.refuse("`uniqueItems` is not supported"));
             }
@@ -271,6 +272,19 @@ fn limit(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
 fn whole(value: &Value) -> Option<u64> {
     // A float cast saturates; whatever lies beyond is above every limit.
     value.as_u64().or_else(|| value.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0).map(|n| n as u64))
+}
+
+/// Returns whether a schema of names allows all of them: it says no more than that they are texts.
+fn allows_every_name(schema: &Value) -> bool {
+    let is_text =
+        |types: &Value| types == "string" || types.as_array().is_some_and(|types| types.contains(&json!("string")));
+    let says_nothing = |(keyword, value): (&String, &Value)| match keyword.as_str() {
+        "type" => is_text(value),
+        "minLength" => value == 0,
+        "title" | "description" | "$comment" | "examples" | "default" | "deprecated" => true,
+        _ => false,
+    };
+    *schema == Value::Bool(true) || schema.as_object().is_some_and(|keywords| keywords.iter().all(says_nothing))
 }
 
 fn pattern(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {

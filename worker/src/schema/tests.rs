@@ -112,10 +112,21 @@ fn keeps_formats_of_strings_only() {
 }
 
 #[test]
-fn refuses_what_is_not_kept_by_its_path() {
-    for keyword in
-        ["not", "if", "contains", "propertyNames", "dependentRequired", "unevaluatedProperties", "$dynamicRef"]
+fn names_that_may_be_any_are_no_constraint() {
+    let text = json!({"type": "string"});
+    for names in [json!(true), json!({}), text.clone(), json!({"type": ["string", "null"], "title": "Name"})] {
+        check(json!({"type": "object", "propertyNames": names}), json!({"type": "object"}));
+    }
+    for names in
+        [json!(false), json!({"type": "integer"}), json!({"type": "string", "pattern": "^a"}), json!({"enum": ["a"]})]
     {
+        check_refused(json!({"propertyNames": names}), "propertyNames", "not supported");
+    }
+}
+
+#[test]
+fn refuses_what_is_not_kept_by_its_path() {
+    for keyword in ["not", "if", "contains", "dependentRequired", "unevaluatedProperties", "$dynamicRef"] {
         let schema = json!({"properties": {"a": {"items": {keyword: {}}}}});
         check_refused(schema, &format!("properties.a.items.{keyword}"), "not supported");
     }

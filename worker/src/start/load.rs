@@ -126,9 +126,18 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
 
 /// Errors: `Engine` where the machine has too little memory.
 fn check_memory(config: &Config) -> Result<(), RunError> {
-    // What embeds has a context of one text.
-    let available = machine::available_bytes().filter(|_| config.embedding.is_none());
-    available.map_or(Ok(()), |available| engine::check_memory(&config.engine, available)).map_err(RunError::Engine)
+    let Some(available) = machine::available_bytes() else { return Ok(()) };
+    let checked = match embed_config(config) {
+        None => engine::check_memory(&config.engine, available),
+        Some(embed) => embedder::check_memory(&embed, available),
+    };
+    checked.map_err(RunError::Engine)
+}
+
+/// Returns how a worker embeds or ranks, if it does.
+fn embed_config(config: &Config) -> Option<EmbedConfig> {
+    let EmbeddingConfig { pooling, .. } = config.embedding.as_ref()?;
+    Some(EmbedConfig { engine: config.engine.clone(), pooling: *pooling })
 }
 
 fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
@@ -142,12 +151,9 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);
-    let computes = match config.embedding {
+    let computes = match embed_config(config) {
         None => Engine::start(config.engine.clone(), report, sender).map(Computes::Engine),
-        Some(EmbeddingConfig { pooling, .. }) => {
-            let embed = EmbedConfig { engine: config.engine.clone(), pooling };
-            embedder::start(embed, report, sender).map(Computes::Embedder)
-        }
+        Some(embed) => embedder::start(embed, report, sender).map(Computes::Embedder),
     };
     Ok(Parts { computes: computes.map_err(RunError::Engine)?, prompts, vocabulary, updates })
 }

@@ -50,6 +50,18 @@ fn what_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
 }
 
 #[test]
+fn what_embeds_or_ranks_and_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
+    for (preset, flag) in
+        [(Preset::TinyEmbed, "--embedding"), (Preset::Tiny, "--embedding"), (Preset::TinyRank, "--rerank")]
+    {
+        let log = refused(&model(preset, 1), &[flag, "--batch-size", "1000000000", "--ubatch-size", "1000000000"]);
+        for says in ["are available", "for computing 1000000000 tokens", "(--ctx-size, --ubatch-size", "may fit"] {
+            assert!(log.contains(says), "{preset:?}: {log}");
+        }
+    }
+}
+
+#[test]
 fn a_folder_that_cannot_hold_state_is_refused_before_loading() {
     let file = folder().join("not-a-folder");
     std::fs::write(&file, "a file").expect("the file is written");

@@ -29,6 +29,19 @@ fn unfinished(piece: &'static str) -> Body {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_byte_order_mark_is_no_part_of_a_body() {
+    let limits = limits(10, 100);
+    for (body, expected) in [
+        (Body::from("\u{feff}{}"), "{}"),
+        (pieces(["\u{feff}", "{}"]), "{}"),
+        (Body::from("\u{feff}"), ""),
+        (Body::from("{}\u{feff}"), "{}\u{feff}"),
+    ] {
+        assert_eq!(limits.read(&mut HeaderMap::new(), body, sender(1)).await.expect("it fits"), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_body_is_read_whole() {
     let limits = limits(10, 100);
     for (body, expected) in

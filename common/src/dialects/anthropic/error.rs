@@ -58,6 +58,13 @@ impl<'a> ErrorBody<'a> {
     }
 }
 
+/// Returns what Anthropic says of a prompt that leaves no room for an answer, in the words that its clients look for.
+///
+/// Units: `context_tokens` is the context's size, which has room for the answer's first token too.
+pub fn prompt_too_long(n_tokens: usize, context_tokens: u32) -> String {
+    format!("prompt is too long: {n_tokens} tokens > {} maximum", context_tokens.saturating_sub(1))
+}
+
 /// Returns Anthropic's status for what others answer with `status`.
 pub fn status(status: u16) -> u16 {
     if status == 503 { OVERLOADED } else { status }
@@ -91,6 +98,7 @@ mod tests {
             assert_eq!(body, json!({"type": "error", "error": {"type": kind, "message": "why"}}), "{of}");
         }
         assert_eq!((status(503), status(429)), (529, 429));
+        assert_eq!(prompt_too_long(8, 8), "prompt is too long: 8 tokens > 7 maximum");
         let id = RequestId::new("r-1").expect("a name");
         assert_eq!(to_value(ErrorBody::new(400, "why").of_request(&id)).expect("JSON")["request_id"], "r-1");
     }

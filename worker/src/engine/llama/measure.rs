@@ -13,8 +13,11 @@ use super::{SPARE_CELLS, kv_type};
 use crate::engine::config::{EngineConfig, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX};
 use crate::engine::footprint::{Asked, Taken};
 
+/// Longest value of the metadata that is read, with the byte behind it. Source: architectures and types have some twenty bytes.
+const META_BYTES_MAX: usize = 128;
+
 /// A model without memory, freed when it is dropped.
-struct Outline(NonNull<sys::llama_model>);
+pub(crate) struct Outline(NonNull<sys::llama_model>);
 
 impl Drop for Outline {
     fn drop(&mut self) {
@@ -24,7 +27,10 @@ impl Drop for Outline {
 }
 
 impl Outline {
-    fn load(config: &EngineConfig) -> Option<Self> {
+    /// Returns the outline of a configuration's model; absent where llama.cpp cannot read it.
+    ///
+    /// Cost: reads the model's metadata.
+    pub(crate) fn load(config: &EngineConfig) -> Option<Self> {
         // llama.cpp must be initialised.
         let _ = warmpath_prompt::backend();
         let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;
@@ -37,8 +43,37 @@ impl Outline {
         NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }).map(Self)
     }
 
-    /// Returns what a context of at least `n_cells` cells in all would take.
-    fn context(&self, config: &EngineConfig, n_cells: u64) -> Option<ContextMemory> {
+    /// Returns the context that the model was trained on; 0 where its file does not say. Units: tokens.
+    pub(crate) fn n_ctx_train(&self) -> u32 {
+        // SAFETY: the model is alive.
+        u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.0.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// Returns the value of a key of the model's metadata, as far as it is short.
+    pub(crate) fn meta(&self, key: &str) -> Option<String> {
+        let key = CString::new(key).ok()?;
+        let mut value = [0_u8; META_BYTES_MAX];
+        // SAFETY: the model is alive; key and buffer live through the call, which writes at most as much as it is told.
+        let n_bytes = unsafe {
+            sys::llama_model_meta_val_str(self.0.as_ptr(), key.as_ptr(), value.as_mut_ptr().cast(), value.len())
+        };
+        let value = value.get(..usize::try_from(n_bytes).ok()?)?;
+        std::str::from_utf8(value).ok().map(str::to_owned)
+    }
+
+    /// Returns what a context would take; absent where llama.cpp cannot say.
+    pub(crate) fn context(&self, params: sys::llama_context_params) -> Option<ContextMemory> {
+        // SAFETY: the model is alive, and stays so until the context is freed below.
+        let context = NonNull::new(unsafe { sys::llama_init_from_model(self.0.as_ptr(), params) })?;
+        // SAFETY: the context is alive and this thread's.
+        let memory = unsafe { context_memory(context.as_ptr()) };
+        // SAFETY: it came from llama.cpp and is freed once.
+        unsafe { sys::llama_free(context.as_ptr()) };
+        Some(memory)
+    }
+
+    /// Returns what a context for generating of at least `n_cells` cells in all would take.
+    fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<ContextMemory> {
         // SAFETY: no arguments.
         let mut params = unsafe { sys::llama_context_default_params() };
         let is_unified = config.kv_unified_settled();
@@ -58,13 +93,7 @@ impl Outline {
         params.swa_full = true;
         params.offload_kqv = config.n_gpu_layers > 0;
         params.op_offload = config.n_gpu_layers > 0;
-        // SAFETY: the model is alive, and stays so until the context is freed below.
-        let context = NonNull::new(unsafe { sys::llama_init_from_model(self.0.as_ptr(), params) })?;
-        // SAFETY: the context is alive and this thread's.
-        let memory = unsafe { context_memory(context.as_ptr()) };
-        // SAFETY: it came from llama.cpp and is freed once.
-        unsafe { sys::llama_free(context.as_ptr()) };
-        Some(memory)
+        self.context(params)
     }
 }
 
@@ -73,17 +102,15 @@ impl Outline {
 /// Cost: that of reading the model's metadata twice.
 pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
     let model = Outline::load(config)?;
-    // SAFETY: the model is alive.
-    let n_ctx_train = unsafe { sys::llama_model_n_ctx_train(model.0.as_ptr()) };
-    let per_slot = u32::try_from(n_ctx_train).unwrap_or(0).clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
+    let per_slot = model.n_ctx_train().clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
     let wanted_cells = match config.context_tokens_total {
         0 => u64::from(per_slot) * u64::from(config.n_slots),
         given => given.into(),
     };
     let large_cells = wanted_cells.min(asked_cells_max);
-    let large = model.context(config, large_cells)?;
+    let large = model.generating(config, large_cells)?;
     let small_cells = (large_cells / 2).max(1);
-    let small = model.context(config, small_cells)?;
+    let small = model.generating(config, small_cells)?;
     let taken = |n_cells, memory: &ContextMemory| Taken { n_cells, context: memory.context, compute: memory.compute };
     let adapters = config.adapters.iter().filter_map(|adapter| std::fs::metadata(&adapter.path).ok());
     Some(Asked {

@@ -1,0 +1,70 @@
+//! What a worker that embeds or ranks will take of the machine's memory, and whether that is there; asked before anything is loaded.
+//!
+//! Not here: a worker that generates (`engine::footprint`), how much memory there is (`machine`).
+//! The idea: llama.cpp says what a context for one batch would take, without taking it.
+
+use llama_cpp_sys_2 as sys;
+
+use super::EmbedConfig;
+use super::compute::pooling_type;
+use super::layout::{Layout, ModelFacts};
+use crate::engine::{Bytes, Outline, StartError};
+
+/// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is the least that they take.
+///
+/// Source: as the engine's: llama.cpp keeps 48 bytes for each token even where it allocates nothing else.
+const ASKED_TOKENS_MAX: u32 = 1 << 16;
+
+/// Refuses to load a model whose context and computation need more memory than is available.
+///
+/// Where llama.cpp cannot say what they need, the loading itself will say why.
+/// Cost: reads the model's metadata. Errors: `Memory`.
+pub fn check_memory(config: &EmbedConfig, available: u64) -> Result<(), StartError> {
+    let Some(outline) = Outline::load(&config.engine) else { return Ok(()) };
+    let facts = ModelFacts { meta: &|key| outline.meta(key), n_ctx_train: outline.n_ctx_train() };
+    let layout = Layout::new(&facts, config);
+    let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
+    let Some(memory) = outline.context(params(config, layout, asked_tokens)) else { return Ok(()) };
+    let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
+    let (context, compute, copied) = (grown(memory.context), grown(memory.compute), memory.weights_repacked);
+    let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
+    tracing::debug!(needed = %Bytes(needed), available = %Bytes(available), "memory");
+    if needed <= available {
+        return Ok(());
+    }
+    let parts = format!(
+        "{} for the KV cache and {} for computing {} tokens at once (--ctx-size, --ubatch-size, --slots), {} for weights \
+         that are copied; {} of weights are mapped from their file and not counted",
+        Bytes(context),
+        Bytes(compute),
+        layout.batch_tokens,
+        Bytes(copied),
+        Bytes(memory.weights_as_in_file),
+    );
+    let fits = match needed - copied <= needed.saturating_sub(available) {
+        true => "no --ctx-size would fit: a smaller model may".to_owned(),
+        false => "a smaller --ctx-size or --ubatch-size may fit".to_owned(),
+    };
+    Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
+}
+
+/// Returns the settings of `compute`'s context, for so many tokens.
+fn params(config: &EmbedConfig, layout: Layout, n_tokens: u32) -> sys::llama_context_params {
+    let engine = &config.engine;
+    // SAFETY: no arguments.
+    let mut params = unsafe { sys::llama_context_default_params() };
+    params.n_ctx = n_tokens;
+    params.n_batch = n_tokens;
+    params.n_ubatch = layout.ubatch_tokens.min(n_tokens);
+    params.n_seq_max = engine.n_slots.into();
+    params.flash_attn_type = match engine.flash_attn_settled() {
+        true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    };
+    params.kv_unified = true;
+    params.embeddings = true;
+    params.pooling_type = pooling_type(layout.pooling).into();
+    params.offload_kqv = engine.n_gpu_layers > 0;
+    params.op_offload = engine.n_gpu_layers > 0;
+    params
+}
