@@ -68,7 +68,8 @@ pub enum RequestError {
     },
     /// No worker's context has room for the prompt.
     #[error(
-        "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included"
+        "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included; \
+         a worker divides its --ctx-size among its --slots"
     )]
     PromptTooLong {
         /// Length of the prompt, as far as it was counted.

@@ -12,6 +12,7 @@ use warmpath_shell::body::BodyError;
 use warmpath_shell::hosts::HostRefusal;
 
 use crate::engine::{CacheError, EngineError};
+use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
 /// Says why a request gets no answer.
@@ -79,13 +80,14 @@ pub enum RequestError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included"
+        "the prompt of {n_tokens} tokens exceeds the available context size, which is {} tokens, answer included{}",
+        room.context_tokens, room.remedy(*n_tokens)
     )]
     PromptTooLong {
         /// Is the prompt's length.
         n_tokens: TokenCount,
-        /// Is the context of one slot.
-        context_tokens: u32,
+        /// Context of one slot.
+        room: SlotRoom,
     },
     /// The adapters that a request asks for cannot be applied.
     #[error(transparent)]
@@ -217,18 +219,18 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
-    /// Returns the error of a chat that has no prompt in a context of so many tokens.
-    pub fn of_chat(error: PromptError, context_tokens: u32) -> Self {
+    /// Returns the error of a chat that has no prompt in a slot's context.
+    pub fn of_chat(error: PromptError, room: SlotRoom) -> Self {
         match error {
-            PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), context_tokens },
+            PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
             error => error.into(),
         }
     }
 
-    /// Returns the error of another prompt that has no tokens in a context of so many.
-    pub fn of_raw(error: RawError, context_tokens: u32) -> Self {
+    /// Returns the error of another prompt that has no tokens in a slot's context.
+    pub fn of_raw(error: RawError, room: SlotRoom) -> Self {
         match error {
-            RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), context_tokens },
+            RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
             RawError::NoFim => Self::NoFim,
         }
     }

@@ -15,6 +15,7 @@ mod lifecycle;
 pub mod machine;
 mod metrics;
 mod response_format;
+pub mod room;
 pub mod schema;
 mod served;
 mod serving;

@@ -33,6 +33,7 @@ use crate::fields::{self, Basis, GenerationFields};
 use crate::http::body::Body;
 use crate::metrics::Metrics;
 use crate::response_format::WantedSchema;
+use crate::room::SlotRoom;
 use crate::serving::Serving;
 use crate::unsupported::Unsupported;
 
@@ -388,7 +389,8 @@ pub fn check_prompt(serving: &Serving, prompt: &[Token]) -> Result<(), RequestEr
         return Err(RequestError::field("prompt", "the prompt is empty"));
     }
     if prompt.len() >= context_tokens as usize {
-        return Err(RequestError::PromptTooLong { n_tokens: TokenCount::Exactly(prompt.len()), context_tokens });
+        let (n_tokens, room) = (TokenCount::Exactly(prompt.len()), SlotRoom::of(&serving.model));
+        return Err(RequestError::PromptTooLong { n_tokens, room });
     }
     if let Some(token) = prompt.iter().find(|token| **token >= n_vocab) {
         let reason = format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens");

@@ -55,8 +55,9 @@ pub struct Flags {
     #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS")]
     pub slots: Option<u16>,
 
-    /// Tokens of context of all slots together; 0 means what the model was trained for, at most 8192, for each slot. With
-    /// --embedding the longest text, where 0 means at most 2048.
+    /// Tokens of context of all slots together. They are divided equally: unlike in llama-server, a prompt and its answer have
+    /// --ctx-size / --slots tokens. 0 means what the model was trained for, at most 8192, for each slot. With --embedding the
+    /// longest text, where 0 means at most 2048.
     #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS", default_value_t = 0)]
     pub ctx_size: u32,
 

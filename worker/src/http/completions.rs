@@ -15,6 +15,7 @@ use super::state::App;
 use super::wire::Shape;
 use crate::error::RequestError;
 use crate::lifecycle::ReadPrompt;
+use crate::room::SlotRoom;
 use crate::serving::Serving;
 
 /// Answers a completion request.
@@ -56,10 +57,10 @@ pub fn read_tokens(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Vec
         return Err(RequestError::field("prompt", reason));
     }
     let tokens_of = |prompt| {
-        let context_tokens = serving.model.context_tokens;
-        serving.prompts.raw(prompt, context_tokens, Scope::of(salt)).map_err(|error| match error {
+        let room = SlotRoom::of(&serving.model);
+        serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt)).map_err(|error| match error {
             RawError::NoFim => RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") },
-            error => RequestError::of_raw(error, context_tokens),
+            error => RequestError::of_raw(error, room),
         })
     };
     prompts.iter().map(tokens_of).collect()

@@ -34,8 +34,8 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     };
     let code = error.code().map(str::to_owned);
     let excess = match error {
-        RequestError::PromptTooLong { n_tokens, context_tokens } => {
-            Some(Excess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
+        RequestError::PromptTooLong { n_tokens, room } => {
+            Some(Excess { n_prompt_tokens: n_tokens.number(), n_ctx: room.context_tokens })
         }
         _ => None,
     };

@@ -24,6 +24,7 @@ use super::{answer, completions, logprobs, props, sse};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::{Answer, Delivery, ReadPrompt, ReadPrompts, Step};
+use crate::room::SlotRoom;
 use crate::serving::Serving;
 
 /// Answers a completion request in llama-server's shape.
@@ -42,9 +43,9 @@ fn read_completion(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Rea
 
 fn read_infill(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     let prompt = RawPrompt::Infill(body.parse::<InfillPrompt>()?);
-    let context_tokens = serving.model.context_tokens;
-    let tokens = serving.prompts.raw(&prompt, context_tokens, Scope::of(salt));
-    let tokens = tokens.map_err(|error| RequestError::of_raw(error, context_tokens))?;
+    let room = SlotRoom::of(&serving.model);
+    let tokens = serving.prompts.raw(&prompt, room.context_tokens, Scope::of(salt));
+    let tokens = tokens.map_err(|error| RequestError::of_raw(error, room))?;
     Ok(vec![with_text(serving, tokens)])
 }
 

@@ -14,6 +14,7 @@ use warmpath_worker_core::call_watch;
 use super::ReadPrompt;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
+use crate::room::SlotRoom;
 use crate::serving::Serving;
 use crate::tools::{Thoughts, ToolFields};
 
@@ -65,9 +66,9 @@ impl ChatAnswer {
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` where it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
     let (wish, thoughts) = tools.resolve()?;
-    let context_tokens = serving.model.context_tokens;
-    let prompt = serving.prompts.chat_within(chat, context_tokens as usize);
-    let prompt = prompt.map_err(|error| RequestError::of_chat(error, context_tokens))?;
+    let room = SlotRoom::of(&serving.model);
+    let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
+    let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
     let format = serving.prompts.answer_format(chat, &prompt, &wish).map_err(|error| match error {
         PromptError::Tool { index, reason } => tools.refused(&wish.tools[index], &reason),
         error => error.into(),

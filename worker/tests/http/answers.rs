@@ -176,3 +176,23 @@ async fn tools_are_rendered_and_the_answer_is_text() {
     let answer = worker.ask(CHAT, body).await;
     assert!(answer["choices"][0]["message"]["content"].is_string());
 }
+
+#[tokio::test]
+async fn without_the_cache_an_answer_repeats_exactly_whatever_was_cached_before() {
+    for buffer in ["on", "off"] {
+        let worker = TestWorker::start(&format!("--slots 2 --kv-unified {buffer}")).await;
+        let mut body = json!({
+            "messages": user(&"Tell me the same once more. ".repeat(20)), "max_tokens": 24, "temperature": 1.0, "seed": 7,
+            "ignore_eos": true, "logprobs": true, "top_logprobs": 5, "cache_prompt": false,
+        });
+        let first = worker.ask(CHAT, body.clone()).await["choices"].clone();
+        for _ in 0..3 {
+            body["cache_prompt"] = json!(true);
+            worker.ask(CHAT, body.clone()).await;
+            worker.ask(CHAT, json!({"messages": user("Something else."), "max_tokens": 30})).await;
+            body["cache_prompt"] = json!(false);
+            // Log probabilities too: not one bit of a sum differs.
+            assert_eq!(worker.ask(CHAT, body.clone()).await["choices"], first, "{buffer}");
+        }
+    }
+}

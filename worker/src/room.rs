@@ -1,0 +1,66 @@
+//! Room of a slot for a prompt and its answer, and what gives it more.
+//!
+//! Not here: how the context is divided (`engine::llama`).
+
+use warmpath_common::model::ModelInfo;
+use warmpath_prompt::TokenCount;
+
+use crate::engine::SLOT_CELLS_STEP;
+
+/// Context of one slot and what it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotRoom {
+    /// Tokens of one slot.
+    pub context_tokens: u32,
+    /// Slots among which the whole context is divided.
+    pub n_slots: u16,
+    /// Tokens that the model was trained for; absent where its file does not say.
+    pub n_ctx_train: Option<u32>,
+}
+
+impl SlotRoom {
+    /// Returns the room of a slot of a worker with this model.
+    pub fn of(model: &ModelInfo) -> Self {
+        Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
+    }
+
+    /// Returns what gives room for a prompt of so many tokens and one of an answer, as the end of a sentence.
+    pub(crate) fn remedy(&self, n_tokens: TokenCount) -> String {
+        let n_needed = (n_tokens.number() as u64 + 1).next_multiple_of(u64::from(SLOT_CELLS_STEP));
+        let n_slots = u64::from(self.n_slots.max(1));
+        let is_beyond = |n_ctx_train: &u32| n_tokens.number() as u64 >= u64::from(*n_ctx_train);
+        if let Some(n_ctx_train) = self.n_ctx_train.filter(is_beyond) {
+            return format!("; the model was trained for {n_ctx_train} tokens");
+        }
+        let flag = match n_tokens {
+            TokenCount::Exactly(_) => format!("start the worker with --ctx-size {} or more", n_needed * n_slots),
+            TokenCount::AtLeast(_) => "start the worker with a larger --ctx-size".to_owned(),
+        };
+        match n_slots {
+            1 => format!("; {flag}"),
+            _ => format!("; --ctx-size is divided among {n_slots} slots: {flag}, or with fewer --slots"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_gives_room_for_a_prompt() {
+        let check = |(n_slots, n_ctx_train), n_tokens, expected: &str| {
+            let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
+            assert_eq!(room.remedy(n_tokens), expected);
+        };
+        let divided = "; --ctx-size is divided among 4 slots: start the worker with";
+        let exactly = TokenCount::Exactly;
+        check((4, None), exactly(3578), &format!("{divided} --ctx-size 14336 or more, or with fewer --slots"));
+        check((4, Some(4096)), exactly(3583), &format!("{divided} --ctx-size 14336 or more, or with fewer --slots"));
+        check((4, Some(4096)), exactly(3584), &format!("{divided} --ctx-size 15360 or more, or with fewer --slots"));
+        check((1, Some(4096)), exactly(4095), "; start the worker with --ctx-size 4096 or more");
+        check((4, Some(4096)), exactly(4096), "; the model was trained for 4096 tokens");
+        let far = format!("{divided} a larger --ctx-size, or with fewer --slots");
+        check((4, None), TokenCount::AtLeast(2049), &far);
+    }
+}
