@@ -10,7 +10,7 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Written`
+//! 48      n      header: postcard of `Written`, then the identity of the tenant, 16 bytes big-endian, where it has a share
 //! 48 + n         payload, to the end of the file
 //! ```
 
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{Kind, Record};
+use warmpath_worker_core::tenants::TenantId;
 
 use super::{Identity, ReadFailure};
 
@@ -111,7 +112,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    fn into_header(self) -> Option<Header> {
+    fn into_header(self, tenant: Option<TenantId>) -> Option<Header> {
         let record = Record {
             kind: if self.is_checkpoint { Kind::Checkpoint } else { Kind::Chunk },
             root: self.root,
@@ -121,6 +122,7 @@ impl<'a> Written<'a> {
             tokens: self.tokens.into(),
             n_bytes: self.payload_bytes,
             priority: self.priority,
+            tenant,
         };
         Some(Header { identity: self.identity, record, payload_checksum: self.payload_checksum })
     }
@@ -144,6 +146,8 @@ pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io:
     }
     let header = Written::new(identity, record, payload);
     let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
+    // Behind the rest, so that files without it are read as well.
+    bytes.extend(record.tenant.iter().flat_map(|tenant| tenant.0.to_be_bytes()));
     let header_bytes = bytes.len() - PREAMBLE_BYTES;
     if header_bytes > HEADER_BYTES_MAX {
         return Err(io::Error::other(format!("a header of {header_bytes} bytes is too long")));
@@ -208,10 +212,13 @@ fn decode(bytes: &[u8]) -> Result<Header, Damage> {
     if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
         return Err(Damage::Header);
     }
-    match postcard::take_from_bytes::<Written<'_>>(&bytes[PREAMBLE_BYTES..]) {
-        Ok((written, [])) => written.into_header().ok_or(Damage::Header),
-        _ => Err(Damage::Header),
-    }
+    let (written, rest) =
+        postcard::take_from_bytes::<Written<'_>>(&bytes[PREAMBLE_BYTES..]).map_err(|_| Damage::Header)?;
+    let tenant = match rest {
+        [] => None,
+        rest => Some(TenantId(u128::from_be_bytes(rest.try_into().map_err(|_| Damage::Header)?))),
+    };
+    written.into_header(tenant).ok_or(Damage::Header)
 }
 
 /// Returns the checksum of preamble and header, itself left out.

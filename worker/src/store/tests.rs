@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use warmpath_common::block_hash::{BlockHash, block_chain, block_hash};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::Kind;
+use warmpath_worker_core::tenants::TenantId;
 
 use super::format::file_name;
 use super::*;
@@ -49,6 +50,7 @@ fn sized(seed: u32, n_bytes: usize) -> Record {
         tokens: tokens.into(),
         n_bytes: n_bytes as u64,
         priority: 0,
+        tenant: Some(TenantId(u128::MAX - u128::from(seed))),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
-use warmpath_worker::engine::{CostSource, EngineConfig, EngineHandle, StoreConfig};
+use warmpath_worker::engine::{CostSource, DiskConfig, EngineConfig, EngineHandle, StoreConfig};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::support::{Ask, ask, config, start, stop, tokens};
@@ -105,6 +105,51 @@ async fn a_flood_takes_from_its_own_tenant_alone() {
         let reused = reuse(config(), innocent, Some(flood)).await;
         println!("beside {flood:?} {reused:.2}");
         assert!(reused >= 0.6, "{flood:?}: {reused}, alone {alone}");
+    }
+}
+
+/// Returns the share of conversations' tokens that a restarted engine finds on disk after a flood before the restart and one
+/// behind it, which comes before any other request.
+async fn reuse_from_disk(innocent: Option<TenantId>, flood: Flood) -> f64 {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let life = || {
+        let disk = DiskConfig { dir: folder.path().to_owned(), bytes: 4 << 20 };
+        start(crowded(StoreConfig { disk: Some(disk), ..store(1 << 20, None) }))
+    };
+    let conversations: Vec<Vec<Token>> = (0..N_CONVERSATIONS).map(|n| tokens(n + 1, 200)).collect();
+    let (engine, _updates) = life();
+    for conversation in conversations.iter().chain(&conversations) {
+        Ask { tenant: innocent, ..ask(conversation, 1) }.answer(&engine).await;
+    }
+    send_flood(&engine, flood, 0).await;
+    stop(engine).await;
+
+    let (engine, _updates) = life();
+    send_flood(&engine, flood, 1).await;
+    send_flood(&engine, flood, 2).await;
+    let (mut n_cached, mut n_prompt) = (0, 0);
+    for conversation in &conversations {
+        let answer = Ask { tenant: innocent, ..ask(conversation, 1) }.answer(&engine).await;
+        n_cached += answer.cached_tokens();
+        n_prompt += conversation.len() as u32;
+    }
+    stop(engine).await;
+    f64::from(n_cached) / f64::from(n_prompt)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_flood_takes_nothing_of_another_s_share_of_the_disk_also_right_after_a_restart() {
+    let own = reuse_from_disk(INNOCENT, Flood { tenant: INNOCENT, salts: Salts::Theirs, ..PLAIN }).await;
+    assert!(own <= 0.3, "the flood is not strong enough: {own}");
+    for (innocent, flood) in [
+        (INNOCENT, PLAIN),
+        (INNOCENT, Flood { priority: 100, salts: Salts::Fresh, ..PLAIN }),
+        // Where no router names tenants, their salts tell them apart.
+        (None, Flood { tenant: None, priority: 100, ..PLAIN }),
+    ] {
+        let reused = reuse_from_disk(innocent, flood).await;
+        println!("beside {flood:?} {reused:.2}");
+        assert!(reused >= 0.8, "{flood:?}: {reused}");
     }
 }
 

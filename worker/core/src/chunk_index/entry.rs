@@ -14,7 +14,7 @@ use warmpath_common::summary::Tier;
 use super::ChunkId;
 use super::guards::Pinned;
 use super::tier_queue::{Facts, Segment, Standing};
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, TenantId};
 
 /// Says what kind of KV state is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +44,8 @@ pub struct Record {
     pub n_bytes: u64,
     /// Is the priority of the request that left it; lower ones are evicted first.
     pub priority: i32,
+    /// Tenant of that request; absent where it had no share.
+    pub tenant: Option<TenantId>,
 }
 
 impl Record {

@@ -228,6 +228,7 @@ impl ChunkIndex {
             tokens: new.prefix.tokens[start * n..end * n].into(),
             n_bytes: new.n_bytes,
             priority: new.priority,
+            tenant: new.tenant.with_share(),
         })
     }
 
@@ -267,8 +268,8 @@ impl ChunkIndex {
         self.check_free(record)?;
         let parent =
             record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(Refused::NoParent)).transpose()?;
-        // A file names no tenant; who uses the chunk next does.
-        let tenant = Tenant::stranger(TenantId::of_root(&record.root));
+        let newcomer = || Tenant::stranger(TenantId::of_root(&record.root));
+        let tenant = record.tenant.map_or_else(newcomer, Tenant::known);
         let id = self.link(record.clone(), parent, (tenant, last_used_ms));
         self.enter_disk(id, File::Written);
         self.restand(id);

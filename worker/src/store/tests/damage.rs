@@ -131,11 +131,13 @@ fn any_record() -> impl Strategy<Value = Record> {
     let kind = prop_oneof![Just(Kind::Chunk), Just(Kind::Checkpoint)];
     let blocks = prop::collection::vec(hash(), 1..9);
     let tokens = prop::collection::vec(any::<Token>(), 0..3000);
-    let rest = (any::<u32>(), prop::option::of(hash()), any::<i32>(), 0..20_000_u64);
+    let tenant = prop::option::of(any::<u128>().prop_map(TenantId));
+    let rest = (any::<u32>(), prop::option::of(hash()), any::<i32>(), 0..20_000_u64, tenant);
     (kind, hash(), blocks, tokens, rest).prop_map(|(kind, root, blocks, tokens, rest)| {
-        let (first_block, parent, priority, n_bytes) = rest;
+        let (first_block, parent, priority, n_bytes, tenant) = rest;
         let (blocks, tokens) = (blocks.into(), tokens.into());
-        Record { kind, root, first_block: first_block as usize, parent, blocks, tokens, n_bytes, priority }
+        let first_block = first_block as usize;
+        Record { kind, root, first_block, parent, blocks, tokens, n_bytes, priority, tenant }
     })
 }
 

@@ -13,6 +13,7 @@ fn a_file_has_the_documented_layout() {
         tokens: [1, 127, 128, 151_000].into(),
         n_bytes: 3,
         priority: -2,
+        tenant: None,
     };
     let header = [
         &[1; 32][..],  // model
@@ -43,5 +44,12 @@ fn a_file_has_the_documented_layout() {
     opened.store.write(ChunkId(1), record.clone().into(), Arc::from(*b"abc"));
     opened.flush();
     let name = format!("{}.checkpoint", "05".repeat(32));
-    assert_eq!(fs::read(opened.store.folder().join(name)).expect("the file has its name"), expected);
+    assert_eq!(fs::read(opened.store.folder().join(&name)).expect("the file has its name"), expected);
+
+    let of_tenant = Record { tenant: Some(TenantId(0x0102)), ..record };
+    let bytes = format::encode(IDENTITY, &of_tenant, b"abc").expect("it can be written");
+    let tenant = [&[0; 14][..], &[1, 2]].concat();
+    let length = u32::try_from(header.len() + 16).unwrap();
+    assert_eq!(bytes[12..16], length.to_le_bytes());
+    assert_eq!(bytes[48..], [&header[..], &tenant].concat());
 }

@@ -151,6 +151,7 @@ fn what_an_earlier_life_left_counts_for_whoever_uses_it() {
         tokens: sequence.tokens.clone().into(),
         n_bytes: 40,
         priority: 0,
+        tenant: None,
     };
     let id = index.adopt(&[(record, 1)])[0].expect("a good file");
     assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (40, 0));
@@ -158,6 +159,29 @@ fn what_an_earlier_life_left_counts_for_whoever_uses_it() {
     assert_eq!((bytes_of(&index, 0).1, bytes_of(&index, 7).1), (0, 40));
     flood(&mut index, Flood::Plain, 3);
     assert_eq!(sequence.n_stored(&index), 4);
+    index.check_invariants();
+}
+
+#[test]
+fn what_an_earlier_life_left_on_disk_counts_for_its_tenant_at_once() {
+    let mut before = ChunkIndex::new(limits(40, 40));
+    for n in 0..3 {
+        store_as(&mut before, &prompt(0, n, 4), (tenant(0), 0, 1));
+    }
+    let records: Vec<(Record, u64)> = before.chunks.values().map(|chunk| ((*chunk.record).clone(), 1)).collect();
+    assert!(records.iter().all(|(record, _)| record.tenant == Some(tenant(0).id)));
+
+    let mut index = ChunkIndex::new(limits(40, 40));
+    assert!(index.adopt(&records).iter().all(Result::is_ok));
+    assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (120, 1));
+    flood(&mut index, Flood::Priority, 2);
+    for order in index.take_orders() {
+        if let Order::Write(id) = order {
+            index.written(id, 2);
+        }
+    }
+    flood(&mut index, Flood::Plain, 3);
+    assert_eq!(bytes_of(&index, 0).1, 120, "a flood before its first request takes nothing");
     index.check_invariants();
 }
 
