@@ -329,7 +329,7 @@ fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
     if model_names.is_empty() {
-        model_names.push(flags.model.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+        model_names.push(warmpath_gguf::model_name(&flags.model));
     }
     Ok(IdentityConfig { name: flags.name, uid, model_names })
 }
@@ -353,6 +353,7 @@ mod tests {
     #[test]
     fn names_the_model_after_its_file_unless_told_otherwise() {
         assert_eq!(config("-m /models/qwen-2.gguf").unwrap().identity.model_names, ["qwen-2"]);
+        assert_eq!(config("-m /models/qwen-2-00001-of-00003.gguf").unwrap().identity.model_names, ["qwen-2"]);
         assert_eq!(config("-m a.gguf --alias x --alias y,z").unwrap().identity.model_names, ["x", "y", "z"]);
     }
 

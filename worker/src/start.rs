@@ -33,7 +33,7 @@ use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
 use crate::served::{Base, Served};
 use crate::serving::Phase;
-use crate::store;
+use crate::store::{self, Reservation};
 
 /// Is how long responses may take to reach their clients once the engine has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,6 +93,8 @@ pub struct Bound {
     admin: Option<TcpListener>,
     address: SocketAddr,
     doors: Doors,
+    /// Keeps other workers out of the folder for stored state.
+    reservation: Option<Reservation>,
 }
 
 /// Is what stands between the network and the worker.
@@ -144,7 +146,7 @@ pub struct Identity {
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let checked = config.clone();
     let checked = tokio::task::spawn_blocking(move || check_files(&checked)).await;
-    checked.map_err(RunError::Panicked)??;
+    let reservation = checked.map_err(RunError::Panicked)??;
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
     let (listener, address) = listen_on(config.http.listen).await?;
     let scheme = if doors.tls.is_some() { "https" } else { "http" };
@@ -155,15 +157,19 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
         info!("answering probes and scrapers on http://{address}");
         admin = Some(listener);
     }
-    Ok(Bound { config, listener, admin, address, doors })
+    Ok(Bound { config, listener, admin, address, doors, reservation })
 }
 
-/// Errors: `Model`; `Engine` where no state can be stored in the folder that is meant for it.
-fn check_files(config: &Config) -> Result<(), RunError> {
-    Model::open(&config.engine.model).map_err(RunError::Model)?;
+/// Returns the place in the folder for stored state, where there is one.
+///
+/// Errors: `Model`; `Engine` where no state can be stored in the folder that is meant for it, or another worker does so.
+fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
+    let model = Model::open(&config.engine.model).map_err(RunError::Model)?;
     // What embeds stores nothing.
-    let disk = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none());
-    disk.map_or(Ok(()), |disk| store::check_folder(&disk.dir)).map_err(StartError::Store).map_err(RunError::Engine)
+    let Some(disk) = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none()) else { return Ok(None) };
+    let model = model.fingerprint().map_err(RunError::Model)?;
+    let reserved = store::reserve(&disk.dir, config.engine.state_settings(model));
+    reserved.map_err(StartError::Store).map_err(RunError::Engine)
 }
 
 /// Errors: `Listen`.
@@ -184,7 +190,7 @@ impl Bound {
     ///
     /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { config, listener, admin, address, doors } = self;
+        let Self { config, listener, admin, address, doors, reservation: _reservation } = self;
         let Doors { tls, tokens, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());

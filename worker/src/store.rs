@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use warmpath_common::model::Fingerprint;
 use warmpath_worker_core::chunk_index::{ChunkId, Record};
 
+pub use folder::Reservation;
 pub use format::Damage;
 pub use slot_file::SlotIdentity;
 
@@ -27,12 +28,14 @@ use folder::Folder;
 use queue::Queue;
 use thread::DiskThread;
 
-/// Makes the folder for stored state where there is none, and tries to write into it, so that a wrong one is reported before
-/// a model is loaded.
+/// Makes the folder for stored state where there is none, tries to write into it, and takes a worker's place in it, so that a wrong
+/// one and one in use are reported before a model is loaded.
 ///
-/// Errors: `Make`, `Unwritable`.
-pub fn check_folder(dir: &Path) -> Result<(), StoreError> {
-    folder::check(dir)
+/// `settings` names the model and what its state depends on, as far as it is known by then. Returns nothing where only the folders
+/// in it can be written to: another worker is then found once the model is loaded.
+/// Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
+pub fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
+    folder::reserve(dir, settings)
 }
 
 /// Is how long no write is tried after one has failed, as on a full disk.

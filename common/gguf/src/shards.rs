@@ -114,6 +114,17 @@ pub fn shard_path(prefix: &Path, no: u64, count: u64) -> PathBuf {
     path.into()
 }
 
+/// Returns what a model is called by its file: the file's name without `.gguf` and, of a split model, without which file it is.
+pub fn model_name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let without_count = stem.rsplit_once("-of-").filter(|(_, count)| is_number(count));
+    let without_both = without_count
+        .and_then(|(rest, _)| rest.rsplit_once('-'))
+        .filter(|(name, no)| is_number(no) && !name.is_empty());
+    without_both.map_or(&*stem, |(name, _)| name).to_owned()
+}
+
 fn suffix(no: u64, count: u64) -> String {
     format!("-{no:05}-of-{count:05}.gguf")
 }

@@ -30,7 +30,8 @@ pub struct Flags {
     #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
     pub model: PathBuf,
 
-    /// Name under which clients may ask for the model; may be repeated. The default is the file's name.
+    /// Name under which clients may ask for the model; may be repeated. The default is the file's name, without the
+    /// number of a split model's file.
     #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub aliases: Vec<String>,
 

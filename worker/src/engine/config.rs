@@ -226,6 +226,15 @@ impl EngineConfig {
         self.kv_unified.choice().unwrap_or(self.n_gpu_layers > 0)
     }
 
+    /// Names what the stored state of a model depends on, as far as it is known before the model is loaded: equal names mean equal
+    /// stored state.
+    pub fn state_settings(&self, model: Fingerprint) -> Fingerprint {
+        let buffer = (self.flash_attn, self.kv_unified, self.n_gpu_layers, self.context_tokens_total, self.n_slots);
+        let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens);
+        let settings = format!("{model} {buffer:?} {kv:?} {}", env!("CARGO_PKG_VERSION"));
+        Fingerprint(blake3::derive_key("warmpath 2026 state settings v1", settings.as_bytes()))
+    }
+
     /// Checks what can be known before the model is loaded.
     ///
     /// Errors: [`StartError::Config`] for a size that is zero, too large or at odds with another.

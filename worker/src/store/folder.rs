@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use tracing::{info, warn};
+use warmpath_common::model::Fingerprint;
 
 use super::format::{self, Damage, FORMAT_VERSION};
 use super::{Identity, ReadFailure, Record, StoreError, StoredFile};
@@ -23,6 +24,8 @@ const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
 const NAME_BYTES: usize = 8;
 /// Is the file that is locked; it says in words whose folder this is.
 const LOCK_FILE: &str = "identity";
+/// Beginning of the names of the files that workers lock beside their folders.
+const RESERVATION_PREFIX: &str = ".worker-";
 /// Is how the names of files begin that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
 /// Is after how many files the scan says how far it is.
@@ -37,10 +40,18 @@ pub(super) struct Folder {
     _lock: File,
 }
 
-/// Makes `dir` where there is none, and tries to write into it.
+/// Place of a worker in `dir`, held until it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    /// Holds the lock until it is closed.
+    _lock: File,
+}
+
+/// Makes `dir` where there is none, tries to write into it, and takes the place of a worker whose state is named by `settings`:
+/// a second one with these would need the same folder, which it could only tell once its model is loaded.
 ///
-/// Errors: `Make`, `Unwritable`.
-pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
+/// Returns nothing where only the folders in it can be written to. Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
+pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     make(dir)?;
     let tried = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(dir);
     let has_folders = || {
@@ -49,10 +60,26 @@ pub(super) fn check(dir: &Path) -> Result<(), StoreError> {
     };
     match tried {
         // The folder of this model may be there, and be one that can be written to.
-        Err(_) if has_folders() => Ok(()),
+        Err(_) if has_folders() => Ok(None),
         Err(source) => Err(StoreError::Unwritable { folder: dir.to_owned(), source }),
-        Ok(_) => Ok(()),
+        Ok(_) => {
+            let hash = settings.to_string();
+            let lock = lock(dir, &format!("{RESERVATION_PREFIX}{}", &hash[..2 * NAME_BYTES]))?;
+            Ok(Some(Reservation { _lock: lock }))
+        }
     }
+}
+
+/// Opens and locks a file in a folder. Errors: `InUse` where another process has locked it; `Lock`.
+fn lock(folder: &Path, name: &str) -> Result<File, StoreError> {
+    let lock_error = |source| StoreError::Lock { folder: folder.to_owned(), source };
+    let open = File::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
+    let lock = open.map_err(lock_error)?;
+    lock.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => StoreError::InUse { folder: folder.to_owned() },
+        TryLockError::Error(source) => lock_error(source),
+    })?;
+    Ok(lock)
 }
 
 /// Makes a folder. What will lie there was in prompts, so nobody else may read it.
@@ -68,13 +95,7 @@ impl Folder {
     pub fn open(dir: &Path, identity: Identity) -> Result<Self, StoreError> {
         let path = dir.join(folder_name(&identity));
         make(&path)?;
-        let lock_error = |source| StoreError::Lock { folder: path.clone(), source };
-        let open = File::options().create(true).read(true).write(true).truncate(false).open(path.join(LOCK_FILE));
-        let lock = open.map_err(lock_error)?;
-        lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => StoreError::InUse { folder: path.clone() },
-            TryLockError::Error(source) => lock_error(source),
-        })?;
+        let lock = lock(&path, LOCK_FILE)?;
         // The text is for people: on a full disk it is missing, and the lock holds.
         let _ = describe(&lock, &identity);
         Ok(Self { path, identity, _lock: lock })

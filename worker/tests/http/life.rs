@@ -264,3 +264,19 @@ async fn a_worker_whose_log_cannot_be_written_loads_and_answers() {
         assert_eq!(program.exit_code().await, Some(0), "{log}");
     }
 }
+
+#[tokio::test]
+async fn a_cache_folder_that_another_worker_uses_is_refused_before_loading() {
+    let cache = folder().join(format!("reserved-{}", std::process::id()));
+    let flags = format!("--cache-ram 8 --cache-disk {} --flash-attn off --kv-unified off", cache.display());
+    let flags: Vec<&str> = flags.split(' ').collect();
+    let worker = TestWorker::start(&flags.join(" ")).await;
+    // `TestWorker` gives the model and its threads, which are no part of what is stored.
+    let log = refused(tiny(), &flags);
+    assert!(log.contains("in use by another worker") && log.contains("--cache-disk"), "{log}");
+    assert!(!log.contains("loading"), "{log}");
+    let other = format!("{} --cache-type-k q8_0", flags.join(" "));
+    TestWorker::start(&other).await.stop().await.expect("another layout has a folder of its own");
+    worker.stop().await.expect("a good end");
+    TestWorker::start(&flags.join(" ")).await.stop().await.expect("the folder is free again");
+}

@@ -156,3 +156,17 @@ fn files_that_contradict_each_other_are_refused() {
     assert!(matches!(Model::open(&paths[0]).unwrap_err(), GgufError::Truncated { .. }));
     assert!(Model::open(&shard_path(&folder.path().join("none"), 1, 3)).is_err());
 }
+
+#[test]
+fn a_model_is_called_after_its_file_without_the_number_of_a_split_one() {
+    let check = |path: &str, expected: &str| assert_eq!(model_name(Path::new(path)), expected);
+    check("/models/qwen-2.gguf", "qwen-2");
+    check("/models/Qwen3-8B-Q4_K_M-00001-of-00003.gguf", "Qwen3-8B-Q4_K_M");
+    check("a-00002-of-00003.gguf", "a");
+    check("a.b-1-of-3.gguf", "a.b-1-of-3");
+    check("a-00001-of-3.gguf", "a-00001-of-3");
+    check("a-000001-of-00003.gguf", "a-000001-of-00003");
+    check("best-of-00003.gguf", "best-of-00003");
+    check("a-00001-of-00003", "a");
+    check("-00001-of-00003.gguf", "-00001-of-00003");
+}
