@@ -37,22 +37,10 @@ pub const WORKERS_MAX: usize = 10_000;
 /// Is the most reports of workers that wait for the tracker; one more makes its subscriber wait, and then the worker.
 pub const REPORTS_QUEUED_MAX: usize = 1024;
 
-/// Is the most reports of workers' blocks that wait for the indexer; one more makes its subscriber wait.
-///
-/// Source: own choice: 100 updates a second of 500 workers while a snapshot of a million blocks is taken in. The bytes in
-/// them are bounded by what a stream may send in a second.
-pub const BLOCK_REPORTS_QUEUED_MAX: usize = 16_384;
-
 /// Is how long a summary stream may be silent before it counts as lost.
 ///
 /// Source: the protocol has a worker send at least every second; three may be late.
 pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
-
-/// Is how long a load waits for the blocks that it was announced with: a worker that is seen to be busy, but not with what,
-/// loses the siblings of what it computes.
-///
-/// Source: own choice: the indexer takes some microseconds; while it takes in a large view it holds up nobody's load for longer.
-pub const INDEXED_WITHIN: Duration = Duration::from_millis(5);
 
 /// Is how long a snapshot may take from its first frame to its last.
 pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);

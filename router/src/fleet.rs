@@ -2,13 +2,11 @@
 //!
 //! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
 //! The idea: the one `members` task lets workers join and leave, `subscriber` tasks listen to one Warmpath worker each,
-//! `stock` tasks look after one other server each, the one `tracker` task owns the view and publishes it, the one `indexer`
-//! thread owns the prefix index, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any
-//! of them.
+//! `stock` tasks look after one other server each, the one `tracker` thread owns the view and the prefix index and publishes
+//! them, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any of them.
 
 pub mod client;
 pub mod given;
-pub mod indexer;
 pub mod loss;
 pub mod members;
 pub mod stock;
@@ -28,6 +26,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::summary::{Change, Digest, Load, Run};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::admission::Relief;
 use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
@@ -42,7 +41,7 @@ use self::members::Member;
 use self::stock::Visit;
 use self::subscriber::Outbox;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
-use crate::config::{BLOCK_REPORTS_QUEUED_MAX, FleetConfig, REPORTS_QUEUED_MAX, TrialConfig, WORKER_BLOCKS_MAX};
+use crate::config::{FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
 use crate::discovery::Discovered;
 use crate::metrics::Metrics;
 
@@ -97,13 +96,10 @@ impl Fleet {
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
-        let (blocks, blocks_inbox) = mpsc::channel(BLOCK_REPORTS_QUEUED_MAX);
-        let outbox = Outbox { reports: reports.clone(), blocks };
-        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), outbox));
+        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), Outbox(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
-        tasks.spawn(tracker::track(Arc::clone(&fleet), inbox));
-        let indexed = Arc::clone(&fleet);
-        tasks.spawn_blocking(move || indexer::index(&indexed, writer, blocks_inbox, WORKER_BLOCKS_MAX));
+        let tracked = Arc::clone(&fleet);
+        tasks.spawn_blocking(move || tracker::track(tracked, writer, inbox));
         fleet
     }
 
@@ -405,14 +401,23 @@ pub enum Report {
         /// Names the worker.
         worker: WorkerIdx,
     },
-    /// A change of a worker's load.
-    Update {
-        /// Names the worker.
+    /// A worker holds these blocks and no others.
+    Replaced {
+        /// The worker.
         worker: WorkerIdx,
-        /// Lists the requests that it has counted in its load.
-        accepted: Vec<RequestId>,
-        /// Is the new load, where it changed.
-        load: Option<warmpath_common::summary::Load>,
+        /// What it holds.
+        runs: Vec<Run>,
+    },
+    /// A worker holds more, or less, or has more or less to do.
+    Update {
+        /// The worker.
+        worker: WorkerIdx,
+        /// The changes in order.
+        changes: Vec<Change>,
+        /// The load after the changes, where it changed.
+        load: Option<Load>,
+        /// Digest of the worker's blocks after the changes, where the worker says one.
+        digest: Option<Digest>,
     },
     /// A worker's stream has ended; the worker may be well.
     Lost {
@@ -437,6 +442,28 @@ pub enum Report {
         /// The harm, for a person.
         reason: String,
     },
+}
+
+impl Report {
+    /// Returns the worker that it is about, if it is about one.
+    fn worker(&self) -> Option<WorkerIdx> {
+        match self {
+            Self::Surveyed | Self::Vocabulary => None,
+            Self::Joined { worker }
+            | Self::Leaving { worker }
+            | Self::Stayed { worker }
+            | Self::Left { worker }
+            | Self::Opened { worker, .. }
+            | Self::Found { worker, .. }
+            | Self::Differs { worker, .. }
+            | Self::Resumed { worker }
+            | Self::Replaced { worker, .. }
+            | Self::Update { worker, .. }
+            | Self::Lost { worker }
+            | Self::Unreachable { worker, .. }
+            | Self::Refused { worker, .. } => Some(*worker),
+        }
+    }
 }
 
 /// Returns a request id, for a client that gave none.

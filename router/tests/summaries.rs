@@ -327,3 +327,20 @@ async fn removed_blocks_are_no_longer_counted_on() {
     assert!(predicted == 64 || predicted == 0, "{predicted}");
     assert_eq!(router.fleet().await["index"]["blocks"], 4);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_is_never_seen_without_the_blocks_that_it_was_announced_with() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let seen = || async {
+        let seen = router.fleet().await["workers"][0].clone();
+        assert_eq!(seen["blocks"], seen["load"]["n_queued"]);
+        seen["blocks"].as_u64()
+    };
+    for n in 1..=50 {
+        let stored = Change::Stored(run(vec![BlockKey(u64::from(n))], 0));
+        worker.update(vec![stored], Some(Load { n_queued: n, ..idle() }));
+        seen().await;
+    }
+    eventually("the last is seen", || async { seen().await == Some(50) }).await;
+}

@@ -77,7 +77,7 @@ impl Subject for Ours {
             Change::Removed(..) => None,
         };
         let runs: Vec<Run> = view.into_iter().filter_map(run).collect();
-        self.writer.replace_worker(WorkerIdx(worker), &runs);
+        self.writer.replace_worker(WorkerIdx(worker), runs);
     }
 
     fn routed(&self, keys: &[u64]) {

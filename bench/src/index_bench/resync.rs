@@ -47,9 +47,9 @@ pub struct ResyncReport {
 pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
     let asked: Vec<Vec<BlockKey>> = view(8 * RUN_BLOCKS, u64::MAX).into_iter().map(|run| run.keys).collect();
-    writer.replace_worker(WorkerIdx(1), &view(8 * RUN_BLOCKS, u64::MAX));
+    writer.replace_worker(WorkerIdx(1), view(8 * RUN_BLOCKS, u64::MAX));
     let first = view(n_blocks, 0);
-    writer.replace_worker(WorkerIdx(0), &first);
+    writer.replace_worker(WorkerIdx(0), first.clone());
     let index = writer.reader();
     let quiet = look_up(&index, &asked, || 100_000);
     let done = AtomicBool::new(false);
@@ -57,9 +57,9 @@ pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
     let busy = std::thread::scope(|scope| {
         let reader =
             scope.spawn(|| look_up(&index, &asked, || if done.load(Ordering::Relaxed) { 0 } else { u64::MAX }));
-        same_ms = replace(&mut writer, &first);
+        same_ms = replace(&mut writer, first);
         for number in 1..N_REPLACED {
-            other_ms = other_ms.max(replace(&mut writer, &view(n_blocks, number)));
+            other_ms = other_ms.max(replace(&mut writer, view(n_blocks, number)));
         }
         done.store(true, Ordering::Relaxed);
         reader.join().expect("looking up does not panic")
@@ -75,7 +75,7 @@ pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
     }
 }
 
-fn replace(writer: &mut IndexWriter, view: &[Run]) -> f64 {
+fn replace(writer: &mut IndexWriter, view: Vec<Run>) -> f64 {
     let start = Instant::now();
     writer.replace_worker(WorkerIdx(0), view);
     start.elapsed().as_secs_f64() * 1e3

@@ -301,7 +301,7 @@ impl Rival {
         }
         let longest = least(candidates, |c| -f64::from(c.work.cached_tokens))?;
         let share = f64::from(longest.work.cached_tokens) / f64::from(longest.work.prompt_tokens);
-        if share > threshold { Some(longest) } else { least(candidates, |c| c.worker.n_blocks as f64) }
+        if share > threshold { Some(longest) } else { least(candidates, |c| c.worker.blocks.n_blocks as f64) }
     }
 
     fn llmd<'c, 'a>(&self, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
@@ -309,7 +309,7 @@ impl Rival {
         let most = candidates.iter().map(queued).fold(0.0, f64::max);
         let fewest = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
         let tokens_max = |c: &Candidate<'_>| {
-            let blocks = c.worker.n_blocks as f64;
+            let blocks = c.worker.blocks.n_blocks as f64;
             blocks * f64::from(self.shape.block_tokens) + c.worker.load.free_cells as f64
         };
         least(candidates, |c| {

@@ -16,7 +16,7 @@ use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::choose::{Policy as Offered, PromptView};
 use warmpath_router_core::dispatch::{Ask, Dispatch, DispatchOptions, Ticket};
-use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::fleet::{FleetView, KnownBlocks, Link, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 
 use super::policy::Policy;
@@ -93,7 +93,7 @@ impl Router {
             link: Link::Connecting,
             trouble: None,
             excluded: None,
-            n_blocks: 0,
+            blocks: KnownBlocks::default(),
             stock: None,
             is_leaving: false,
         };
@@ -182,7 +182,7 @@ impl Router {
             dispatch.filling(worker, n_filling as u64 * u64::from(self.block_tokens));
         }
         let n_blocks = self.writer.n_blocks_of(worker);
-        self.view_mut(worker).n_blocks = n_blocks;
+        self.view_mut(worker).blocks.n_blocks = n_blocks;
     }
 
     /// Takes in how busy a worker is, the requests counted that it names.
@@ -205,7 +205,7 @@ impl Router {
         let view = self.view_mut(worker);
         view.link = Link::Down { since };
         view.load = Load::default();
-        view.n_blocks = 0;
+        view.blocks = KnownBlocks::default();
         self.writer.remove_worker(worker);
     }
 

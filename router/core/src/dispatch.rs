@@ -23,6 +23,7 @@ use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::summary::Change;
 
 use crate::WorkerIdx;
 use crate::admission::{AdmissionOptions, Room};
@@ -381,6 +382,17 @@ impl Dispatch {
         self.others.named(request_id, now);
         if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
             self.withdraw(number);
+        }
+    }
+
+    /// Records what a worker says of its blocks and of the requests that it has counted.
+    pub fn heard(&mut self, worker: WorkerIdx, changes: Vec<Change>, now: Instant) {
+        for change in changes {
+            match change {
+                Change::Stored(run) => self.doubts.announced(worker, run.keys, now),
+                Change::Accepted(request_id) => self.accepted(worker, &request_id, now),
+                Change::Removed(_) => {}
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::model::{Capability, ModelInfo};
-use warmpath_common::summary::Load;
+use warmpath_common::summary::{Digest, Load};
 
 use crate::WorkerIdx;
 use crate::agreement::Disagreement;
@@ -61,6 +61,17 @@ impl Link {
     }
 }
 
+/// Blocks that the index has of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KnownBlocks {
+    /// Their number.
+    pub n_blocks: usize,
+    /// Their digest; absent where some are missing for the index's memory limit, or nothing has been heard of the worker.
+    pub digest: Option<Digest>,
+    /// Whether that is what the worker says; otherwise it is what it said before its stream was lost.
+    pub is_current: bool,
+}
+
 /// Is what the router knows of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerView {
@@ -86,8 +97,8 @@ pub struct WorkerView {
     pub trouble: Option<Arc<str>>,
     /// Says why it is kept out of the fleet; absent where it is not.
     pub excluded: Option<Disagreement>,
-    /// Is the number of blocks that it holds, as far as the index knows; may be an update behind the index.
-    pub n_blocks: usize,
+    /// What the index has of its blocks.
+    pub blocks: KnownBlocks,
     /// Says on what footing a stock server stands; absent for a Warmpath worker.
     pub stock: Option<Footing>,
     /// Says that it is found no longer, or was told to end.

@@ -24,7 +24,7 @@ use warmpath_common::summary::{RunState, Tier};
 
 use self::heads::Heads;
 use self::walked::Walked;
-pub use self::writer::IndexWriter;
+pub use self::writer::{IndexWriter, Replacement};
 use crate::WorkerIdx;
 
 /// Bounds a prefix index.

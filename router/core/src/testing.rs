@@ -8,7 +8,7 @@ use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Load, Rates};
 
 use crate::WorkerIdx;
-use crate::fleet::{Link, WorkerView};
+use crate::fleet::{KnownBlocks, Link, WorkerView};
 
 /// Returns a declaration in which nothing is wrong.
 pub(crate) fn model() -> ModelInfo {
@@ -53,7 +53,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         link: Link::Live,
         trouble: None,
         excluded: None,
-        n_blocks: 0,
+        blocks: KnownBlocks::default(),
         stock: None,
         is_leaving: false,
     }

@@ -17,10 +17,10 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::membership::{Change, Membership};
 
 use super::client::WorkerClient;
-use super::indexer::{BlockReport, BlockView};
 use super::loss::{Loss, Losses};
 use super::stock::Stock;
 use super::subscriber::{Closed, Outbox};
+use super::tracker::Distrusts;
 use super::{Fleet, Report, stock, subscriber};
 use crate::config::{FleetConfig, MEMBERSHIP_PAUSE, WorkerAddress, WorkerApi};
 use crate::discovery::Discovered;
@@ -40,8 +40,8 @@ pub struct Member {
     pub client: WorkerClient,
     /// Is the stock server that it is; absent for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
-    /// Is what is published of its blocks.
-    pub blocks: BlockView,
+    /// Tells that the view of its blocks cannot be trusted.
+    pub(super) distrusts: Distrusts,
     losses: Losses,
     /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
@@ -55,7 +55,7 @@ impl Member {
             shown_name: ArcSwap::from_pointee(format!("{kind}-{}", worker.0)),
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
-            blocks: BlockView::default(),
+            distrusts: Distrusts::default(),
             losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
         })
@@ -189,10 +189,9 @@ impl Keeper {
     async fn leave(&mut self, worker: WorkerIdx) -> Result<(), Closed> {
         if let Some(mut follower) = self.followers.remove(&worker) {
             follower.0.abort();
-            // What it has told stands in the channels before what is told below.
+            // What it has told stands in the channel before what is told below.
             let _ = (&mut follower.0).await;
         }
-        self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
         self.outbox.tell(Report::Left { worker }).await
     }
 }

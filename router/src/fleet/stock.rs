@@ -1,8 +1,8 @@
-//! A stock server's follower: finds the server, polls it, and tells tracker and indexer what a Warmpath worker would say itself.
+//! A stock server's follower: finds the server, polls it, and tells the tracker what a Warmpath worker would say itself.
 //!
 //! Not here: what is known of the server (the core's `stock`), what it is asked (`probe`), requests at it (`visit`).
 //! The idea: requests write what becomes of them into one small book for each server; its follower wakes up, takes what is
-//! new and passes it on by the same channels as a summary subscriber. Lost means forgotten: what a server that was away
+//! new and passes it on by the same channel as a summary subscriber. Lost means forgotten: what a server that was away
 //! holds cannot be asked.
 
 mod probe;
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use warmpath_common::model::{Fingerprint, ModelInfo};
+use warmpath_common::summary::Change;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::stock::{
@@ -23,7 +24,6 @@ use warmpath_shell::chain;
 use self::probe::{Found, Look, Probe, ProbeError};
 pub use self::visit::Visit;
 use super::given::Given;
-use super::indexer::BlockReport;
 use super::members::Member;
 use super::subscriber::{Closed, Outbox};
 use super::{Fleet, Report, Trouble, TroubleKind};
@@ -226,7 +226,7 @@ impl Follower {
         let worker = self.worker;
         let mut found = probe.find().await?;
         self.fleet.heard(&self.member);
-        self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
+        self.outbox.tell(Report::Replaced { worker, runs: Vec::new() }).await?;
         self.tell_found(&found).await?;
         loop {
             let Look { pulse, models } = self.next_look(probe, &found).await?;
@@ -278,17 +278,15 @@ impl Follower {
         self.outbox.tell(Report::Found { worker: self.worker, declared }).await
     }
 
-    /// Tells what is new: the blocks first, so that a load never stands there without them.
+    /// Tells what is new.
     async fn tell_news(&self) -> Result<(), Closed> {
         let worker = self.worker;
-        let News { accepted, is_forgotten, changes, load, differing } = self.stock.server().take_news();
+        let News { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
         if is_forgotten {
-            self.outbox.tell_blocks(BlockReport::Replace { worker, runs: Vec::new() }).await?;
+            self.outbox.tell(Report::Replaced { worker, runs: Vec::new() }).await?;
         }
-        if !changes.is_empty() {
-            self.outbox.tell_blocks(BlockReport::Update { worker, changes, digest: None, pending: None }).await?;
-        }
-        self.outbox.tell(Report::Update { worker, accepted, load: Some(load) }).await?;
+        changes.extend(accepted.into_iter().map(Change::Accepted));
+        self.outbox.tell(Report::Update { worker, changes, load: Some(load), digest: None }).await?;
         for model in differing {
             self.fleet.metrics.stock_mismatches.inc();
             self.outbox.tell(Report::Differs { worker, model }).await?;
@@ -300,7 +298,6 @@ impl Follower {
     async fn lost(&self, error: &ProbeError, n_silent: u32) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();
-        self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
         if matches!(error, ProbeError::NoModel) {
             let declared = Declared { models: Vec::new(), n_slots: 1, n_left_out: 0 };
             self.outbox.tell(Report::Found { worker, declared }).await?;

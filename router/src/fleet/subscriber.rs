@@ -12,14 +12,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{Response, StatusCode};
 use futures::{StreamExt, TryStreamExt};
 use serde::Deserialize;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
 use tokio_util::io::StreamReader;
 use url::Url;
 use warmpath_common::headers;
 use warmpath_common::summary::{
-    self, AFTER_PARAMETER, Body, Change, DecodeError, FRAME_BYTES_MAX, Frame, Loading, STREAM_PATH, Stamp,
+    self, AFTER_PARAMETER, Body, DecodeError, FRAME_BYTES_MAX, Frame, Loading, STREAM_PATH, Stamp,
 };
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::NAME_BYTES_MAX;
@@ -28,12 +28,12 @@ use warmpath_shell::chain;
 
 use super::client::CallError;
 use super::client::WorkerClient;
-use super::indexer::{BlockReport, Distrust};
 use super::members::Member;
+use super::tracker::Distrust;
 use super::{Fleet, Report, Trouble, TroubleKind};
 use crate::config::{
-    INDEXED_WITHIN, LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER,
-    SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
+    LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
+    SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
 };
 
 /// Says why a stream ended or could not be opened.
@@ -124,23 +124,14 @@ impl StreamError {
 
 /// Is where a subscriber tells what it has heard.
 #[derive(Clone)]
-pub struct Outbox {
-    /// Takes what concerns the worker and its load.
-    pub reports: mpsc::Sender<Report>,
-    /// Takes what concerns its blocks.
-    pub blocks: mpsc::Sender<BlockReport>,
-}
+pub struct Outbox(pub(super) mpsc::Sender<Report>);
 
 /// Says that the router ends.
 pub(super) struct Closed;
 
 impl Outbox {
     pub(super) async fn tell(&self, report: Report) -> Result<(), Closed> {
-        self.reports.send(report).await.map_err(|_| Closed)
-    }
-
-    pub(super) async fn tell_blocks(&self, report: BlockReport) -> Result<(), Closed> {
-        self.blocks.send(report).await.map_err(|_| Closed)
+        self.0.send(report).await.map_err(|_| Closed)
     }
 }
 
@@ -148,7 +139,7 @@ impl Outbox {
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: Outbox) {
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
-    let distrusts = member.blocks.distrusts();
+    let distrusts = member.distrusts.listen();
     let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
     let mut subscriber = Subscriber { fleet, worker, member, client, outbox, distrusts, follower };
     let mut pause = RECONNECT_MIN;
@@ -202,10 +193,8 @@ impl Subscriber {
             self.follower.forget();
         }
         if error.is_unreachable() {
-            self.outbox.tell_blocks(BlockReport::Gone { worker }).await?;
             self.outbox.tell(Report::Unreachable { worker, trouble: error.trouble() }).await
         } else {
-            self.outbox.tell_blocks(BlockReport::Lost { worker }).await?;
             self.outbox.tell(Report::Lost { worker }).await
         }
     }
@@ -254,44 +243,24 @@ impl Subscriber {
         }
     }
 
-    /// Tells what a frame changes: the blocks first, so that a load never stands there without what it was announced with.
+    /// Tells what a frame changes.
     async fn pass_on(&self, step: Step) -> Result<(), Closed> {
-        let (worker, outbox) = (self.worker, &self.outbox);
+        let worker = self.worker;
         let started = |start| self.fleet.metrics.summary_streams.with_label_values(&[start]).inc();
-        match step {
-            Step::Partial => Ok(()),
+        let report = match step {
+            Step::Partial => return Ok(()),
             Step::Opened(new) => {
                 started("snapshot");
-                outbox.tell(Report::Opened { worker, new }).await
+                Report::Opened { worker, new }
             }
-            Step::Replace(view) => outbox.tell_blocks(BlockReport::Replace { worker, runs: view.runs }).await,
+            Step::Replace(view) => Report::Replaced { worker, runs: view.runs },
             Step::Resumed => {
                 started("resumed");
-                outbox.tell_blocks(BlockReport::Resumed { worker }).await?;
-                outbox.tell(Report::Resumed { worker }).await
+                Report::Resumed { worker }
             }
-            Step::Update { changes, load, digest } => {
-                let mut accepted = Vec::new();
-                let of_blocks = |change| match change {
-                    Change::Accepted(request_id) => {
-                        accepted.push(request_id);
-                        None
-                    }
-                    Change::Stored(_) | Change::Removed(_) => Some(change),
-                };
-                let changes: Vec<_> = changes.into_iter().filter_map(of_blocks).collect();
-                if !changes.is_empty() || digest.is_some() {
-                    let (pending, indexed) = oneshot::channel();
-                    let (pending, is_news) = (Some(pending), !changes.is_empty());
-                    outbox.tell_blocks(BlockReport::Update { worker, changes, digest, pending }).await?;
-                    if is_news && load.is_some() {
-                        // The sender is dropped, not used: either way the index has what it will have.
-                        let _ = tokio::time::timeout(INDEXED_WITHIN, indexed).await;
-                    }
-                }
-                outbox.tell(Report::Update { worker, accepted, load }).await
-            }
-        }
+            Step::Update { changes, load, digest } => Report::Update { worker, changes, load, digest },
+        };
+        self.outbox.tell(report).await
     }
 }
 
@@ -316,7 +285,7 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
     }
 }
 
-/// Waits until the indexer distrusts the view.
+/// Waits until the tracker distrusts the view.
 async fn distrust(distrusts: &mut watch::Receiver<Option<Distrust>>) -> Distrust {
     loop {
         // The fleet holds the other end for as long as this task runs.

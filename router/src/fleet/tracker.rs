@@ -1,26 +1,33 @@
-//! The tracker: the one task that owns the fleet's view, all but the blocks, and publishes it.
+//! The tracker: the one thread that owns the fleet's view and the prefix index, and publishes them.
 //!
-//! Not here: reading streams (`subscriber`), the prefix index (`indexer`), what a view means (`warmpath-router-core`).
-//! The idea: reports come in by one bounded channel, so their order is the order of events. A burst is applied as a
-//! whole and published once; only the workers that changed get a new value. What comes of a worker that has left is dropped.
+//! Not here: reading streams (`subscriber`), what a view means (`warmpath-router-core`).
+//! The idea: reports come in by one bounded channel, so their order is the order of events, and a load is never seen
+//! without its blocks. A burst is applied as a whole and published once; only the workers that changed get a new value.
+//! What comes of a worker that has left is dropped.
+
+mod blocks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use warmpath_common::ids::RequestId;
 use warmpath_common::model::Fingerprint;
-use warmpath_common::summary::{Load, Stamp};
+use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::agreement::{self, Disagreement, Twin};
-use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
+use warmpath_router_core::fleet::{FleetView, KnownBlocks, Link, WorkerView};
 use warmpath_router_core::follower::NewWorker;
+use warmpath_router_core::index::IndexWriter;
 use warmpath_router_core::stock::{Declared, Footing};
 
+use self::blocks::{Arrived, Blocks};
+pub use self::blocks::{Distrust, Distrusts};
 use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
 use super::{Fleet, Report, Trouble, TroubleKind};
+use crate::config::WORKER_BLOCKS_MAX;
 
 /// Is the most reports that are applied before the view is published.
 const BATCH_MAX: usize = 256;
@@ -31,13 +38,25 @@ const BATCH_MAX: usize = 256;
 const NAMES_LOGGED_MAX: usize = 16;
 
 /// Applies reports until every sender has gone.
-pub async fn track(fleet: Arc<Fleet>, mut inbox: mpsc::Receiver<Report>) {
-    let stock = Stocks::new(&fleet);
-    let (workers, lost) = (BTreeMap::new(), Vec::new());
-    let mut tracker = Tracker { fleet, workers, stock, lost, models_changed: false, has_surveyed: false };
+pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<Report>) {
+    let mut tracker = Tracker {
+        stock: Stocks::new(&fleet),
+        blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
+        fleet,
+        workers: BTreeMap::new(),
+        lost: Vec::new(),
+        models_changed: false,
+        has_surveyed: false,
+    };
     let mut batch = Vec::with_capacity(BATCH_MAX);
-    while inbox.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        batch.drain(..).for_each(|report| tracker.apply(report));
+    loop {
+        if tracker.blocks.is_busy() {
+            batch.extend(std::iter::from_fn(|| inbox.try_recv().ok()).take(BATCH_MAX));
+        } else if inbox.blocking_recv_many(&mut batch, BATCH_MAX) == 0 {
+            return;
+        }
+        batch.drain(..).for_each(|report| tracker.take(report));
+        tracker.take_in_slice();
         tracker.publish();
     }
 }
@@ -59,6 +78,7 @@ impl Tracked {
 
 struct Tracker {
     fleet: Arc<Fleet>,
+    blocks: Blocks,
     workers: BTreeMap<WorkerIdx, Tracked>,
     stock: Stocks,
     /// The workers whose loss has not been told yet.
@@ -70,6 +90,26 @@ struct Tracker {
 }
 
 impl Tracker {
+    /// Applies a report, now or when the view is in the index behind which it came.
+    fn take(&mut self, report: Report) {
+        if let Some(report) = self.blocks.pass(report) {
+            self.apply(report);
+        }
+    }
+
+    /// Takes in a slice of the views that are on their way.
+    fn take_in_slice(&mut self) {
+        for Arrived { worker, behind } in self.blocks.take_in_slice() {
+            self.fleet.books().doubts().announced_all(worker, Instant::now());
+            self.fleet.member(worker).distrusts.settle();
+            self.know_blocks(worker);
+            if let Some(view) = self.view_mut(worker) {
+                view.blocks.is_current = true;
+            }
+            behind.into_iter().for_each(|report| self.take(report));
+        }
+    }
+
     fn apply(&mut self, report: Report) {
         match report {
             Report::Surveyed => self.has_surveyed = true,
@@ -81,7 +121,8 @@ impl Tracker {
             Report::Found { worker, declared } => self.found(worker, declared),
             Report::Differs { worker, model } => self.differs(worker, model),
             Report::Resumed { worker } => self.resumed(worker),
-            Report::Update { worker, accepted, load } => self.update(worker, &accepted, load),
+            Report::Replaced { worker, runs } => self.blocks.begin(worker, runs),
+            Report::Update { worker, changes, load, digest } => self.update(worker, changes, (load, digest)),
             Report::Lost { worker } => self.lost(worker),
             Report::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
             Report::Vocabulary => self.models_changed = true,
@@ -103,7 +144,7 @@ impl Tracker {
             link: Link::Connecting,
             trouble: None,
             excluded: None,
-            n_blocks: 0,
+            blocks: KnownBlocks::default(),
             stock: member.stock.as_ref().map(|_| Footing::Load),
             is_leaving: false,
         });
@@ -124,6 +165,7 @@ impl Tracker {
     }
 
     fn left(&mut self, worker: WorkerIdx) {
+        self.blocks.remove(worker);
         let Some(Tracked { view, .. }) = self.workers.remove(&worker) else { return };
         tracing::info!(worker = %view.name, "worker has left");
         self.stock.left(worker);
@@ -133,8 +175,9 @@ impl Tracker {
     }
 
     fn resumed(&mut self, worker: WorkerIdx) {
-        if let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) {
+        if let Some(view) = self.view_mut(worker) {
             (view.link, view.trouble) = (Link::Live, None);
+            view.blocks.is_current = true;
         }
     }
 
@@ -165,21 +208,43 @@ impl Tracker {
         self.models_changed = true;
     }
 
-    fn update(&mut self, worker: WorkerIdx, accepted: &[RequestId], load: Option<Load>) {
-        for request_id in accepted {
-            self.fleet.books().accepted(worker, request_id, Instant::now());
+    fn update(&mut self, worker: WorkerIdx, changes: Vec<Change>, (load, digest): (Option<Load>, Option<Digest>)) {
+        let n_filling = self.blocks.update(worker, &changes);
+        let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());
+        let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
+        if !changes.is_empty() {
+            let mut books = self.fleet.books();
+            books.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
+            books.heard(worker, changes, Instant::now());
         }
-        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
-        view.n_blocks = self.fleet.member(worker).blocks.n_blocks();
+        if let Some(distrust) = self.blocks.check(worker, digest) {
+            self.fleet.member(worker).distrusts.raise(distrust);
+        }
+        self.know_blocks(worker);
         let Some(load) = load else { return };
+        let Some(view) = self.view_mut(worker) else { return };
         if load.draining && !view.load.draining {
             tracing::info!(worker = %view.name, "worker is draining");
         }
         view.load = load;
     }
 
+    fn view_mut(&mut self, worker: WorkerIdx) -> Option<&mut WorkerView> {
+        self.workers.get_mut(&worker).map(Tracked::view_mut)
+    }
+
+    /// Shows what the index has of a worker, where that has changed.
+    fn know_blocks(&mut self, worker: WorkerIdx) {
+        let Some(tracked) = self.workers.get_mut(&worker) else { return };
+        let known = self.blocks.known(worker, tracked.view.blocks);
+        if tracked.view.blocks != known {
+            tracked.view_mut().blocks = known;
+        }
+    }
+
     fn lost(&mut self, worker: WorkerIdx) {
-        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
+        let Some(view) = self.view_mut(worker) else { return };
+        view.blocks.is_current = false;
         let since = Instant::now();
         match view.link {
             Link::Live => view.link = Link::Stale { since },
@@ -191,7 +256,10 @@ impl Tracker {
 
     /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
     fn unreachable(&mut self, worker: WorkerIdx, trouble: Trouble) {
+        self.blocks.remove(worker);
+        self.know_blocks(worker);
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
+        view.blocks.is_current = false;
         let Trouble { kind, reason } = trouble;
         if kind == TroubleKind::Loss {
             self.lost.push(worker);
@@ -209,7 +277,6 @@ impl Tracker {
         }
         view.link = link;
         view.load = Load::default();
-        view.n_blocks = 0;
         match view.model {
             Some(_) => self.stock.lost(worker),
             None => self.stock.left(worker),
@@ -229,10 +296,14 @@ impl Tracker {
         let models_changed = std::mem::take(&mut self.models_changed);
         if models_changed {
             self.settle();
-            self.fleet.models_changed.notify_one();
         }
+        self.fleet.n_shed.store(self.blocks.n_shed(), Ordering::Relaxed);
         let workers = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         self.fleet.view.store(Arc::new(FleetView { workers }));
+        if models_changed {
+            // It wakes a task on another thread, which looks at the view at once.
+            self.fleet.models_changed.notify_one();
+        }
         // Now that nobody is sent there any more.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == Link::Connecting;
@@ -294,7 +365,7 @@ impl Tracker {
 
 impl Tracker {
     fn found(&mut self, worker: WorkerIdx, declared: Declared) {
-        let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
+        let Some(view) = self.view_mut(worker) else { return };
         (view.link, view.trouble) = (Link::Live, None);
         view.awaited.clear();
         let names: Vec<_> = declared.models.iter().map(|listed| &listed.names[0]).take(NAMES_LOGGED_MAX).collect();

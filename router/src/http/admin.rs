@@ -62,7 +62,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => None,
     };
     let member = app.fleet.member(worker.idx);
-    let blocks = &member.blocks;
+    let blocks = &worker.blocks;
     json!({
         "url": worker.name,
         "name": *member.shown_name(),
@@ -77,9 +77,9 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
         "awaited_models": worker.awaited,
         "further_models": worker.further.iter().map(|model| &model.names).collect::<Vec<_>>(),
         "load": worker.load,
-        "blocks": blocks.n_blocks(),
-        "blocks_digest": blocks.digest().map(|digest| digest.hex()),
-        "blocks_current": blocks.is_current(),
+        "blocks": blocks.n_blocks,
+        "blocks_digest": blocks.digest.map(|digest| digest.hex()),
+        "blocks_current": blocks.is_current,
         "breaker": breaker,
         "in_flight": n_in_flight,
         "unreported": {"requests": unreported.n_requests, "prefill_tokens": unreported.prefill_tokens},
@@ -127,7 +127,7 @@ fn copy_fleet(app: &App) {
         if let Some(age) = fleet.age(&member) {
             metrics.summary_age.with_label_values(label).set(age.as_secs_f64());
         }
-        metrics.worker_blocks.with_label_values(label).set(gauge(member.blocks.n_blocks()));
+        metrics.worker_blocks.with_label_values(label).set(gauge(worker.blocks.n_blocks));
         metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
         let breaker = match fleet.books().breaker(worker.idx, now) {
             BreakerState::Closed => 0,

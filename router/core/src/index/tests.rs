@@ -1,5 +1,7 @@
 //! Tests of the prefix index: hand-made cases, and random operations against a naive map.
 
+mod views;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
@@ -67,7 +69,7 @@ fn a_new_view_replaces_the_old_one() {
     writer.insert(WorkerIdx(1), &run(keys(1, 0..10), Resume::EveryBlock, 0));
     writer.replace_worker(
         WorkerIdx(0),
-        &[run(keys(1, 0..2), Resume::EveryBlock, 1), run(keys(2, 0..3), Resume::EveryBlock, 2)],
+        vec![run(keys(1, 0..2), Resume::EveryBlock, 1), run(keys(2, 0..3), Resume::EveryBlock, 2)],
     );
     writer.check_invariants();
     assert_eq!(lengths(&writer, &keys(1, 0..10)), [(1, 10), (0, 2)]);
@@ -90,7 +92,7 @@ fn a_digest_is_that_of_what_the_worker_said_or_there_is_none() {
     assert_eq!(writer.digest_of(worker), Some(Digest::of(&keys(1, 0..8))));
     writer.insert(worker, &run(keys(2, 0..20_000), Resume::EveryBlock, 0));
     assert_eq!(writer.digest_of(worker), None, "some did not fit");
-    writer.replace_worker(worker, std::slice::from_ref(&few));
+    writer.replace_worker(worker, vec![few.clone()]);
     assert_eq!(writer.digest_of(worker), Some(Digest::of(&few.keys)));
     writer.check_invariants();
 }
@@ -270,7 +272,7 @@ fn readers_see_what_two_views_share_while_one_replaces_the_other() {
         let turns = shared.chunks(10).map(|turn| run(turn.to_vec(), Resume::EveryBlock, chain as u16));
         turns.chain((0..50).map(|own| run(keys(100 * chain + own, 0..20), Resume::EveryBlock, 0))).collect()
     };
-    writer.replace_worker(WorkerIdx(0), &view(1));
+    writer.replace_worker(WorkerIdx(0), view(1));
     let (index, done) = (writer.reader(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -284,7 +286,7 @@ fn readers_see_what_two_views_share_while_one_replaces_the_other() {
             n
         });
         for chain in 2..400 {
-            writer.replace_worker(WorkerIdx(0), &view(chain));
+            writer.replace_worker(WorkerIdx(0), view(chain));
             assert!(!reader.is_finished(), "the reader has found the shared blocks each time");
         }
         done.store(true, Ordering::Relaxed);
@@ -411,10 +413,10 @@ fn apply(op: Op, writer: &mut IndexWriter, naive: &mut Naive) {
             naive.0.retain(|&(of, key), _| of != WorkerIdx(worker) || !keys.contains(&key));
         }
         Op::Replace { worker, chain, n } => {
-            let runs = [run(tree_keys(chain, n), Resume::EveryBlock, 1)];
-            writer.replace_worker(WorkerIdx(worker), &runs);
+            let run = run(tree_keys(chain, n), Resume::EveryBlock, 1);
+            writer.replace_worker(WorkerIdx(worker), vec![run.clone()]);
             naive.0.retain(|&(of, _), _| of != WorkerIdx(worker));
-            naive.insert(WorkerIdx(worker), &runs[0]);
+            naive.insert(WorkerIdx(worker), &run);
         }
         Op::Forget { worker } => {
             writer.remove_worker(WorkerIdx(worker));

@@ -18,7 +18,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Digest, Resume, Run, RunState};
 
 use self::numbers::Numbers;
-use self::views::{Holdings, Touched};
+use self::views::Holdings;
+pub use self::views::Replacement;
 use super::hash::Hasher;
 use super::heads::HeadsWriter;
 use super::locator::{BATCH, Locator, Probe};
@@ -50,8 +51,6 @@ pub struct IndexWriter {
     segment_bytes: usize,
     /// Is the memory of all workers' lists. Units: bytes.
     list_bytes: usize,
-    /// Lists what insertions touch while a view is replaced.
-    touched: Option<Vec<Touched>>,
     n_inserted_in_epoch: usize,
     epoch_blocks: usize,
     n_shed: u64,
@@ -109,7 +108,6 @@ impl IndexWriter {
             holdings: Vec::new(),
             segment_bytes: 0,
             list_bytes: 0,
-            touched: None,
             n_inserted_in_epoch: 0,
             epoch_blocks: (options.bytes_max / BLOCK_BYTES_TYPICAL / AGES_WHEN_FULL).max(1),
             n_shed: 0,
@@ -250,7 +248,6 @@ impl IndexWriter {
                 self.put(at.id, changed);
             }
         }
-        self.note_touched(at.id, range);
         (n, end_of)
     }
 
@@ -288,7 +285,6 @@ impl IndexWriter {
             self.open(worker, id, segment);
             self.holdings[worker.0 as usize].gain(keys);
         }
-        self.note_touched(id, offset..offset + n);
         (n, Some(id).filter(|_| n > 0))
     }
 

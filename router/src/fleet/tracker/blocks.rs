@@ -1,0 +1,316 @@
+//! What the tracker does with the prefix index: it is the one that changes it.
+//!
+//! Not here: the index itself (`warmpath-router-core`), the rest of the view (the module above).
+//! The idea: a view of a million blocks takes some hundred milliseconds to take in, and a load that old misleads
+//! (docs/decisions/0000-measured-before.md). So a view is taken in slice by slice, and reports of other workers come
+//! between. Reports of its own worker wait behind it, in order. After every update that says a digest, both sides must
+//! hold the same blocks.
+
+use std::collections::VecDeque;
+
+use tokio::sync::watch;
+use warmpath_common::summary::{Change, Digest, Run};
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::fleet::KnownBlocks;
+use warmpath_router_core::index::{IndexWriter, Replacement};
+
+use crate::fleet::Report;
+
+/// Blocks of views that are taken in before the tracker looks at its inbox again.
+///
+/// Source: own choice: a millisecond's work.
+const SLICE_BLOCKS: usize = 8192;
+
+/// Reports of one worker that wait behind its view; with one more all of the view is taken in at once.
+///
+/// Source: own choice: a second of updates, ten times what a view takes.
+const BEHIND_MAX: usize = 128;
+
+/// Reason for which a view cannot be trusted any more, so that a snapshot is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Distrust {
+    /// Worker and router do not hold the same blocks to be there.
+    #[error("the worker holds {} blocks, this router counts {}, or others", .said.n_blocks, .counted.n_blocks)]
+    Digest {
+        /// Digest that the worker says.
+        said: Digest,
+        /// Digest of what the index has.
+        counted: Digest,
+    },
+    /// The worker claims more blocks than are believed.
+    #[error("the worker claims {n_blocks} blocks, more than are believed")]
+    TooManyBlocks {
+        /// Their number.
+        n_blocks: usize,
+    },
+}
+
+impl Distrust {
+    /// Returns a short name for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Digest { .. } => "digest",
+            Self::TooManyBlocks { .. } => "too_many_blocks",
+        }
+    }
+}
+
+/// Tells a worker's subscriber that the view cannot be trusted.
+#[derive(Debug, Default)]
+pub struct Distrusts(watch::Sender<Option<Distrust>>);
+
+impl Distrusts {
+    /// Returns where it is told.
+    pub fn listen(&self) -> watch::Receiver<Option<Distrust>> {
+        self.0.subscribe()
+    }
+
+    /// Tells it; a view that is distrusted already stays so.
+    pub(super) fn raise(&self, distrust: Distrust) {
+        self.0.send_if_modified(|known| known.replace(distrust).is_none());
+    }
+
+    /// Takes note of a new view.
+    pub(super) fn settle(&self) {
+        self.0.send_replace(None);
+    }
+}
+
+/// View of a worker on its way into the index.
+struct Arriving {
+    view: Replacement,
+    /// What the worker has told since.
+    behind: Vec<Report>,
+}
+
+/// Worker whose view is in the index.
+pub(super) struct Arrived {
+    pub(super) worker: WorkerIdx,
+    /// What the worker has told since its view, in order.
+    pub(super) behind: Vec<Report>,
+}
+
+/// Writes the prefix index.
+pub(super) struct Blocks {
+    writer: IndexWriter,
+    /// Most blocks that one worker may claim.
+    blocks_max: usize,
+    /// Views by the order in which they came; at most one of a worker.
+    arriving: VecDeque<Arriving>,
+}
+
+impl Blocks {
+    /// Returns a writer that knows of no worker.
+    pub(super) fn new(writer: IndexWriter, blocks_max: usize) -> Self {
+        Self { writer, blocks_max, arriving: VecDeque::new() }
+    }
+
+    /// Returns whether a view is on its way into the index.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.arriving.is_empty()
+    }
+
+    /// Returns how many claims the memory limit has cost so far.
+    pub(super) fn n_shed(&self) -> u64 {
+        self.writer.n_shed()
+    }
+
+    /// Begins to take in a view of a worker of which none is on its way.
+    pub(super) fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) {
+        self.arriving.push_back(Arriving { view: Replacement::new(worker, runs), behind: Vec::new() });
+    }
+
+    /// Returns a report that need not wait, and keeps one that has to wait for its worker's view.
+    pub(super) fn pass(&mut self, report: Report) -> Option<Report> {
+        let worker = report.worker();
+        let is_its = |arriving: &Arriving| Some(arriving.view.worker()) == worker;
+        let Some(place) = self.arriving.iter().position(is_its) else { return Some(report) };
+        self.arriving[place].behind.push(report);
+        if self.arriving[place].behind.len() > BEHIND_MAX {
+            // It is the next to have arrived.
+            self.arriving.swap(0, place);
+            while !self.arriving[0].view.is_done() {
+                self.writer.take_in(&mut self.arriving[0].view, usize::MAX);
+            }
+        }
+        None
+    }
+
+    /// Takes in the next slice of the views that are on their way; returns the workers whose view is in the index.
+    pub(super) fn take_in_slice(&mut self) -> Vec<Arrived> {
+        let (mut n_left, mut arrived) = (SLICE_BLOCKS, Vec::new());
+        while n_left > 0
+            && let Some(mut first) = self.arriving.pop_front()
+        {
+            // A view without blocks is work, too.
+            n_left = n_left.saturating_sub(self.writer.take_in(&mut first.view, n_left).max(1));
+            if first.view.is_done() {
+                arrived.push(Arrived { worker: first.view.worker(), behind: first.behind });
+            } else {
+                self.arriving.push_front(first);
+            }
+        }
+        arrived
+    }
+
+    /// Takes in changes; returns how many blocks they say to be filling of which nothing was said before.
+    pub(super) fn update(&mut self, worker: WorkerIdx, changes: &[Change]) -> usize {
+        changes.iter().map(|change| self.writer.apply(worker, change)).sum()
+    }
+
+    /// Forgets what a worker holds.
+    pub(super) fn remove(&mut self, worker: WorkerIdx) {
+        self.writer.remove_worker(worker);
+    }
+
+    /// Returns what is known of a worker's blocks, of which that was known before.
+    pub(super) fn known(&self, worker: WorkerIdx, was: KnownBlocks) -> KnownBlocks {
+        KnownBlocks { n_blocks: self.writer.n_blocks_of(worker), digest: self.writer.digest_of(worker), ..was }
+    }
+
+    /// Compares what the index has of a worker with what the worker says; returns why its view cannot be trusted.
+    pub(super) fn check(&self, worker: WorkerIdx, said: Option<Digest>) -> Option<Distrust> {
+        let n_blocks = self.writer.n_blocks_of(worker);
+        let differs = || {
+            let (said, counted) = (said?, self.writer.digest_of(worker)?);
+            (said != counted).then_some(Distrust::Digest { said, counted })
+        };
+        let too_many = (n_blocks > self.blocks_max).then_some(Distrust::TooManyBlocks { n_blocks });
+        too_many.or_else(differs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warmpath_common::block_hash::BlockKey;
+    use warmpath_common::summary::{Resume, RunState, Tier};
+    use warmpath_router_core::index::IndexOptions;
+
+    use super::*;
+
+    const WORKER: WorkerIdx = WorkerIdx(0);
+    const OTHER: WorkerIdx = WorkerIdx(1);
+
+    fn blocks(blocks_max: usize) -> Blocks {
+        Blocks::new(IndexWriter::new(IndexOptions { bytes_max: 64 << 20, seed: 7 }), blocks_max)
+    }
+
+    fn run(keys: std::ops::Range<u64>) -> Run {
+        Run {
+            keys: keys.map(BlockKey).collect(),
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            resume: Resume::EveryBlock,
+            slot: None,
+        }
+    }
+
+    fn update(worker: WorkerIdx, keys: std::ops::Range<u64>) -> Report {
+        Report::Update { worker, changes: vec![Change::Stored(run(keys))], load: None, digest: None }
+    }
+
+    #[test]
+    fn a_digest_that_differs_raises_one_distrust_until_a_snapshot_comes() {
+        let mut blocks = blocks(10);
+        let distrusts = Distrusts::default();
+        let mut told = distrusts.listen();
+        let mut check = |change, said: Option<std::ops::Range<u64>>| {
+            blocks.update(WORKER, &[change]);
+            let said = said.map(|keys| Digest::of(&run(keys).keys));
+            blocks.check(WORKER, said).into_iter().for_each(|distrust| distrusts.raise(distrust));
+            let is_new = told.has_changed().expect("the sender lives");
+            let distrust = *told.borrow_and_update();
+            distrust.filter(|_| is_new).map(|distrust| distrust.label())
+        };
+        assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None);
+        assert_eq!(check(Change::Removed(vec![BlockKey(4)]), Some(0..4)), None);
+        assert_eq!(check(Change::Removed(vec![BlockKey(3)]), None), None, "nothing to compare with");
+        assert_eq!(check(Change::Stored(run(3..4)), Some(0..3)), Some("digest"));
+        assert_eq!(check(Change::Stored(run(4..5)), Some(0..3)), None, "it is known");
+        distrusts.settle();
+        assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None, "all is well again");
+        assert_eq!(check(Change::Stored(run(5..6)), Some(0..5)), Some("digest"));
+    }
+
+    #[test]
+    fn a_block_that_is_said_to_be_filling_for_the_first_time_is_counted_once() {
+        let mut blocks = blocks(10);
+        let mut n_filling = |change| blocks.update(WORKER, &[change]);
+        let filling = |keys| Change::Stored(Run { state: RunState::Filling, ..run(keys) });
+        assert_eq!(n_filling(filling(0..3)), 3);
+        assert_eq!(n_filling(filling(1..5)), 2, "its request starts");
+        assert_eq!(n_filling(Change::Stored(run(0..5))), 0, "it is computed");
+        assert_eq!(n_filling(Change::Stored(run(5..6))), 0, "an answer");
+        assert_eq!(n_filling(Change::Removed(run(0..6).keys)), 0);
+        assert_eq!(n_filling(filling(0..2)), 2, "it is computed again");
+    }
+
+    #[test]
+    fn more_blocks_than_believed_raise_a_distrust() {
+        let mut blocks = blocks(10);
+        blocks.update(WORKER, &[Change::Stored(run(0..10))]);
+        assert_eq!(blocks.check(WORKER, None), None);
+        blocks.update(WORKER, &[Change::Stored(run(10..11))]);
+        assert_eq!(blocks.check(WORKER, None), Some(Distrust::TooManyBlocks { n_blocks: 11 }));
+    }
+
+    /// Returns a view of so many slices.
+    fn view(n_slices: u64) -> Vec<Run> {
+        let slice = SLICE_BLOCKS as u64;
+        (0..n_slices).map(|n| run(n * slice..(n + 1) * slice)).collect()
+    }
+
+    #[test]
+    fn what_a_worker_tells_waits_for_its_view_and_what_others_tell_does_not() {
+        let mut blocks = blocks(usize::MAX);
+        blocks.begin(WORKER, view(3));
+        assert!(blocks.take_in_slice().is_empty());
+        assert!(blocks.pass(update(WORKER, 0..1)).is_none());
+        assert!(blocks.pass(Report::Lost { worker: WORKER }).is_none());
+        assert!(blocks.pass(update(OTHER, 0..1)).is_some());
+        assert!(blocks.pass(Report::Vocabulary).is_some());
+        assert!(blocks.take_in_slice().is_empty() && blocks.is_busy());
+        let [Arrived { worker: WORKER, behind }] = &blocks.take_in_slice()[..] else { panic!("all of it is there") };
+        assert!(matches!(behind[..], [Report::Update { .. }, Report::Lost { .. }]), "in order");
+        assert!(!blocks.is_busy() && blocks.pass(update(WORKER, 0..1)).is_some());
+        assert_eq!(blocks.known(WORKER, KnownBlocks::default()).n_blocks, 3 * SLICE_BLOCKS);
+    }
+
+    #[test]
+    fn views_arrive_in_order_and_small_ones_in_one_slice() {
+        let mut blocks = blocks(usize::MAX);
+        blocks.begin(WORKER, vec![run(0..10)]);
+        blocks.begin(OTHER, Vec::new());
+        blocks.begin(WorkerIdx(2), view(1));
+        let arrived: Vec<_> = blocks.take_in_slice().iter().map(|arrived| arrived.worker).collect();
+        assert_eq!(arrived, [WORKER, OTHER, WorkerIdx(2)]);
+    }
+
+    #[test]
+    fn what_waits_behind_a_view_is_bounded() {
+        let mut blocks = blocks(usize::MAX);
+        blocks.begin(WORKER, view(100));
+        for _ in 0..=BEHIND_MAX {
+            assert!(blocks.pass(update(WORKER, 0..1)).is_none());
+        }
+        let arrived = blocks.take_in_slice();
+        assert_eq!(arrived.iter().map(|arrived| arrived.behind.len()).sum::<usize>(), BEHIND_MAX + 1);
+    }
+
+    #[test]
+    fn what_is_known_of_a_worker_is_what_the_index_has() {
+        let mut blocks = blocks(10);
+        blocks.update(WORKER, &[Change::Stored(run(0..2))]);
+        let known = |blocks: &Blocks| {
+            let known = blocks.known(WORKER, KnownBlocks { is_current: true, ..KnownBlocks::default() });
+            assert!(known.is_current, "it is said elsewhere");
+            (known.n_blocks, known.digest)
+        };
+        assert_eq!(known(&blocks), (2, Some(Digest::of(&run(0..2).keys))));
+        blocks.begin(WORKER, vec![run(1..4)]);
+        blocks.take_in_slice();
+        assert_eq!(known(&blocks), (3, Some(Digest::of(&run(1..4).keys))));
+        blocks.remove(WORKER);
+        assert_eq!(known(&blocks), (0, Some(Digest::default())));
+    }
+}
