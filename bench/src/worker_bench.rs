@@ -1,12 +1,13 @@
 //! `warmpath-bench worker`: the worker's prompt-state cache, beside llama-server on the same model, against what it must reach.
 //!
-//! Not here: the servers (`contender`), what they are asked (`traffic`, `shapes`, `throughput`, `state`), figures and goals
+//! Not here: the servers (`contender`), what they are asked (`traffic`, `shapes`, `throughput`, `long_prompt`, `state`), figures and goals
 //! (`measured`, `goals`), tables (`tables`, `outcome`).
 //! The idea: ratios of one run. In every scenario the servers take turns, pass by pass, so that a noisy machine is noisy for all.
 
 pub mod constrained;
 pub mod contender;
 pub mod goals;
+pub mod long_prompt;
 pub mod measured;
 pub mod outcome;
 pub mod scenario;
@@ -24,6 +25,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use self::contender::{Contender, Programs, Setup};
+use self::long_prompt::Waits;
 use self::measured::Measured;
 use self::outcome::Outcome;
 use self::scenario::Scenario;
@@ -141,6 +143,7 @@ impl Bench {
         match scenario {
             Scenario::Throughput => self.throughput(outcome).await,
             Scenario::Constrained => self.constrained(outcome).await,
+            Scenario::LongPrompt => self.long_prompt(outcome).await,
             Scenario::Restart => self.restart(outcome).await,
             Scenario::SharedRam50 => self.footprint(outcome).await,
             _ => self.reuse(scenario, outcome).await,
@@ -233,6 +236,22 @@ impl Bench {
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),
             }
         }
+    }
+
+    async fn long_prompt(&self, outcome: &mut Outcome) {
+        let mut section = Waits::section();
+        let mut verdicts = Vec::new();
+        for contender in self.contenders(Scenario::LongPrompt) {
+            match long_prompt::measure(&self.programs, contender, self.texts(0)).await {
+                Ok(waits) => {
+                    section.rows.push(waits.row(contender));
+                    verdicts.extend(waits.verdicts(contender));
+                }
+                Err(error) => outcome.fail(Scenario::LongPrompt, contender, &error),
+            }
+        }
+        outcome.show("What waits for a prompt of 3,584 tokens that is alone:", section);
+        outcome.judge(Scenario::LongPrompt, verdicts);
     }
 
     async fn restart(&self, outcome: &mut Outcome) {

@@ -13,6 +13,7 @@ mod engine {
     mod endings;
     mod faults;
     mod grammars;
+    mod interrupts;
     mod prompt_lists;
     mod property;
     mod random_schema;

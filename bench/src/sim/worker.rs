@@ -5,7 +5,7 @@
 //! computes how much in a step, the chunk index what is found, kept and evicted, the averages what the worker says of its speed.
 //! Modelled instead: a step takes the time of its prompt tokens at the worker's rate, plus that of one decoding step where anything
 //! decodes; answers leave nothing behind. As in the engine's thread, what comes during a step is looked at when that ends; until
-//! then it is said to wait, and what it promises to fill.
+//! then it is said to wait, and what it promises to fill. A batch is a step as a whole, where the engine has one for each micro-batch.
 
 mod cache;
 

@@ -183,8 +183,21 @@ impl Running {
     ///
     /// Errors: it does not answer, or not with JSON.
     pub async fn cache(&self) -> anyhow::Result<Value> {
+        self.get("/cache").await
+    }
+
+    /// Returns whether any slot runs a request.
+    ///
+    /// Errors: as [`Self::cache`].
+    pub async fn is_busy(&self) -> anyhow::Result<bool> {
+        let slots = self.get("/slots").await?;
+        let slots = slots.as_array().context("/slots lists none")?;
+        Ok(slots.iter().any(|slot| slot["is_processing"] == true))
+    }
+
+    async fn get(&self, path: &str) -> anyhow::Result<Value> {
         let http = reqwest::Client::builder().no_proxy().timeout(LOAD_TIMEOUT).build()?;
-        let response = http.get(format!("{}/cache", self.server.base_url())).send().await?.error_for_status()?;
+        let response = http.get(format!("{}{path}", self.server.base_url())).send().await?.error_for_status()?;
         Ok(response.json().await?)
     }
 }

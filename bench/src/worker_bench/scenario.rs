@@ -33,6 +33,8 @@ pub enum Scenario {
     Throughput,
     /// Decode of 1, 4 and 8 answers that follow a JSON schema, beside free ones.
     Constrained,
+    /// What waits for a prompt of 3,584 tokens that is alone: a short request, a cancelled request's slot, `/cache`.
+    LongPrompt,
     /// The same traffic before and after a restart.
     Restart,
     /// Fifty conversations that share a prefix of 2,000 tokens: how much memory they take.
@@ -42,7 +44,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// Lists every scenario.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::ExactRepeat,
         Self::GrownPrompt,
         Self::SixTurnChat,
@@ -54,6 +56,7 @@ impl Scenario {
         Self::Tenants6x4,
         Self::Throughput,
         Self::Constrained,
+        Self::LongPrompt,
         Self::Restart,
         Self::SharedRam50,
     ];
@@ -72,6 +75,7 @@ impl Scenario {
             Self::Tenants6x4 => "tenants-6x4",
             Self::Throughput => "throughput",
             Self::Constrained => "constrained",
+            Self::LongPrompt => "long-prompt",
             Self::Restart => "restart",
             Self::SharedRam50 => "shared-ram-50",
         }

@@ -65,9 +65,11 @@ impl Traffic<'_> {
             Scenario::Shared4k => self.shared_context().await,
             Scenario::HotAfterFlood | Scenario::HotAfterFloodTight => self.hot_after_flood().await,
             Scenario::Tenants6x4 => self.tenants().await,
-            Scenario::Throughput | Scenario::Constrained | Scenario::Restart | Scenario::SharedRam50 => {
-                Ok(Pass::default())
-            }
+            Scenario::Throughput
+            | Scenario::Constrained
+            | Scenario::LongPrompt
+            | Scenario::Restart
+            | Scenario::SharedRam50 => Ok(Pass::default()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What goes into the next batch: which sequences compute how many of their tokens.
 //!
-//! Not here: what of a batch goes through the model together (`runs`), the tokens themselves, decoding them (the shell).
+//! Not here: what of a batch goes through the model together (`runs`), its cuts (`micro_batches`), decoding it (the shell).
 //! The idea: between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
 //!
 //! - Where prompts and single tokens go through the model in one pass, every batch has a token of each stream, and what room
@@ -54,9 +54,9 @@ pub enum Work {
 /// Is the room in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Is the most tokens of a batch.
+    /// Most tokens of a batch, which is computed in micro-batches.
     pub batch_tokens: u32,
-    /// Is the most tokens of a batch while anything decodes; more than there are slots.
+    /// Most tokens of a micro-batch, and of a batch while anything decodes; more than there are slots.
     pub ubatch_tokens: u32,
     /// Says how prompts and single tokens go through the model.
     pub passes: Passes,

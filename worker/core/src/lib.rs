@@ -13,6 +13,7 @@ pub mod costs;
 pub mod embed_plan;
 pub mod grammar;
 pub mod infill;
+pub mod micro_batches;
 pub mod output;
 pub mod prefix_tree;
 pub mod probabilities;

@@ -83,7 +83,7 @@ pub struct Flags {
     #[arg(long, visible_alias = "gpu-layers", env = "WARMPATH_N_GPU_LAYERS", value_name = "N", default_value_t = 0)]
     pub n_gpu_layers: u32,
 
-    /// Most tokens of one batch.
+    /// Most prompt tokens that are planned together; they are computed in steps of --ubatch-size.
     #[arg(short, long, env = "WARMPATH_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
 

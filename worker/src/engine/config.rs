@@ -44,9 +44,9 @@ pub struct EngineConfig {
     pub threads_batch: u16,
     /// Is the layers that go to the GPU; 0 means none.
     pub n_gpu_layers: u32,
-    /// Is the most tokens of one step while nothing decodes.
+    /// Most tokens that are planned together while nothing decodes.
     pub batch_tokens: u32,
-    /// Is the most tokens of one micro-batch, and of one step while something decodes; above `n_slots`.
+    /// Most tokens of one step, which is a micro-batch; above `n_slots`.
     pub ubatch_tokens: u32,
     /// Is the type of the keys in the KV cache.
     pub cache_type_k: CacheType,

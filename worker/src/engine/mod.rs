@@ -6,6 +6,7 @@
 
 mod adapters;
 mod admit;
+mod batch;
 mod cache;
 mod call_grammar;
 mod config;

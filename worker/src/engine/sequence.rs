@@ -27,6 +27,8 @@ pub(super) struct Sequence {
     pub(super) order: u64,
     /// Is the prompt tokens of others that were computed since its last token.
     pub(super) passed_tokens: u32,
+    /// Next token of the answer, chosen and not yet told.
+    pub(super) untold: Option<Chosen>,
     output: Output,
     /// Is how likely the prompt's tokens are, as far as they are computed; absent where nobody asked or it is told.
     listed: Option<PromptProbabilities>,
@@ -85,6 +87,7 @@ impl Sequence {
             truncated: false,
             order,
             passed_tokens: 0,
+            untold: None,
             output,
             listed,
             held: VecDeque::new(),

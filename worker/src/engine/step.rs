@@ -1,6 +1,6 @@
-//! One step of the engine: admit, plan, decode, sample, emit.
+//! One step of the engine: admit, decode, sample, emit.
 //!
-//! Not here: when to step and when to stop (`thread`), the plans (`warmpath-worker-core`), llama.cpp's calls (`llama`).
+//! Not here: when to step and when to stop (`thread`), what is decoded (`batch`), llama.cpp's calls (`llama`).
 //! The idea: the slot table says which tokens' KV state is where; this keeps it true. Whatever happens to a sequence, its
 //! slot is released exactly once, and KV state that cannot be trusted is cleared before anything else uses the slot.
 
@@ -16,8 +16,7 @@ use tracing::{error, warn};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::Load;
-use warmpath_worker_core::adapter_turns;
-use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
+use warmpath_worker_core::batch_plan::Room;
 use warmpath_worker_core::checkpoints::CheckpointRule;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::runs::Runs;
@@ -26,11 +25,12 @@ use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::adapters::Adapters;
 use super::admit::Waiting;
+use super::batch::{Batch, Planned};
 use super::cache::Cache;
 use super::config::{PrefixCache, ShiftConfig};
 use super::handle::View;
 use super::inspect::PinNames;
-use super::llama::{Llama, Logits};
+use super::llama::Llama;
 use super::messages::{EngineError, Event, FinishReason, SlotView};
 use super::report::Report;
 use super::sequence::{Chosen, Purpose, Sequence};
@@ -75,6 +75,7 @@ pub(super) struct Stepper<'m> {
     pub(super) adapters: Adapters,
     /// Is the adapter, or none, whose sequences the last batch was of; absent before the first.
     pub(super) last_adapter: Option<Option<Applied>>,
+    pub(super) planned: Planned,
 }
 
 /// For whom a slot's state is kept: what the last request in it says.
@@ -91,14 +92,6 @@ impl Owner {
     pub(super) fn nobody() -> Self {
         Self { tenant: Tenant::stranger(TenantId(0)), priority: 0, since: Instant::now() }
     }
-}
-
-/// Is a batch that was put together: the shares, and where the logits of which slot will be.
-struct Batch {
-    shares: Vec<Share>,
-    outputs: Vec<(SlotId, Purpose, i32)>,
-    n_prefill: u32,
-    n_decode: u32,
 }
 
 impl Stepper<'_> {
@@ -134,7 +127,7 @@ impl Stepper<'_> {
         step_ms.map_or(self.gather_max, |step_ms| self.gather_max.min(Duration::from_secs_f64(step_ms.max(0.0) / 1e3)))
     }
 
-    /// Does everything that can be done at once: frees, admits, computes one batch, tells.
+    /// Does everything that can be done at once: frees, admits, computes one micro-batch, tells.
     pub(super) fn step(&mut self) {
         self.cache.take_disk_events();
         self.drop_abandoned();
@@ -207,75 +200,6 @@ impl Stepper<'_> {
         }
     }
 
-    fn fill_batch(&mut self) -> Batch {
-        let shares = self.plan_batch();
-        let mut batch = Batch { shares, outputs: Vec::new(), n_prefill: 0, n_decode: 0 };
-        self.llama.reset_batch();
-        for share in &batch.shares {
-            let n_held = self.n_held(share.slot);
-            let Some(sequence) = &self.running[usize::from(share.slot.0)] else { continue };
-            match sequence.work(n_held) {
-                Work::Decode => batch.n_decode += 1,
-                Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
-            }
-            let n_after = n_held + share.n_tokens;
-            for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
-                let purpose = sequence.purpose(position, n_after);
-                let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
-                let idx = self.llama.push(share.slot, (position, *token), logits);
-                batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
-            }
-        }
-        batch
-    }
-
-    /// Returns the shares of the next batch, all of sequences with one adapter, the next in turn.
-    fn plan_batch(&mut self) -> Vec<Share> {
-        let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
-        // Readers read meanwhile, so the plan goes by one look at them.
-        let able: Vec<SlotId> =
-            self.running().filter(|(_, sequence)| !sequence.is_unread()).map(|(slot, _)| slot).collect();
-        let present = able.iter().map(|slot| adapter_of(self.sequence(*slot)));
-        let Some(adapter) = adapter_turns::next(present, self.last_adapter) else { return Vec::new() };
-        self.last_adapter = Some(adapter);
-        let list_max = self.list_max();
-        let able = || able.iter().map(|slot| (*slot, self.sequence(*slot)));
-        let is_next = |(slot, sequence): (SlotId, &Sequence)| {
-            (adapter_of(sequence) == adapter).then(|| self.pending((slot, sequence), list_max))
-        };
-        let pending: Vec<Pending> = able().filter_map(is_next).collect();
-        // A stream waits for its turn no longer than for a micro-batch of each other adapter, whatever those compute.
-        let others_decode = able().any(|(slot, sequence)| {
-            adapter_of(sequence) != adapter && sequence.work(self.n_held(slot)) == Work::Decode
-        });
-        let batch_tokens = if others_decode { self.room.ubatch_tokens } else { self.room.batch_tokens };
-        let room = Room { batch_tokens, ..self.room };
-        let shares = batch_plan::plan(&pending, room, self.averages.pace(), self.waiting.len());
-        match &self.runs {
-            Some(runs) => runs.arrange(&shares),
-            None => shares,
-        }
-    }
-
-    /// Returns the most tokens of one prompt in a batch whose logits are all wanted.
-    fn list_max(&self) -> u32 {
-        let n_listing = self.running().filter(|(_, sequence)| sequence.lists_prompt()).count();
-        let logits_per_token = self.model.n_vocab().unsigned_abs() as usize * n_listing.max(1);
-        u32::try_from(self.listed_logits_max / logits_per_token.max(1)).unwrap_or(u32::MAX).max(1)
-    }
-
-    /// Returns what a sequence has to compute.
-    fn pending(&self, (slot, sequence): (SlotId, &Sequence), list_max: u32) -> Pending {
-        let work = match sequence.work(self.n_held(slot)) {
-            // Each step of a list is a turn, its last one too: its tokens take longer than others'.
-            Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {
-                Work::Prefill { n_tokens: n_tokens.min(list_max), ends: false }
-            }
-            work => work,
-        };
-        Pending { slot, work, waited: sequence.waited(), passed_tokens: sequence.passed_tokens }
-    }
-
     fn compute(&mut self, batch: &Batch) {
         let began = Instant::now();
         let adapter = self.last_adapter.flatten();
@@ -285,7 +209,10 @@ impl Stepper<'_> {
         let decoded = self.llama.decode();
         match decoded {
             Ok(()) => {}
-            Err(DecodeError::NoKvCacheSlot) => return self.make_room(batch),
+            Err(DecodeError::NoKvCacheSlot) => {
+                self.planned.give_up();
+                return self.make_room(batch);
+            }
             Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
         self.count_batch(batch);
@@ -302,6 +229,9 @@ impl Stepper<'_> {
                 Purpose::Choose => self.choose(*slot, *idx),
                 Purpose::List => self.list(*slot, *idx),
             }
+        }
+        if self.planned.is_over() {
+            self.tell_chosen();
         }
         for share in &batch.shares {
             let n_held = self.n_held(share.slot);
@@ -322,20 +252,29 @@ impl Stepper<'_> {
         }
     }
 
-    /// Chooses the next token of a slot's sequence.
+    /// Chooses the next token of a slot's sequence, which is told with the end of the batch.
     fn choose(&mut self, slot: SlotId, idx: i32) {
-        let room_tokens = self.room_tokens(slot);
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let logits = self.llama.logits(idx);
         let mut chosen = match sequence.sampler.choose(self.model, logits) {
             Ok(token) => look_up(self.model, token, &sequence.submission.generation.spelled),
             Err(error) => return self.fail(slot, &error),
         };
-        self.view.counters.generated_tokens.fetch_add(1, Relaxed);
         let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
         chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));
-        if let Some(reason) = sequence.take(chosen, room_tokens) {
-            self.finish(slot, reason);
+        sequence.untold = Some(chosen);
+    }
+
+    /// Lets every sequence whose next token is chosen take and tell it.
+    pub(super) fn tell_chosen(&mut self) {
+        for slot in self.busy_slots() {
+            let room_tokens = self.room_tokens(slot);
+            let Some(sequence) = &mut self.running[usize::from(slot.0)] else { continue };
+            let Some(chosen) = sequence.untold.take() else { continue };
+            self.view.counters.generated_tokens.fetch_add(1, Relaxed);
+            if let Some(reason) = sequence.take(chosen, room_tokens) {
+                self.finish(slot, reason);
+            }
         }
     }
 
@@ -371,6 +310,7 @@ impl Stepper<'_> {
     /// Frees a slot, its KV state kept or cleared as its request wished.
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.report.touch();
+        self.planned.leave(slot);
         match self.table.release(slot) {
             AfterUse::Keep => drop(self.unsaved.insert(slot)),
             AfterUse::Forget => self.llama.clear(slot),
@@ -412,7 +352,7 @@ impl Stepper<'_> {
         self.fail(slot, &EngineError::Decode { reason: reason.to_owned() });
     }
 
-    fn running(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
+    pub(super) fn running(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
         let slots = (0..).map(SlotId).zip(&self.running);
         slots.filter_map(|(slot, sequence)| sequence.as_ref().map(|sequence| (slot, sequence)))
     }
@@ -421,7 +361,7 @@ impl Stepper<'_> {
         self.running().map(|(slot, _)| slot).collect()
     }
 
-    fn sequence(&self, slot: SlotId) -> &Sequence {
+    pub(super) fn sequence(&self, slot: SlotId) -> &Sequence {
         self.running[usize::from(slot.0)].as_ref().expect("the slot is busy")
     }
 

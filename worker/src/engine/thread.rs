@@ -19,6 +19,7 @@ use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
 use super::adapters::Adapters;
+use super::batch::Planned;
 use super::config::{EngineConfig, EngineFacts, PrefixCache, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
 use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
@@ -188,6 +189,7 @@ fn prepare<'m>(
         pins: PinNames::default(),
         adapters,
         last_adapter: None,
+        planned: Planned::default(),
     };
     Ok((stepper, facts))
 }

@@ -1,0 +1,201 @@
+//! What waits for a long prompt that is alone on a server: a short request for a free slot, a cancelled request's slot,
+//! a look at the cache.
+//!
+//! Not here: prompts beside streams (`throughput`). The idea: all is told in times of a micro-batch, which is a seventh
+//! of the long prompt's own time, so it says as much of a fast machine as of a slow one.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::contender::{Contender, Programs, Running, Setup};
+use super::goals::Verdict;
+use super::shapes::Texts;
+use super::tables::{Section, goals, reached};
+use crate::client::Answer;
+use crate::report::median;
+
+/// Slots of the servers.
+const N_SLOTS: u16 = 4;
+/// Context of a slot. Units: tokens.
+const SLOT_CONTEXT_TOKENS: u32 = 8192;
+/// Tokens of the long prompt: seven micro-batches.
+const LONG_TOKENS: u32 = 7 * UBATCH_TOKENS;
+/// Tokens of a micro-batch, the default of all servers.
+const UBATCH_TOKENS: u32 = 512;
+/// Tokens of the short prompt.
+const SHORT_TOKENS: u32 = 20;
+/// Moments of a long prompt's time at which something comes, evenly spread; a long prompt for each.
+const N_MOMENTS: u64 = 3;
+/// Time between two looks whether a slot is free.
+const LOOK: Duration = Duration::from_millis(2);
+/// Micro-batches that a short request may wait for in the median.
+///
+/// Source: own choice: half of the one under way, its own pass, and as much again for a machine that does other work.
+const SHORT_MAX: (&str, f64) = ("2x", 2.0);
+/// Micro-batches after which a cancelled request's slot must be free in the median.
+///
+/// Source: own choice: half of the one under way, and as much again.
+const CANCELLED_MAX: (&str, f64) = ("1x", 1.0);
+
+/// What waited for the long prompt. Units: milliseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waits {
+    /// The long prompt's own TTFT, alone.
+    pub alone_ms: f64,
+    /// TTFT of a short request.
+    pub short_ms: f64,
+    /// Time until a cancelled request's slot is free.
+    pub cancelled_ms: f64,
+    /// Time until `/cache` has answered; absent where a server has none.
+    pub cache_ms: Option<f64>,
+}
+
+/// Lets short requests, cancellations and looks at the cache come at several moments of a long prompt.
+///
+/// Errors: a server that does not start, a request that fails.
+pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Waits> {
+    let setup = Setup { n_slots: N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
+    let server = programs.start(contender, &setup).await?;
+    let mut beside = Beside { server: &server, texts, n_asked: 0, alone: Duration::ZERO };
+    let alone_ms = beside.long().await?.ttft_ms;
+    beside.alone = Duration::from_secs_f64(alone_ms / 1e3);
+    let (mut short, mut cancelled, mut cache) = (Vec::new(), Vec::new(), Vec::new());
+    for moment in 1..=N_MOMENTS {
+        short.push(beside.short(moment).await?);
+        cancelled.push(beside.cancelled(moment).await?);
+        if !contender.is_peer() {
+            cache.push(beside.cache(moment).await?);
+        }
+    }
+    server.stop().await?;
+    let (short_ms, cancelled_ms) = median(&short).zip(median(&cancelled)).context("there are moments")?;
+    Ok(Waits { alone_ms, short_ms, cancelled_ms, cache_ms: median(&cache) })
+}
+
+/// A server and the texts that it has not had.
+struct Beside<'a> {
+    server: &'a Running,
+    texts: Texts,
+    n_asked: u64,
+    alone: Duration,
+}
+
+impl Beside<'_> {
+    async fn ask(&mut self, n_tokens: u32) -> anyhow::Result<Answer> {
+        self.n_asked += 1;
+        self.server.client.ask_exactly(&self.texts.user(self.n_asked, n_tokens), 1).await
+    }
+
+    async fn long(&mut self) -> anyhow::Result<Answer> {
+        self.ask(LONG_TOKENS).await
+    }
+
+    /// Returns the time of the long prompt at which something comes.
+    fn moment(&self, moment: u64) -> Duration {
+        self.alone.mul_f64(moment as f64 / (N_MOMENTS + 1) as f64)
+    }
+
+    /// Runs `what` at a moment of a long prompt; returns how long it took. Units: milliseconds.
+    async fn beside_long(
+        &mut self,
+        moment: u64,
+        what: impl AsyncFnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
+        let moment = self.moment(moment);
+        let timed = async {
+            tokio::time::sleep(moment).await;
+            let began = Instant::now();
+            what().await?;
+            anyhow::Ok(began.elapsed().as_secs_f64() * 1e3)
+        };
+        let (long, ms) = tokio::join!(self.long(), timed);
+        long?;
+        ms
+    }
+
+    async fn short(&mut self, moment: u64) -> anyhow::Result<f64> {
+        let (client, messages) = (&self.server.client, self.texts.user(1000 + moment, SHORT_TOKENS));
+        self.beside_long(moment, async || client.ask_exactly(&messages, 1).await.map(drop)).await
+    }
+
+    async fn cache(&mut self, moment: u64) -> anyhow::Result<f64> {
+        let server = self.server;
+        self.beside_long(moment, async || server.cache().await.map(drop)).await
+    }
+
+    /// Gives a long prompt up and returns how long its slot is taken after that.
+    async fn cancelled(&mut self, moment: u64) -> anyhow::Result<f64> {
+        let moment = self.moment(moment);
+        let given_up = tokio::time::timeout(moment, self.long()).await;
+        anyhow::ensure!(given_up.is_err(), "the long prompt ended before it was given up");
+        let began = Instant::now();
+        while self.server.is_busy().await? {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(began.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+impl Waits {
+    /// Returns an empty table for [`Self::row`].
+    pub fn section() -> Section {
+        Section::new(&[
+            "server",
+            "long prompt alone ms",
+            "short TTFT ms",
+            "cancelled slot free ms",
+            "/cache ms",
+            "must reach",
+            "reached",
+        ])
+    }
+
+    fn micro_batches(&self, ms: f64) -> f64 {
+        ms * f64::from(LONG_TOKENS / UBATCH_TOKENS) / self.alone_ms
+    }
+
+    /// Returns the verdicts, for the worker.
+    pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
+        if contender != Contender::Worker {
+            return Vec::new();
+        }
+        let verdict = |what: &str, ms, (goal, maximum)| {
+            Verdict::at_most(&format!("{what} / micro-batch"), goal, (self.micro_batches(ms), maximum))
+        };
+        vec![
+            verdict("short TTFT", self.short_ms, SHORT_MAX),
+            verdict("cancelled slot", self.cancelled_ms, CANCELLED_MAX),
+        ]
+    }
+
+    /// Returns the row of `contender`.
+    pub fn row(&self, contender: Contender) -> Vec<String> {
+        let verdicts = self.verdicts(contender);
+        let shown = |ms: f64| format!("{ms:.0}");
+        vec![
+            contender.name().to_owned(),
+            shown(self.alone_ms),
+            shown(self.short_ms),
+            shown(self.cancelled_ms),
+            self.cache_ms.map(shown).unwrap_or_default(),
+            goals(&verdicts),
+            reached(&verdicts),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_judged_by_the_time_of_a_micro_batch() {
+        let waits = Waits { alone_ms: 7000.0, short_ms: 2100.0, cancelled_ms: 500.0, cache_ms: None };
+        let passed: Vec<_> =
+            waits.verdicts(Contender::Worker).into_iter().map(|verdict| (verdict.reached, verdict.passed)).collect();
+        assert_eq!(passed, [("2.100x".to_owned(), false), ("0.500x".to_owned(), true)]);
+        assert_eq!(waits.verdicts(Contender::PeerBest), []);
+        assert_eq!(waits.row(Contender::PeerBest).len(), Waits::section().header.len());
+    }
+}

@@ -1,0 +1,128 @@
+//! The micro-batches of a batch, which go to llama.cpp one by one.
+//!
+//! Not here: the shares of a batch (`batch_plan`), their order (`runs`).
+//! The idea: llama.cpp cuts a batch into micro-batches by itself, but then nothing can be done before the last of them.
+//! Cut here in the same places, a batch costs the same, and its rest can be given up when something arrives.
+
+use crate::batch_plan::{Passes, Room, Share};
+
+/// Takes the next micro-batch from `rest`, what is left of a batch in its order.
+///
+/// A rest that fits into a micro-batch is taken whole.
+///
+/// Shape: empty only where `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` where slots share their
+/// cells, else `split_equal`, sequential.
+pub fn take(rest: &mut Vec<Share>, room: Room) -> Vec<Share> {
+    let n_left: u64 = rest.iter().map(|share| u64::from(share.n_tokens)).sum();
+    if n_left <= u64::from(room.ubatch_tokens) {
+        return std::mem::take(rest);
+    }
+    let (n_shares, n_each) = match room.passes {
+        Passes::Together => (rest.len(), u32::MAX),
+        Passes::Apart => first_pass(rest, room.ubatch_tokens),
+    };
+    let mut left = room.ubatch_tokens;
+    let mut taken = Vec::new();
+    for share in &mut rest[..n_shares] {
+        let n_tokens = share.n_tokens.min(n_each).min(left);
+        left -= n_tokens;
+        share.n_tokens -= n_tokens;
+        taken.push(Share { slot: share.slot, n_tokens });
+    }
+    taken.retain(|share| share.n_tokens > 0);
+    rest.retain(|share| share.n_tokens > 0);
+    taken
+}
+
+/// Returns how many of the first shares go through the model together, and how many tokens of each.
+fn first_pass(shares: &[Share], ubatch_tokens: u32) -> (usize, u32) {
+    let n_shares =
+        1 + shares.windows(2).take_while(|pair| u32::from(pair[1].slot.0) == u32::from(pair[0].slot.0) + 1).count();
+    let shortest = shares[..n_shares].iter().map(|share| share.n_tokens).min().unwrap_or(0);
+    (n_shares, shortest.min(ubatch_tokens / n_shares as u32).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use warmpath_common::ids::SlotId;
+
+    use super::*;
+
+    fn shares(of: &[(u16, u32)]) -> Vec<Share> {
+        of.iter().map(|&(slot, n_tokens)| Share { slot: SlotId(slot), n_tokens }).collect()
+    }
+
+    fn room(passes: Passes) -> Room {
+        Room { batch_tokens: 100, ubatch_tokens: 20, passes }
+    }
+
+    fn all(mut rest: Vec<Share>, room: Room) -> Vec<Vec<(u16, u32)>> {
+        let mut micro_batches = Vec::new();
+        while !rest.is_empty() {
+            let taken = take(&mut rest, room);
+            micro_batches.push(taken.iter().map(|share| (share.slot.0, share.n_tokens)).collect());
+        }
+        micro_batches
+    }
+
+    #[track_caller]
+    fn check(passes: Passes, of: &[(u16, u32)], expected: &[&[(u16, u32)]]) {
+        assert_eq!(all(shares(of), room(passes)), expected);
+    }
+
+    #[test]
+    fn what_fits_into_a_micro_batch_is_not_cut() {
+        for passes in [Passes::Together, Passes::Apart] {
+            check(passes, &[], &[]);
+            check(passes, &[(0, 20)], &[&[(0, 20)]]);
+            check(passes, &[(3, 4), (0, 15), (1, 1)], &[&[(3, 4), (0, 15), (1, 1)]]);
+        }
+    }
+
+    #[test]
+    fn a_long_prompt_goes_in_micro_batches() {
+        for passes in [Passes::Together, Passes::Apart] {
+            check(passes, &[(0, 41)], &[&[(0, 20)], &[(0, 20)], &[(0, 1)]]);
+        }
+    }
+
+    #[test]
+    fn together_a_micro_batch_is_filled_in_order() {
+        check(Passes::Together, &[(0, 30), (5, 4), (6, 9)], &[&[(0, 20)], &[(0, 10), (5, 4), (6, 6)], &[(6, 3)]]);
+    }
+
+    #[test]
+    fn apart_neighbours_go_together_as_far_as_the_shortest_reaches() {
+        check(
+            Passes::Apart,
+            &[(4, 30), (0, 12), (1, 4), (3, 9)],
+            &[&[(4, 20)], &[(4, 10)], &[(0, 4), (1, 4)], &[(0, 8), (3, 9)]],
+        );
+        check(Passes::Apart, &[(0, 9), (1, 9), (2, 9)], &[&[(0, 6), (1, 6), (2, 6)], &[(0, 3), (1, 3), (2, 3)]]);
+        check(Passes::Apart, &[(65_535, 30), (0, 5)], &[&[(65_535, 20)], &[(65_535, 10), (0, 5)]]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_token_is_taken_once_and_no_micro_batch_is_too_large(
+            works in prop::collection::vec(1_u32..70, 0..12),
+            skips in prop::collection::vec(1_u16..3, 12),
+            passes in prop_oneof![Just(Passes::Together), Just(Passes::Apart)],
+        ) {
+            let slots = skips.iter().scan(0, |slot, skip| { *slot += skip; Some(*slot) });
+            let shares: Vec<Share> =
+                slots.zip(&works).map(|(slot, n_tokens)| Share { slot: SlotId(slot), n_tokens: *n_tokens }).collect();
+            let micro_batches = all(shares.clone(), room(passes));
+            for micro_batch in &micro_batches {
+                let n_tokens: u32 = micro_batch.iter().map(|(_, n_tokens)| n_tokens).sum();
+                prop_assert!((1..=20).contains(&n_tokens), "{micro_batches:?}");
+                prop_assert!(micro_batch.iter().all(|(_, n_tokens)| *n_tokens > 0));
+            }
+            for share in &shares {
+                let taken = micro_batches.iter().flatten().filter(|(slot, _)| *slot == share.slot.0);
+                prop_assert_eq!(taken.map(|(_, n_tokens)| n_tokens).sum::<u32>(), share.n_tokens);
+            }
+        }
+    }
+}
