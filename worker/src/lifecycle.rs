@@ -5,6 +5,7 @@
 //! submit); the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots.
 
 mod answer;
+mod arguments;
 pub mod chat;
 pub mod message;
 mod reading;

@@ -3,6 +3,7 @@
 //! Not here: what a template makes of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
 //! The idea: whatever llama.cpp would turn into a grammar is counted and bounded first, and each refusal names its tool.
 
+pub mod arguments;
 mod cost;
 mod schemas;
 
@@ -15,6 +16,7 @@ use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
 use crate::error::RequestError;
+use crate::schema::SchemaError;
 
 /// Is the most tools of a request. Source: OpenAI takes 128; servers of tools together offer more.
 const TOOLS_MAX: usize = 256;
@@ -79,12 +81,24 @@ impl ToolFields {
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
     }
 
+    /// Returns the error that a part of a tool's schema is not kept.
+    pub fn not_kept(&self, tool: &Value, error: &SchemaError) -> RequestError {
+        let param = self.parameters_of(tool);
+        let path = if error.path.is_empty() { param } else { format!("{param}.{}", error.path) };
+        RequestError::field(path.clone(), format!("`{path}`: {}", error.reason))
+    }
+
     /// Returns the error that a tool's schema cannot be used.
     pub fn refused(&self, tool: &Value, reason: &str) -> RequestError {
+        let param = self.parameters_of(tool);
+        RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
+    }
+
+    /// Returns the path of a tool's schema.
+    fn parameters_of(&self, tool: &Value) -> String {
         let is_it = |other: &Value| other["function"]["name"] == tool["function"]["name"];
         let idx = self.tools.iter().flatten().position(is_it).unwrap_or_default();
-        let param = format!("tools[{idx}].function.parameters");
-        RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
+        format!("tools[{idx}].function.parameters")
     }
 
     fn thoughts(&self) -> Result<Thoughts, RequestError> {

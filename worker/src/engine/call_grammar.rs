@@ -9,13 +9,16 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::call_watch::{CallWatch, Pattern, Seen, Start, Thoughts};
 
+use super::arguments::ArgumentSchemas;
 use super::grammar::Followed;
 
 /// Is how tool calls of an answer are constrained.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CallGrammar {
     /// Is the grammar in GBNF.
     pub text: Arc<str>,
+    /// Schemas of arguments, where the grammar does not say what these are.
+    pub arguments: Arc<ArgumentSchemas>,
     /// Says when it begins to count.
     pub begin: Begin,
 }

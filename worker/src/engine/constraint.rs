@@ -14,9 +14,11 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, TokenParser};
+use moka::sync::Cache;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
 
+use super::arguments::bracketed;
 use crate::schema::check_meetings;
 
 /// Is the whitespace between the parts of an answer: none, a space, or a line break with indentation.
@@ -45,12 +47,19 @@ const LEXER_STATES_MAX: usize = 50_000;
 /// Is the memory of one answer's lexer, looked at every [`LOOK_TOKENS`]. Units: bytes.
 const LEXER_BYTES_MAX: usize = 48 << 20;
 
+/// Most compiled schemas of arguments that are kept. Source: own choice: as many as a request may have tools.
+const ARGUMENTS_KEPT_MAX: u64 = 256;
+
 /// Is after how many tokens the lexer's memory is looked at.
 const LOOK_TOKENS: u32 = 32;
 
 /// Compiles schemas for one model's vocabulary.
 pub(super) struct Compiler {
     factory: ParserFactory,
+    /// Tokens with a curly bracket, ascending.
+    bracketed: Arc<[Token]>,
+    /// Compiled schemas of arguments.
+    arguments: Cache<blake3::Hash, CompiledSchema>,
 }
 
 impl Compiler {
@@ -80,12 +89,25 @@ impl Compiler {
         let unusable = "the model's vocabulary cannot be made into a trie";
         let mut factory = guarded(build).map_err(|_| unusable.to_owned())?;
         *factory.quiet().limits_mut() = limits();
-        Ok(Self { factory })
+        let bracketed = bracketed(factory.tok_env().tok_trie());
+        Ok(Self { factory, bracketed, arguments: Cache::new(ARGUMENTS_KEPT_MAX) })
+    }
+
+    /// Lists the tokens with a curly bracket, ascending.
+    pub(super) fn bracketed(&self) -> &Arc<[Token]> {
+        &self.bracketed
     }
 
     /// Returns the vocabulary, with its trie.
     pub(super) fn vocabulary(&self) -> &TokEnv {
         self.factory.tok_env()
+    }
+
+    /// Returns a normalized schema of arguments as [`Self::compile`] does, and keeps it: clients send their tools with every request.
+    pub(super) fn compile_arguments(&self, schema: &Value) -> Result<CompiledSchema, String> {
+        let key = blake3::hash(schema.to_string().as_bytes());
+        let compiled = self.arguments.try_get_with(key, || self.compile(schema));
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
     /// Returns a normalized schema compiled, or why it cannot be, fit for the client.
@@ -247,6 +269,11 @@ impl Constraint {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a text may come next.
+    pub(super) fn fits(&self, text: &[u8]) -> bool {
+        Self { parser: self.parser.deep_clone(), n_tokens: self.n_tokens }.take_text(text).is_ok()
     }
 
     /// Lists the tokens that end an answer.

@@ -12,6 +12,9 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place};
 
+use super::arguments::{Begun, FollowedArguments};
+use super::constraint::CompiledSchema;
+
 /// Is the work that taking a token may need. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
 
@@ -46,6 +49,7 @@ pub(super) struct Followed {
     follower: Follower,
     vocabulary: TokEnv,
     spelled: Spelled,
+    arguments: FollowedArguments,
     /// Holds what may come at the places that were looked at last, the latest at the end.
     masks: Vec<(Vec<Place>, SimpleVob)>,
     /// Says since when these places are the same.
@@ -56,9 +60,14 @@ impl Followed {
     /// Returns a grammar at the start of an answer; `spelled` lists control tokens that it may ask for by their spelling.
     ///
     /// Errors: that takes too much, fit for the client.
-    pub(super) fn begin(grammar: &Arc<Grammar>, vocabulary: &TokEnv, spelled: Spelled) -> Result<Self, String> {
+    pub(super) fn begin(
+        grammar: &Arc<Grammar>,
+        vocabulary: &TokEnv,
+        spelled: Spelled,
+        arguments: FollowedArguments,
+    ) -> Result<Self, String> {
         let follower = Follower::new(grammar, MASK_FUEL).map_err(described)?;
-        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), spelled, masks: Vec::new(), n_trimmed: 0 })
+        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), spelled, arguments, masks: Vec::new(), n_trimmed: 0 })
     }
 
     /// Takes a text that the prompt has already, and returns whether the grammar allows it.
@@ -71,27 +80,71 @@ impl Followed {
 
     /// Takes what of a token that was chosen before the grammar counted belongs to it, and returns whether that could be.
     pub(super) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
-        self.follower.refuel(TOKEN_FUEL);
         let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
-        !is_end && (bytes.is_empty() || self.follower.take(token, bytes) == Ok(true))
+        !is_end && (bytes.is_empty() || self.go_on(token, bytes) == Ok(true))
     }
 
     /// Returns whether a token may come next.
     ///
     /// Errors: that takes too much.
-    pub(super) fn allows(&mut self, token: Token) -> Result<bool, Exhausted> {
-        let trie = self.vocabulary.tok_trie();
+    pub(super) fn allows(&mut self, token: Token) -> Result<bool, String> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let trie = vocabulary.tok_trie();
         if trie.eos_tokens().contains(&token) {
             return Ok(self.follower.accepts());
         }
         self.follower.refuel(TOKEN_FUEL);
-        self.follower.allows(token, self.spelled.of(token).unwrap_or(trie.token(token)))
+        let bytes = self.spelled.of(token).unwrap_or(trie.token(token));
+        if !self.follower.allows(token, bytes).map_err(described)? {
+            return Ok(false);
+        }
+        match &mut self.arguments.begun {
+            Some(begun) => begun.allows(token, bytes),
+            None => self.may_begin(trie.token(token)),
+        }
+    }
+
+    /// Returns whether the arguments that begin in these bytes, if any do, may begin so.
+    ///
+    /// Errors: that takes too much.
+    fn may_begin(&mut self, bytes: &[u8]) -> Result<bool, String> {
+        let Some((start, schema)) = self.beginning(bytes).map_err(described)? else { return Ok(true) };
+        Ok(Begun::with(&schema, &bytes[start..]).is_ok())
+    }
+
+    /// Returns where arguments begin in the next bytes, and their schema; absent where none do.
+    fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
+        if self.arguments.schemas.schemas.is_empty() || !bytes.contains(&b'{') {
+            return Ok(None);
+        }
+        for idx in 0..self.follower.places().len() {
+            let mut place = self.follower.places()[idx];
+            for (start, byte) in bytes.iter().enumerate() {
+                let mut named = self.follower.named_at(place);
+                if *byte == b'{'
+                    && let Some(schema) = named.find_map(|token| self.arguments.schemas.of(token))
+                {
+                    return Ok(Some((start, schema.clone())));
+                }
+                drop(named);
+                match self.follower.push(place, *byte)? {
+                    Some(next) => place = next,
+                    None => break,
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Returns which tokens may come next; those that end an answer are among them where it may end.
     ///
     /// Errors: that takes too much.
-    pub(super) fn allowed(&mut self) -> Result<&SimpleVob, Exhausted> {
+    pub(super) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+        if self.arguments.begun.is_some() {
+            self.permit_what_goes_on_behind()?;
+            let begun = self.arguments.begun.as_mut().ok_or_else(String::new)?;
+            return begun.allowed().map(|mask| &*mask);
+        }
         if std::mem::replace(&mut self.n_trimmed, self.follower.n_trimmed()) != self.n_trimmed {
             self.masks.clear();
         }
@@ -105,10 +158,47 @@ impl Followed {
             self.masks.drain(..(self.masks.len() + 1).saturating_sub(MASKS_MAX));
             self.masks.push((places, mask));
         }
-        self.masks.last().map(|(_, mask)| mask).ok_or(Exhausted)
+        self.masks.last().map(|(_, mask)| mask).ok_or_else(|| described(Exhausted))
     }
 
-    fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, Exhausted> {
+    /// Adds to what arguments allow the tokens that close them and go on as the grammar does.
+    fn permit_what_goes_on_behind(&mut self) -> Result<(), String> {
+        let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
+        let Some(begun) = &mut self.arguments.begun else { return Ok(()) };
+        self.follower.refuel(MASK_FUEL);
+        for token in bracketed.iter().copied() {
+            let bytes = vocabulary.tok_trie().token(token);
+            if begun.own_part(bytes).is_some()
+                && self.follower.allows(token, bytes).map_err(described)?
+                && begun.allows(token, bytes)?
+            {
+                begun.allowed()?.allow_token(token);
+            }
+        }
+        Ok(())
+    }
+
+    fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, String> {
+        let mut mask = self.grammar_mask(places).map_err(described)?;
+        if self.arguments.schemas.schemas.is_empty() {
+            return Ok(mask);
+        }
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let bracketed = Arc::clone(&self.arguments.bracketed);
+        self.follower.refuel(MASK_FUEL);
+        for token in bracketed.iter().copied() {
+            if mask.is_allowed(token) && !self.may_begin(vocabulary.tok_trie().token(token))? {
+                mask.disallow_token(token);
+            }
+        }
+        Ok(mask)
+    }
+
+    fn n_vocab(&self) -> Token {
+        Token::try_from(self.vocabulary.tok_trie().vocab_size()).expect("tokens are numbered by a u32")
+    }
+
+    fn grammar_mask(&mut self, places: &[Place]) -> Result<SimpleVob, Exhausted> {
         let trie = self.vocabulary.tok_trie();
         let mut mask = trie.alloc_token_set();
         self.follower.refuel(MASK_FUEL);
@@ -124,7 +214,10 @@ impl Followed {
                 mask.allow_token(*token);
             }
         }
-        for by_name in self.follower.by_name() {
+        // What stands for arguments is no token.
+        let n_vocab = self.n_vocab();
+        let is_token = |by_name: &ByName| !matches!(by_name, ByName::Only(token) if *token >= n_vocab);
+        for by_name in self.follower.by_name().filter(is_token) {
             allow(&mut mask, by_name, trie);
         }
         let ends = trie.eos_token_set();
@@ -144,12 +237,37 @@ impl Followed {
         if trie.eos_tokens().contains(&token) {
             return Ok(());
         }
-        self.follower.refuel(TOKEN_FUEL);
-        match self.follower.take(token, self.spelled.of(token).unwrap_or(trie.token(token))) {
+        let bytes = self.spelled.of(token).unwrap_or(trie.token(token)).to_vec();
+        match self.go_on(token, &bytes) {
             Ok(true) => Ok(()),
             Ok(false) => Err("the grammar refuses the token that was chosen".to_owned()),
-            Err(exhausted) => Err(described(exhausted)),
+            Err(reason) => Err(reason),
         }
+    }
+
+    /// Takes a token; returns whether the grammar and the arguments' schema allow it.
+    ///
+    /// Errors: that takes too much, fit for the client.
+    fn go_on(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+        self.follower.refuel(TOKEN_FUEL);
+        let begins = match self.arguments.begun {
+            Some(_) => None,
+            None => self.beginning(bytes).map_err(described)?,
+        };
+        if !self.follower.take(token, bytes).map_err(described)? {
+            return Ok(false);
+        }
+        if let Some(begun) = &mut self.arguments.begun {
+            if begun.take(token, bytes)? {
+                self.arguments.begun = None;
+            }
+        } else if let Some((start, schema)) = begins {
+            match Begun::with(&schema, &bytes[start..]) {
+                Ok(begun) => self.arguments.begun = begun,
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 }
 

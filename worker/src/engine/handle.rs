@@ -194,6 +194,11 @@ impl EngineHandle {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile(schema)
     }
 
+    /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, fit for the client.
+    pub fn compile_arguments(&self, schema: &serde_json::Value) -> Result<CompiledSchema, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema)
+    }
+
     /// Returns what the model and the context turned out to be.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod admit;
+mod arguments;
 mod batch;
 mod cache;
 mod call_grammar;
@@ -36,6 +37,7 @@ mod thoughts;
 mod thread;
 
 pub use adapters::AdapterFile;
+pub use arguments::ArgumentSchemas;
 pub use call_grammar::{Begin, CallGrammar, CallStart};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CELLS_STEP,

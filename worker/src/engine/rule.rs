@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
-use llguidance::toktrie::TokEnv;
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{Grammar, Tokens};
 
+use super::arguments::FollowedArguments;
 use super::call_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
-use super::constraint::Constraint;
+use super::constraint::{Compiler, Constraint};
 use super::grammar::{Followed, Spelled};
 use super::handle::Shared;
 use super::messages::{EngineError, Generation};
@@ -61,14 +61,16 @@ impl Rule {
     }
 
     fn grammar(shared: &Shared, text: &str) -> Result<Self, String> {
-        let (grammar, vocabulary) = shared.grammar(text)?;
-        Ok(Self::Grammar(Box::new(Followed::begin(&grammar, vocabulary, Spelled::default())?)))
+        let (grammar, compiler) = shared.grammar(text, 0)?;
+        let free = FollowedArguments::none(compiler);
+        Ok(Self::Grammar(Box::new(Followed::begin(&grammar, compiler.vocabulary(), Spelled::default(), free)?)))
     }
 
     fn calls(shared: &Shared, calls: &CallGrammar, generation: &Generation) -> Result<Self, String> {
-        let (grammar, vocabulary) = shared.grammar(&calls.text)?;
+        let (grammar, compiler) = shared.grammar(&calls.text, calls.arguments.schemas.len())?;
         let spelled = Spelled::new(&shared.model, &generation.spelled);
-        let mut followed = Box::new(Followed::begin(&grammar, vocabulary, spelled)?);
+        let arguments = FollowedArguments::new(compiler, Arc::clone(&calls.arguments));
+        let mut followed = Box::new(Followed::begin(&grammar, compiler.vocabulary(), spelled, arguments)?);
         match &calls.begin {
             Begin::AtOnce { seen } => {
                 if !followed.take_text(seen.as_bytes())? {
@@ -131,27 +133,29 @@ impl KnownGrammars {
         Self(Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build())
     }
 
-    /// Returns a grammar compiled, or what is wrong with it, fit for the client.
+    /// Returns a grammar compiled, or what is wrong with it, fit for the client; it may name `n_beyond` tokens beyond the vocabulary.
     ///
     /// Cost: microseconds for one that is known, milliseconds for others, some 0.15 s for the largest.
-    fn get(&self, model: &LlamaModel, text: &str) -> Result<Arc<Grammar>, String> {
+    fn get(&self, model: &LlamaModel, text: &str, n_beyond: usize) -> Result<Arc<Grammar>, String> {
         let named = |name: &str| match model.vocab().tokenize(name.as_bytes(), false, true).as_slice() {
             [token] => Some(token.0.unsigned_abs()),
             _ => None,
         };
         let compile = || {
-            let tokens = Tokens { n_vocab: model.n_vocab().unsigned_abs(), named: &named };
+            let n_beyond = u32::try_from(n_beyond).unwrap_or(u32::MAX);
+            let tokens = Tokens { n_vocab: model.n_vocab().unsigned_abs().saturating_add(n_beyond), named: &named };
             Grammar::new(text, tokens).map(Arc::new).map_err(|error| format!("the grammar does not parse: {error}"))
         };
-        let compiled = self.0.try_get_with(blake3::hash(text.as_bytes()), compile);
+        let key = blake3::Hasher::new().update(&n_beyond.to_le_bytes()).update(text.as_bytes()).finalize();
+        let compiled = self.0.try_get_with(key, compile);
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 }
 
 impl Shared {
-    /// Returns a grammar compiled, and the vocabulary that it is followed with.
-    fn grammar(&self, text: &str) -> Result<(Arc<Grammar>, &TokEnv), String> {
-        let vocabulary = self.schemas().as_ref().map_err(Clone::clone)?.vocabulary();
-        Ok((self.grammars.get(&self.model, text)?, vocabulary))
+    /// Returns a grammar compiled, which may name so many tokens beyond the vocabulary, and what knows the vocabulary.
+    fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &Compiler), String> {
+        let compiler = self.schemas().as_ref().map_err(Clone::clone)?;
+        Ok((self.grammars.get(&self.model, text, n_beyond)?, compiler))
     }
 }

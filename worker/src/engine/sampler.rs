@@ -19,7 +19,7 @@ use warmpath_worker_core::infill::{self, Kept};
 use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
 use super::constraint::{Allowed, Constraint};
-use super::grammar::{Followed, described};
+use super::grammar::Followed;
 use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 use super::rule::{Rule, unfollowed};
 use super::sampler_kind::SamplerKind;
@@ -167,16 +167,15 @@ impl Chooser {
 
     /// Chooses the next token, judges the choice by a grammar and makes it again among what that allows, if need be.
     fn choose_followed(&mut self, followed: &mut Followed, source: Source<'_>) -> Result<LlamaToken, EngineError> {
-        let too_much = |exhausted| refuse(described(exhausted));
         let mut token = self.choose_free(source)?;
-        if !followed.allows(token.0.unsigned_abs()).map_err(too_much)? {
+        if !followed.allows(token.0.unsigned_abs()).map_err(refuse)? {
             match followed.allowed() {
                 Ok(mask) => self.fill_masked(source.logits, mask),
-                Err(exhausted) => {
+                Err(reason) => {
                     self.fill_all(source.logits);
                     self.keep_likeliest(followed);
                     if self.candidates.data.is_empty() {
-                        return Err(too_much(exhausted));
+                        return Err(refuse(reason));
                     }
                 }
             }

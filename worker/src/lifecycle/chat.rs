@@ -8,10 +8,11 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::Trigger;
-use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial, PromptError};
+use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom, ParseSpecial, PromptError};
 use warmpath_worker_core::call_watch;
 
 use super::ReadPrompt;
+use super::arguments::{self, KeptArguments};
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
 use crate::room::SlotRoom;
@@ -69,16 +70,19 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let room = SlotRoom::of(&serving.model);
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
-    let format = serving.prompts.answer_format(chat, &prompt, &wish).map_err(|error| match error {
-        PromptError::Tool { index, reason } => tools.refused(&wish.tools[index], &reason),
-        error => error.into(),
-    })?;
+    let kept = arguments::kept(serving, (chat, &prompt), (&wish, tools))?;
+    let (format, kept) = match kept {
+        Some((format, kept)) => (Some(format), Some(kept)),
+        None => {
+            (serving.prompts.answer_format(chat, &prompt, &wish).map_err(|error| refused(error, &wish, tools))?, None)
+        }
+    };
     // Others resume anywhere, so the second rendering would be for nothing.
     let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
     let last_message_token =
         if needs_checkpoints { serving.prompts.last_user_message_start(chat, &prompt.tokens) } else { None };
     let answer = format.map(|format| {
-        let calls = format.grammar().map(|grammar| call_grammar(&format, grammar));
+        let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
         let spelled = spelled(serving, &format.format().preserved_tokens);
         let first = if thoughts == Thoughts::Apart { thoughts_first(serving, &format) } else { None };
         Arc::new(ChatAnswer { format, thoughts, calls, spelled, first })
@@ -86,7 +90,14 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer })
 }
 
-fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>) -> CallGrammar {
+fn refused(error: PromptError, wish: &FormatWish, tools: &ToolFields) -> RequestError {
+    match error {
+        PromptError::Tool { index, reason } => tools.refused(&wish.tools[index], &reason),
+        error => error.into(),
+    }
+}
+
+fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {
     let format = answer.format();
     let begin = match grammar.from {
         GrammarFrom::PromptEnd(prefix) => Begin::AtOnce { seen: prefix.to_owned() },
@@ -103,7 +114,10 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>) -> CallGramma
             Begin::AtCall(CallStart { words, patterns, thoughts, prefix: answer.prefix().to_owned() })
         }
     };
-    CallGrammar { text: grammar.text.into(), begin }
+    match kept {
+        Some(KeptArguments { grammar, schemas }) => CallGrammar { text: grammar.into(), arguments: schemas, begin },
+        None => CallGrammar { text: grammar.text.into(), arguments: Arc::default(), begin },
+    }
 }
 
 /// Returns what thoughts an answer may begin with; `None` where the prompt's end is behind them, or nobody knows what opens

@@ -24,10 +24,13 @@ mod looks;
 mod native;
 mod pins;
 mod probabilities;
+#[path = "../engine/random_schema.rs"]
+mod random_schema;
 mod readers;
 mod rerank;
 mod schemas;
 mod shifts;
 mod slot_files;
 mod summary;
+mod tool_arguments;
 mod tools;

@@ -74,6 +74,15 @@ impl Follower {
         })
     }
 
+    /// Lists the tokens that the grammar names for a place.
+    pub fn named_at(&self, place: Place) -> impl Iterator<Item = Token> {
+        let wishes = place.partial.is_none().then(|| self.automaton.wishes(place.row));
+        wishes.into_iter().flatten().filter_map(|wish| match wish {
+            Symbol::Token(token) => Some(token),
+            _ => None,
+        })
+    }
+
     /// Returns the place behind a byte of a text; `None` where the grammar does not allow it.
     pub fn push(&mut self, place: Place, byte: u8) -> Result<Option<Place>, Exhausted> {
         let Place { row, partial } = place;
