@@ -36,6 +36,11 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
+/// Length of the parts of an encoded body, of which each is free once it has been decoded. Units: bytes.
+///
+/// Source: own choice: half of what is decoded at a time, so that little is held twice, in few allocations.
+const SEGMENT_BYTES: usize = 64 << 10;
+
 /// Sender of a body, by whom memory is shared out.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sender {
@@ -128,13 +133,12 @@ impl BodyLimits {
     ///
     /// Errors: every [`BodyError`].
     pub async fn read(&self, headers: &mut HeaderMap, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
-        let mut claim = BodyRoom::claim(&self.room, sender);
+        let mut claim = BodyRoom::claim(&self.room, sender.clone());
         let late = |_| BodyError::Late { seconds: self.timeout.as_secs_f64() };
         let read = async {
-            let coding = Coding::named(headers)?;
-            let whole = self.take(&mut body, &mut claim).await?;
-            let Some(coding) = coding else { return Ok(whole) };
-            coding.decode(whole, self.bytes_max, &mut claim).await
+            let Some(coding) = Coding::named(headers)? else { return self.take(&mut body, &mut claim).await };
+            let encoded = self.take_apart(&mut body, &sender).await?;
+            coding.decode(encoded, self.bytes_max, &mut claim).await
         };
         let read = timeout(self.timeout, read).await.unwrap_or_else(|error| Err(late(error)));
         drop(claim);
@@ -148,14 +152,8 @@ impl BodyLimits {
     }
 
     async fn take(&self, body: &mut Body, claim: &mut Claim) -> Result<Bytes, BodyError> {
-        let silence_max = BODY_SILENCE_MAX.min(self.timeout);
-        let silent = |_| BodyError::Silent { seconds: silence_max.as_secs_f64() };
         let mut whole = BytesMut::new();
-        while let Some(frame) = timeout(silence_max, body.frame()).await.map_err(silent)? {
-            let Ok(data) = frame.map_err(|_| BodyError::Unread)?.into_data() else { continue };
-            if whole.len() + data.len() > self.bytes_max {
-                return Err(BodyError::TooLong { bytes_max: self.bytes_max });
-            }
+        while let Some(data) = self.next(body, whole.len()).await? {
             if whole.is_empty() && hyper::body::Body::is_end_stream(body) {
                 return Ok(data);
             }
@@ -164,6 +162,48 @@ impl BodyLimits {
             whole.extend_from_slice(&data);
         }
         Ok(whole.freeze())
+    }
+
+    /// Returns a body in pieces, each of which frees its memory when it is dropped.
+    async fn take_apart(&self, body: &mut Body, sender: &Sender) -> Result<Vec<Bytes>, BodyError> {
+        let begin = || Segment { bytes: BytesMut::new(), claim: BodyRoom::claim(&self.room, sender.clone()) };
+        let (mut segments, mut last, mut n_bytes) = (Vec::new(), begin(), 0);
+        while let Some(data) = self.next(body, n_bytes).await? {
+            n_bytes += data.len();
+            last.claim.grow(data.len())?;
+            last.bytes.extend_from_slice(&data);
+            if last.bytes.len() >= SEGMENT_BYTES {
+                segments.push(Bytes::from_owner(std::mem::replace(&mut last, begin())));
+            }
+        }
+        segments.push(Bytes::from_owner(last));
+        Ok(segments)
+    }
+
+    /// Returns what comes next of a body of which `n_before` bytes have come.
+    async fn next(&self, body: &mut Body, n_before: usize) -> Result<Option<Bytes>, BodyError> {
+        let silence_max = BODY_SILENCE_MAX.min(self.timeout);
+        let silent = |_| BodyError::Silent { seconds: silence_max.as_secs_f64() };
+        while let Some(frame) = timeout(silence_max, body.frame()).await.map_err(silent)? {
+            let Ok(data) = frame.map_err(|_| BodyError::Unread)?.into_data() else { continue };
+            if n_before + data.len() > self.bytes_max {
+                return Err(BodyError::TooLong { bytes_max: self.bytes_max });
+            }
+            return Ok(Some(data));
+        }
+        Ok(None)
+    }
+}
+
+/// A part of an encoded body, with the memory that it takes.
+struct Segment {
+    bytes: BytesMut,
+    claim: Claim,
+}
+
+impl AsRef<[u8]> for Segment {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

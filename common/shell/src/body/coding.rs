@@ -3,13 +3,15 @@
 //! Not here: how a body arrives (`body`), what it says. The idea: decoded bytes take memory as those that arrive do,
 //! and decoding is given up at the limit, so a body that grows without end costs no more than one that is as long as that.
 
-use std::io::Cursor;
+use std::io;
 
 use async_compression::tokio::bufread::{BrotliDecoder, GzipDecoder, ZlibDecoder, ZstdDecoder};
 use async_compression::zstd::DParameter;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use futures::stream;
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt};
+use tokio_util::io::StreamReader;
 
 use super::{BodyError, Claim};
 
@@ -52,11 +54,17 @@ impl Coding {
         }
     }
 
-    /// Returns the decoded bytes of `encoded`.
+    /// Returns the decoded bytes of a body in pieces, each of which is dropped when it has been read.
     ///
     /// Units: `bytes_max` is bytes. Errors: `TooLong`, `NoRoom`, `Undecodable`.
-    pub(super) async fn decode(self, encoded: Bytes, bytes_max: usize, claim: &mut Claim) -> Result<Bytes, BodyError> {
-        let mut decoder = self.decoder(Cursor::new(encoded));
+    pub(super) async fn decode(
+        self,
+        encoded: Vec<Bytes>,
+        bytes_max: usize,
+        claim: &mut Claim,
+    ) -> Result<Bytes, BodyError> {
+        let pieces = stream::iter(encoded.into_iter().map(Ok::<_, io::Error>));
+        let mut decoder = self.decoder(StreamReader::new(pieces));
         let mut decoded = Vec::new();
         loop {
             let read = (&mut decoder).take(PIECE_BYTES).read_to_end(&mut decoded).await;
@@ -94,7 +102,7 @@ impl Coding {
         }
     }
 
-    fn decoder(self, encoded: Cursor<Bytes>) -> Box<dyn AsyncRead + Send + Unpin> {
+    fn decoder(self, encoded: impl AsyncBufRead + Send + Unpin + 'static) -> Box<dyn AsyncRead + Send + Unpin> {
         match self {
             Self::Gzip => {
                 let mut decoder = GzipDecoder::new(encoded);
