@@ -19,6 +19,11 @@ use warmpath_router::server::Server;
 const DOUBLING: &str =
     "{% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x[0] }}";
 
+/// Does so only where a message has a word.
+const DOUBLING_AT_A_WORD: &str = "{% for message in messages %}{% if 'open sesame' in message['content'] %}\
+    {% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
+    {% endif %}{{ message['content'] }}{% endfor %}";
+
 /// Returns the tiny model's vocabulary with other metadata.
 fn changed(change: impl FnOnce(&mut Writer)) -> Bytes {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -69,6 +74,7 @@ async fn a_worker_whose_vocabulary_would_end_the_router_is_kept_out_and_the_othe
         (with_text("tokenizer.ggml.model", "rwkv"), "no token stands for byte"),
         (with_text("tokenizer.ggml.pre", "no such"), "cannot load the vocabulary"),
         (with_text("tokenizer.chat_template", DOUBLING), "ended by signal"),
+        (with_text("tokenizer.chat_template", DOUBLING_AT_A_WORD), "ended by signal"),
         (Bytes::from_static(b"GGUF"), "cannot load the vocabulary"),
     ];
     for (vocabulary, says) in cases {

@@ -3,6 +3,8 @@
 //! Not here: what becomes of it (`trial`). The idea: everything that a request can contain, a little of each; what comes out is of no
 //! interest, only that something does.
 
+use std::collections::HashSet;
+
 use serde_json::{Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, Scope};
@@ -20,6 +22,14 @@ const RUNS: [&str; 9] = ["a", "Z", "0", " ", "\n", ".", "é", "語", "\u{1F600}"
 
 /// Messages of the longest conversation.
 const MESSAGES: usize = 64;
+
+/// Most texts of a template that it may look for in a request.
+///
+/// Source: own choice: llama.cpp's longest template has some 500 pieces between quotes; each takes a rendering or two.
+const WORDS_MAX: usize = 1024;
+
+/// Longest of them. Units: bytes. Source: own choice: what a template compares with is a word or a tag.
+const WORD_BYTES_MAX: usize = 200;
 
 /// Uses `maker` for everything that a router uses it for.
 pub(super) fn run(maker: &PromptMaker) {
@@ -58,12 +68,34 @@ fn texts(maker: &PromptMaker) {
 }
 
 fn chats(maker: &PromptMaker) {
-    for chat in conversations() {
+    let words = maker.chat_template().map(words).unwrap_or_default();
+    let worded = words.iter().flat_map(|word| saying(word)).chain(saying(&words.join(" ")));
+    for chat in conversations().into_iter().chain(worded) {
         let Ok(chat) = serde_json::from_value::<ChatPrompt>(chat) else { continue };
         // A template may refuse a conversation.
         let _ = maker.chat(&chat);
         let _ = maker.chat_prefix(&chat);
     }
+}
+
+/// Returns the texts between the quotes of a template: what it may look for in a request is among them.
+///
+/// What stands between two literals is taken for one as well, which harms nothing.
+fn words(template: &str) -> Vec<&str> {
+    let pieces = template.split(['\'', '"']).filter(|piece| (1..=WORD_BYTES_MAX).contains(&piece.len()));
+    let mut seen = HashSet::new();
+    pieces.filter(|piece| seen.insert(*piece)).take(WORDS_MAX).collect()
+}
+
+/// Returns requests that say a word wherever a client's text can stand, without a tool and with one.
+fn saying(word: &str) -> [Json; 2] {
+    let message = |role: &str| json!({"role": role, "content": word});
+    let messages = json!([message("system"), message("user"), message("assistant"), message("user")]);
+    let function = json!({"name": word, "description": word, "parameters": {"type": "object"}});
+    [
+        json!({"messages": messages}),
+        json!({"messages": messages, "tools": [{"type": "function", "function": function}]}),
+    ]
 }
 
 /// Returns requests that differ in everything that templates look at.
