@@ -18,8 +18,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Digest, Resume, Run, RunState};
 
 use self::numbers::Numbers;
-use self::views::Holdings;
 pub use self::views::Replacement;
+use self::views::{Holdings, Touched};
 use super::hash::Hasher;
 use super::heads::HeadsWriter;
 use super::locator::{BATCH, Locator, Probe};
@@ -51,6 +51,10 @@ pub struct IndexWriter {
     segment_bytes: usize,
     /// Is the memory of all workers' lists. Units: bytes.
     list_bytes: usize,
+    /// Blocks that insertions touch while a part of a view is taken in.
+    touched: Option<Vec<Touched>>,
+    /// Views that have begun and are not done.
+    n_arriving: usize,
     n_inserted_in_epoch: usize,
     epoch_blocks: usize,
     n_shed: u64,
@@ -108,6 +112,8 @@ impl IndexWriter {
             holdings: Vec::new(),
             segment_bytes: 0,
             list_bytes: 0,
+            touched: None,
+            n_arriving: 0,
             n_inserted_in_epoch: 0,
             epoch_blocks: (options.bytes_max / BLOCK_BYTES_TYPICAL / AGES_WHEN_FULL).max(1),
             n_shed: 0,
@@ -248,6 +254,7 @@ impl IndexWriter {
                 self.put(at.id, changed);
             }
         }
+        self.note_touched(at.id, range);
         (n, end_of)
     }
 
@@ -285,6 +292,7 @@ impl IndexWriter {
             self.open(worker, id, segment);
             self.holdings[worker.0 as usize].gain(keys);
         }
+        self.note_touched(id, offset..offset + n);
         (n, Some(id).filter(|_| n > 0))
     }
 
@@ -396,8 +404,11 @@ impl IndexWriter {
         }
     }
 
-    /// Makes one segment of each two that prompts have passed one behind the other.
+    /// Makes one segment of each two that prompts have passed one behind the other, unless a view is being taken in.
     fn join_walked(&mut self) {
+        if self.n_arriving > 0 {
+            return;
+        }
         for Note { numbers, blocks: [last, first] } in self.index.walked.take() {
             // Both may have changed since; of the first, one before it may have become the owner.
             let [one, two] = numbers.map(|number| self.numbers.owner(number));

@@ -117,7 +117,7 @@ impl Blocks {
 
     /// Begins to take in a view of a worker of which none is on its way.
     pub(super) fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) {
-        self.arriving.push_back(Arriving { view: Replacement::new(worker, runs), behind: Vec::new() });
+        self.arriving.push_back(Arriving { view: self.writer.begin(worker, runs), behind: Vec::new() });
     }
 
     /// Returns a report that need not wait, and keeps one that has to wait for its worker's view.

@@ -31,7 +31,7 @@ proptest! {
         before.into_iter().for_each(|op| apply(op, &mut writer, &mut naive));
         let runs: Vec<Run> =
             view.into_iter().map(|(chain, n)| run(tree_keys(chain, n), Resume::EveryBlock, 1)).collect();
-        let mut replacement = Replacement::new(REPLACED, runs.clone());
+        let mut replacement = writer.begin(REPLACED, runs.clone());
         let mut meanwhile = meanwhile.into_iter().filter(|op| !is_its(op));
         while !replacement.is_done() {
             writer.take_in(&mut replacement, n_blocks_max);

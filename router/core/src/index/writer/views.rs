@@ -2,9 +2,10 @@
 //!
 //! Not here: single runs. The idea: a worker's segments are listed, so a view is replaced without a walk through what
 //! others hold. The list may name a segment twice, or one that the worker has left; it is tidied when it is twice as
-//! long as it has to be. A view is taken in as ordinary changes, some at a time, so that others may come between.
+//! long as it has to be. A view is taken in some blocks at a time, so that changes of other workers may come between.
 
-use hashbrown::HashSet;
+use std::ops::Range;
+
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Digest, Run};
 
@@ -32,18 +33,21 @@ pub struct Replacement {
     worker: WorkerIdx,
     runs: Vec<Run>,
     n_runs_taken: usize,
-    /// Covers the blocks of the runs that have been taken in.
-    digest: Digest,
-    /// Blocks of the old view that have yet to be withdrawn; absent until every run has been taken in.
-    stale: Option<Vec<BlockKey>>,
+    /// Blocks of segments that the view has, as far as its runs have been taken in; in order from then on.
+    touched: Vec<Touched>,
+    /// Segments in which blocks of the old view have yet to be looked for; absent until every run has been taken in.
+    segments: Option<Vec<u32>>,
+}
+
+/// Blocks of a segment that a new view has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Touched {
+    id: u32,
+    from: u16,
+    to: u16,
 }
 
 impl Replacement {
-    /// Returns a view of which nothing has been taken in.
-    pub fn new(worker: WorkerIdx, runs: Vec<Run>) -> Self {
-        Self { worker, runs, n_runs_taken: 0, digest: Digest::default(), stale: None }
-    }
-
     /// Returns the worker whose view it is.
     pub fn worker(&self) -> WorkerIdx {
         self.worker
@@ -51,7 +55,7 @@ impl Replacement {
 
     /// Returns whether all of it has been taken in, and nothing else is left of the worker.
     pub fn is_done(&self) -> bool {
-        self.stale.as_ref().is_some_and(Vec::is_empty)
+        self.segments.as_ref().is_some_and(Vec::is_empty)
     }
 }
 
@@ -131,58 +135,70 @@ impl Holdings {
 impl IndexWriter {
     /// Records that `worker` holds the blocks of `runs` and nothing else.
     pub fn replace_worker(&mut self, worker: WorkerIdx, runs: Vec<Run>) {
-        let mut view = Replacement::new(worker, runs);
+        let mut view = self.begin(worker, runs);
         while !view.is_done() {
             self.take_in(&mut view, usize::MAX);
         }
     }
 
-    /// Takes in the next part of a view; returns how many blocks that was. Changes of other workers may come between.
+    /// Returns a view of which nothing has been taken in. Until all of it has, no segments are joined, so that blocks stay where
+    /// they were found.
+    pub fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) -> Replacement {
+        self.n_arriving += 1;
+        Replacement { worker, runs, n_runs_taken: 0, touched: Vec::new(), segments: None }
+    }
+
+    /// Takes in the next part of a view; returns how many blocks were taken in or withdrawn. Changes of other workers may come
+    /// between.
     ///
     /// A reader that matches meanwhile sees blocks of both views, never neither.
-    /// Cost: that of `n_blocks_max` blocks and a run; once, a look at each block that the worker held before.
+    /// Cost: that of `n_blocks_max` blocks, and a run or a segment; once, a look at each of the worker's segments.
     pub fn take_in(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
-        self.join_walked();
+        if view.is_done() {
+            return 0;
+        }
         self.know(view.worker);
         if view.n_runs_taken == 0 {
             self.holdings[view.worker.0 as usize].is_incomplete = false;
         }
+        self.touched = Some(std::mem::take(&mut view.touched));
         let mut n = 0;
         while n < n_blocks_max
             && let Some(run) = view.runs.get(view.n_runs_taken)
         {
             self.insert_run(view.worker, run);
-            run.keys.iter().for_each(|key| view.digest.add(*key));
             n += run.keys.len();
             view.n_runs_taken += 1;
         }
+        view.touched = self.touched.take().unwrap_or_default();
         if view.n_runs_taken == view.runs.len() {
-            let mut stale = view.stale.take().unwrap_or_else(|| self.stale(view));
-            // From the end, so that a segment that becomes shorter still has what comes next.
-            let part = stale.split_off(stale.len().saturating_sub(n_blocks_max.saturating_sub(n)));
-            self.remove_run(view.worker, &part);
-            n += part.len();
-            view.stale = Some(stale);
+            let segments = view.segments.get_or_insert_with(|| {
+                view.touched.sort_unstable();
+                self.segments_of(view.worker)
+            });
+            let mut n_withdrawn = 0;
+            while n_withdrawn <= n_blocks_max.saturating_sub(n)
+                && let Some(id) = segments.pop()
+            {
+                n_withdrawn += self.withdraw_untouched(view.worker, id, &view.touched);
+            }
+            n += n_withdrawn;
+            self.n_arriving -= usize::from(segments.is_empty());
         }
         self.settle();
         n
     }
 
-    /// Returns the blocks that a worker is said to hold and a view, all of which has been taken in, has not.
-    fn stale(&self, view: &Replacement) -> Vec<BlockKey> {
-        if self.digest_of(view.worker) == Some(view.digest) {
-            return Vec::new();
-        }
-        let kept: HashSet<BlockKey> = view.runs.iter().flat_map(|run| run.keys.iter().copied()).collect();
-        let mut stale = Vec::new();
-        for id in self.segments_of(view.worker) {
-            let segment = self.numbers.segment(id);
-            for span in segment.spans_of(view.worker) {
-                let keys = segment.keys()[span.from()..span.to()].iter().map(|key| BlockKey(*key));
-                stale.extend(keys.filter(|key| !kept.contains(key)));
-            }
-        }
-        stale
+    /// Withdraws a worker's claims to the blocks of a segment that its new view has not; returns how many those may be.
+    fn withdraw_untouched(&mut self, worker: WorkerIdx, id: u32, touched: &[Touched]) -> usize {
+        let Some(segment) = self.numbers.get(id) else { return 0 };
+        let len = Segment::from(segment).len();
+        let start = touched.partition_point(|touched| touched.id < id);
+        let kept = touched[start..].iter().take_while(|touched| touched.id == id);
+        let gaps = gaps(kept, len);
+        let n = gaps.iter().map(ExactSizeIterator::len).sum();
+        gaps.into_iter().for_each(|range| self.withdraw(worker, id, Given { range, probes: &[] }));
+        n
     }
 
     /// Forgets what `worker` holds.
@@ -218,6 +234,13 @@ impl IndexWriter {
         self.list_bytes += holdings.bytes();
     }
 
+    /// Takes note that a view that is being taken in has blocks of a segment.
+    pub(super) fn note_touched(&mut self, id: u32, range: Range<usize>) {
+        if let Some(touched) = &mut self.touched {
+            touched.push(Touched { id, from: range.start as u16, to: range.end as u16 });
+        }
+    }
+
     /// Tidies the list of a worker's segments if it is much too long.
     pub(super) fn tidy_list(&mut self, worker: WorkerIdx) {
         let holdings = &self.holdings[worker.0 as usize];
@@ -242,4 +265,22 @@ impl IndexWriter {
         list.retain(holds);
         list
     }
+}
+
+/// Returns the blocks of a segment that are in none of `kept`, which are ordered.
+fn gaps<'a>(kept: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<usize>> {
+    let mut gaps = Vec::new();
+    let mut at = 0;
+    for touched in kept {
+        if at < touched.from.into() {
+            gaps.push(at..touched.from.into());
+        }
+        at = at.max(touched.to.into());
+    }
+    if at < len {
+        gaps.push(at..len);
+    }
+    // From the end, so that a segment that becomes shorter still has what comes next.
+    gaps.reverse();
+    gaps
 }
