@@ -3,6 +3,7 @@
 mod support;
 
 use serde_json::{Value, json};
+use support::logged::Logged;
 use support::stock::FakeStock;
 use support::{TestRouter, error_of, eventually, header, long_text};
 use warmpath_router::config::STOCK_MODELS_MAX;
@@ -162,6 +163,23 @@ async fn a_list_that_does_not_come_changes_nothing_and_an_empty_one_everything()
     router.wait_for_metric(losses, 1.0).await;
     server.with(|script| script.models = listing(&["alpha"]));
     eventually("it serves again", || async { status_of(&router, "alpha").await == 200 }).await;
+}
+
+#[tokio::test]
+async fn a_server_that_keeps_listing_no_model_is_told_of_once_for_each_change() {
+    let log = Logged::start();
+    let (server, router) = start(&["alpha"]).await;
+    let n_lists = || server.asked().iter().filter(|(path, _)| path == "/v1/models").count();
+    for nth in 1..=2 {
+        server.with(|script| script.models = listing(&[]));
+        wait_for_names(&router, &[]).await;
+        let n_before = n_lists();
+        eventually("the router looks again", || async { n_lists() >= n_before + 3 }).await;
+        assert_eq!(log.n("stock server cannot be used"), nth);
+        assert_eq!(status_of(&router, "alpha").await, 503);
+        server.with(|script| script.models = listing(&["alpha"]));
+        eventually("it serves again", || async { status_of(&router, "alpha").await == 200 }).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -200,11 +200,12 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
         n_silent = u32::from(error.is_silence()) + if was_heard { 0 } else { n_silent };
         let fleet = &follower.fleet;
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
-        // A server that is down is tried every second; it is said once.
-        if error.label() != last_label {
-            tracing::warn!(worker = %follower.member.url, reason = %chain(&error), "stock server cannot be used");
-        }
+        // A server that is down is tried every second; each change is told once.
+        let is_news = was_heard || error.label() != last_label;
         last_label = error.label();
+        if is_news && follower.changed(&error).await.is_err() {
+            return;
+        }
         if follower.lost(&error, n_silent).await.is_err() {
             return;
         }
@@ -294,14 +295,20 @@ impl Follower {
         Ok(())
     }
 
+    /// Tells why the server cannot be used any more, or for another reason than before.
+    async fn changed(&self, error: &ProbeError) -> Result<(), Closed> {
+        tracing::warn!(worker = %self.member.url, reason = %chain(error), "stock server cannot be used");
+        if !matches!(error, ProbeError::NoModel) {
+            return Ok(());
+        }
+        let declared = Declared { models: Vec::new(), n_slots: 1, n_left_out: 0 };
+        self.outbox.tell(Report::Found { worker: self.worker, declared }).await
+    }
+
     /// Tells that the server cannot be used, which has not answered the last `n_silent` looks.
     async fn lost(&self, error: &ProbeError, n_silent: u32) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();
-        if matches!(error, ProbeError::NoModel) {
-            let declared = Declared { models: Vec::new(), n_slots: 1, n_left_out: 0 };
-            self.outbox.tell(Report::Found { worker, declared }).await?;
-        }
         let kind = match error {
             ProbeError::Loading { names } => TroubleKind::Loading { names: names.clone() },
             ProbeError::Refused { .. } => TroubleKind::Refusal,

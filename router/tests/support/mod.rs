@@ -4,6 +4,7 @@
 
 pub mod authority;
 pub mod keys;
+pub mod logged;
 pub mod network;
 pub mod opening;
 pub mod raw;
