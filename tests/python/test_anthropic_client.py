@@ -113,7 +113,7 @@ class Errors(unittest.TestCase):
         self.check(bad, "invalid_request_error", "`max_tokens`", max_tokens="many")
         self.check(bad, "invalid_request_error", "`stop_sequences`", stop_sequences=["x" * 600])
         self.check(bad, "invalid_request_error", "`messages` is empty", messages=[])
-        self.check(bad, "invalid_request_error", "context", messages=[{"role": "user", "content": "word " * 6000}])
+        self.check(bad, "invalid_request_error", "prompt is too long", messages=[{"role": "user", "content": "word " * 6000}])
 
     def test_what_is_not_done_here_is_a_bad_request(self):
         source = {"type": "base64", "media_type": "image/png", "data": "AA=="}

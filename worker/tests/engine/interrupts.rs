@@ -15,6 +15,8 @@ use super::support::{Answering, Ask, adapter, applied, ask, config, model, start
 const UBATCH_TOKENS: u32 = 16;
 /// Tokens of a prompt that is one batch of 100 micro-batches.
 const LONG_TOKENS: usize = 1600;
+/// Tokens of a short prompt, which is a part of a micro-batch.
+const SHORT_TOKENS: usize = 10;
 /// Most long prompts that are tried.
 const LONG_PROMPTS_MAX: u32 = 20;
 /// Most things that are done beside one of them.
@@ -73,7 +75,7 @@ async fn check_meanwhile(engine: &EngineHandle, mut what: impl AsyncFnMut(u32)) 
 async fn check_short_requests(config: EngineConfig, change: impl Fn(&mut Ask)) {
     let (engine, _updates) = start(config);
     let ask_short = async |seed| {
-        let mut short = ask(&tokens(seed, 20), 1);
+        let mut short = ask(&tokens(seed, SHORT_TOKENS), 1);
         change(&mut short);
         assert_eq!(short.answer(&engine).await.tokens.len(), 1);
     };

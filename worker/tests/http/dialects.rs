@@ -143,7 +143,7 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
         (with("stop_sequences", json!(vec!["x"; 33])), (400, invalid, "`stop_sequences` has 33 texts")),
         (with("temperature", json!(-1)), (400, invalid, "`temperature` must be")),
         (with("messages", json!([])), (400, invalid, "`messages` is empty")),
-        (with("messages", user(&"word ".repeat(400))), (400, invalid, "context size, which is 256 tokens")),
+        (with("messages", user(&"word ".repeat(400))), (400, invalid, "tokens > 255 maximum")),
         (
             with("messages", json!([{"role": "user", "content": [{"type": "image"}]}])),
             (400, invalid, "`messages[0].content[0].type`"),
