@@ -118,7 +118,10 @@ impl Stepper<'_> {
         let room = Room { batch_tokens, ..self.room };
         let shares = batch_plan::plan(&pending, room, self.averages.pace(), self.waiting.len());
         let for_whom = able().map(|(_, sequence)| sequence.order).collect();
-        let rest = self.runs.as_ref().map_or_else(|| shares.clone(), |runs| runs.arrange(&shares));
+        let rest = match &self.runs {
+            Some(runs) => runs.arrange(&shares),
+            None => shares,
+        };
         Planned { rest, for_whom }
     }
 

@@ -37,7 +37,9 @@ pub enum SamplerKind {
 }
 
 impl SamplerKind {
-    /// Every sampler.
+    /// Every sampler; those of a request that names none come first, in their order.
+    ///
+    /// Source: `common_params_sampling` of llama.cpp.
     const ALL: [Self; 11] = [
         Self::Penalties,
         Self::Dry,
@@ -52,18 +54,8 @@ impl SamplerKind {
         Self::AdaptiveP,
     ];
 
-    /// Order of a request that names none. Source: `common_params_sampling` of llama.cpp.
-    pub const DEFAULT: [Self; 9] = [
-        Self::Penalties,
-        Self::Dry,
-        Self::TopNSigma,
-        Self::TopK,
-        Self::Typical,
-        Self::TopP,
-        Self::MinP,
-        Self::Xtc,
-        Self::Temperature,
-    ];
+    /// Samplers of a request that names none.
+    pub const DEFAULT: &[Self] = Self::ALL.split_at(9).0;
 
     /// Returns the sampler that a name means, in any case, with underscores, hyphens or neither.
     pub fn of_name(name: &str) -> Option<Self> {
