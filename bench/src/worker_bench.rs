@@ -25,6 +25,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use self::contender::{Contender, Programs, Setup};
+use self::goals::Verdict;
 use self::long_prompt::Waits;
 use self::measured::Measured;
 use self::outcome::Outcome;
@@ -239,50 +240,50 @@ impl Bench {
     }
 
     async fn long_prompt(&self, outcome: &mut Outcome) {
-        let mut section = Waits::section();
-        let mut verdicts = Vec::new();
-        for contender in self.contenders(Scenario::LongPrompt) {
-            match long_prompt::measure(&self.programs, contender, self.texts(0)).await {
-                Ok(waits) => {
-                    section.rows.push(waits.row(contender));
-                    verdicts.extend(waits.verdicts(contender));
-                }
-                Err(error) => outcome.fail(Scenario::LongPrompt, contender, &error),
-            }
-        }
-        outcome.show("What waits for a prompt of 3,584 tokens that is alone:", section);
-        outcome.judge(Scenario::LongPrompt, verdicts);
+        let table = (Scenario::LongPrompt, "What waits for a prompt of 3,584 tokens that is alone:", Waits::section());
+        let measure = async |contender| {
+            let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
+            Ok((waits.row(contender), waits.verdicts(contender)))
+        };
+        self.compare(outcome, table, measure).await;
     }
 
     async fn restart(&self, outcome: &mut Outcome) {
-        let mut section = Restart::section();
-        let mut verdicts = Vec::new();
-        for contender in self.contenders(Scenario::Restart) {
-            match state::restart(&self.programs, contender, self.texts(0)).await {
-                Ok(restart) => {
-                    section.rows.push(restart.row(contender));
-                    verdicts.extend(restart.verdicts(contender));
-                }
-                Err(error) => outcome.fail(Scenario::Restart, contender, &error),
-            }
-        }
-        outcome.show("Restart, the same conversations before and after:", section);
-        outcome.judge(Scenario::Restart, verdicts);
+        let table = (Scenario::Restart, "Restart, the same conversations before and after:", Restart::section());
+        let measure = async |contender| {
+            let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
+            Ok((restart.row(contender), restart.verdicts(contender)))
+        };
+        self.compare(outcome, table, measure).await;
     }
 
     async fn footprint(&self, outcome: &mut Outcome) {
-        let mut section = Footprint::section();
-        let mut verdicts = Vec::new();
-        for contender in self.contenders(Scenario::SharedRam50) {
-            match state::footprint(&self.programs, contender, self.texts(0)).await {
-                Ok(footprint) => {
-                    section.rows.push(footprint.row(contender));
-                    verdicts.extend(footprint.verdicts());
+        let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
+        let measure = async |contender| {
+            let footprint = state::footprint(&self.programs, contender, self.texts(0)).await?;
+            Ok((footprint.row(contender), footprint.verdicts()))
+        };
+        self.compare(outcome, (Scenario::SharedRam50, title, Footprint::section()), measure).await;
+    }
+
+    /// Measures every contender of a scenario, a row of its section each, and judges them together.
+    async fn compare(
+        &self,
+        outcome: &mut Outcome,
+        (scenario, title, mut section): (Scenario, &'static str, Section),
+        measure: impl AsyncFn(Contender) -> anyhow::Result<(Vec<String>, Vec<Verdict>)>,
+    ) {
+        let mut all = Vec::new();
+        for contender in self.contenders(scenario) {
+            match measure(contender).await {
+                Ok((row, verdicts)) => {
+                    section.rows.push(row);
+                    all.extend(verdicts);
                 }
-                Err(error) => outcome.fail(Scenario::SharedRam50, contender, &error),
+                Err(error) => outcome.fail(scenario, contender, &error),
             }
         }
-        outcome.show("Memory of 50 conversations that share a prefix of 2,000 tokens:", section);
-        outcome.judge(Scenario::SharedRam50, verdicts);
+        outcome.show(title, section);
+        outcome.judge(scenario, all);
     }
 }
