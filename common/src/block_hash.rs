@@ -16,7 +16,7 @@ pub const HASH_VERSION: u16 = 1;
 
 /// Is the default number of tokens in a block.
 ///
-/// Source: `docs/decisions/0013-block-size.md`.
+/// Source: `docs/decisions/0003-block-hash.md`.
 pub const BLOCK_SIZE_TOKENS_DEFAULT: u32 = 16;
 
 /// Implements `Display`-like hexadecimal serde for a newtype: text in human-readable formats, raw bytes in others.
