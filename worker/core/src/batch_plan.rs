@@ -7,7 +7,7 @@
 //!   is left goes to prompts.
 //! - Where they go in passes of their own, they take turns, for what a batch computes is known at its end: side by side, a
 //!   prompt would wait for the streams' pass. First go the prompts that end within a micro-batch, or that much of a longer
-//!   one, then the streams (docs/decisions/0046-turns.md).
+//!   one, then the streams (docs/decisions/0039-what-goes-together.md).
 //!
 //! Prompts are computed one after the other, by their claim: the time that one has waited, and that of a usual prompt, for
 //! each token that is left of it. So a short one passes a long one, because it would lose more by waiting than it costs

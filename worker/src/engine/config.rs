@@ -171,7 +171,7 @@ impl Default for StoreConfig {
 
 /// Is about what preparing a few prompts takes on a machine that has nothing else to do.
 ///
-/// Source: docs/decisions/0009-slots-and-batches.md.
+/// Source: docs/decisions/0036-batch-plan.md.
 const GATHER_MAX_DEFAULT: Duration = Duration::from_millis(5);
 
 /// Is how many logits of prompts' tokens one step computes unless the configuration says otherwise.
