@@ -1,11 +1,13 @@
-//! Whose turn it is where sequences run with different adapters: llama.cpp applies one to a whole batch.
+//! Schedule of LoRA adapters: llama.cpp applies one adapter to a whole batch, so sequences with different ones
+//! alternate.
 //!
-//! Not here: what goes into the batch (`batch_plan`), applying it (the shell). The idea: adapters take turns in a fixed order, so with n of
-//! them a stream has every n-th step, and nobody waits longer than a round.
+//! Not here: the contents of the batch (`batch_plan`), applying the adapter (the shell).
+//! Adapters are served in a fixed order. With n adapters a stream is in every n-th step, and no sequence waits longer
+//! than one round.
 
-/// Returns who is next among `present`, behind `last`; the order is that of the values, and behind the largest comes the smallest.
+/// Returns the adapter of `present` that follows `last`, in the order of the values; the smallest follows the largest.
 ///
-/// `None` where nobody is there. Cost: O(n).
+/// `None` if `present` is empty. Cost: O(n).
 pub fn next<K: Ord + Copy>(present: impl Iterator<Item = K>, last: Option<K>) -> Option<K> {
     let mut smallest = None;
     let mut next = None;

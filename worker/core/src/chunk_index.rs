@@ -1,12 +1,12 @@
-//! The index of the chunk store: which KV state is stored, in which tier, and what leaves when room is needed.
+//! The index of the chunk store: which KV state is stored, in which tier, and what is evicted when space is needed.
 //!
-//! Not here: the bytes and the files (the shell, which does what the orders say and reports back), what slots hold
-//! (`slot_table`), which start a request gets (`slot_plan`).
-//! The idea: chunks of whole blocks form a tree in which every chunk stands behind a block of its parent and no chunk is
-//! stored without what is before it. A prompt walks down by block hash, and every block's tokens are compared on the way.
+//! Not here: the bytes and the files (the shell executes the orders and reports back), the contents of slots
+//! (`slot_table`), the start of a request (`slot_plan`).
+//! Chunks of whole blocks form a tree. Each chunk follows a block of its parent, and no chunk is stored without its
+//! predecessors. A prompt is looked up by block hash, and the tokens of every block are compared.
 //!
-//! A chunk in RAM that also has a file leaves RAM at no loss; one without a file, or with nothing but a file, is dropped
-//! only when nothing is stored behind it. Held, guarded and freshly used chunks stay; see [`ChunkIndex::insert`].
+//! A chunk in RAM that also has a file leaves RAM without a loss. A chunk that is only in RAM or only on disk is
+//! dropped only if it has no children. Held, guarded and recently used chunks stay; see [`ChunkIndex::insert`].
 
 mod balance;
 mod entry;
@@ -35,61 +35,60 @@ pub use views::{EntryView, Evicted, News, Reason, ShareTotals, ShareView, Totals
 
 use crate::tenants::Tenant;
 
-/// Time after its last use from which a tenant has no share of a tier any more, in RAM and on disk.
+/// Time after its last use at which a tenant loses its share of a tier, in RAM and on disk.
 ///
-/// Source: own choice: pauses within a day's work are shorter than an hour, the longest time for which an API vendor keeps a
-/// prompt; the disk is for what comes back the next day.
+/// Source: own choice: pauses within a day's work are shorter than an hour, the longest time for which an API vendor
+/// keeps a prompt; the disk is for prompts that come again the next day.
 const QUIET_AFTER_MS: (u64, u64) = (60 * 60 * 1000, 24 * 60 * 60 * 1000);
 
-/// Names a stored chunk or checkpoint; never used twice in one life of a worker.
+/// Identifier of a stored chunk or checkpoint; never reused while the worker's process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkId(pub u64);
 
-/// Is what a store may take and how it is cut.
+/// Limits of a store and the sizes of its chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Is the most bytes in RAM.
+    /// Most bytes in RAM.
     pub ram_bytes: u64,
-    /// Is the most bytes on disk; 0 for no disk tier.
+    /// Most bytes on disk; 0 for no disk tier.
     pub disk_bytes: u64,
-    /// Is how long a chunk stays after its last use.
+    /// Time for which a chunk stays after its last use.
     pub min_hold_ms: u64,
-    /// Is the number of chains that are pinned because they are used most.
+    /// Number of chains that are pinned because they are used most.
     pub pin_top: usize,
-    /// Is the most blocks in a chunk.
+    /// Most blocks of a chunk.
     pub chunk_blocks_max: usize,
-    /// Is the number of tokens in a block.
+    /// Number of tokens of a block.
     pub block_size_tokens: u32,
 }
 
-/// Is the start of a sequence as the store is asked about it: its chain and the tokens that the chain names.
+/// Prefix of a sequence to look up in the store: its hash chain and the tokens that the chain covers.
 ///
-/// A last token without a whole block, or a block without its hash, is not looked at.
+/// Tokens behind the last whole block and blocks without a hash are ignored.
 #[derive(Debug, Clone, Copy)]
 pub struct Prefix<'a> {
-    /// Is the root of the chain.
+    /// Root of the chain.
     pub root: BlockHash,
-    /// Lists the block hashes from the first block on.
+    /// Block hashes, from the first block on.
     pub chain: &'a [BlockHash],
-    /// Lists the tokens from the first on.
+    /// Tokens, from the first on.
     pub tokens: &'a [Token],
 }
 
-/// Is the longest stored start of a sequence.
+/// Longest stored prefix of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    /// Lists the chunks that hold it, in order; of the last one's blocks the last may be the sequence's in part only.
+    /// Chunks that hold the prefix, in order; the last block of the last one may match in part only.
     pub pieces: Vec<Piece>,
-    /// Counts its whole blocks.
+    /// Number of whole blocks.
     pub n_blocks: usize,
-    /// Counts its tokens: those of the whole blocks, and the first ones of the block behind them where its chunk has
-    /// them.
+    /// Number of tokens: those of the whole blocks, and the first ones of the next block as far as its chunk matches.
     pub n_tokens: usize,
 }
 
 impl Found {
-    /// Returns the chunks that hold its first `n_blocks` blocks, in order, each with the number of its blocks that are
-    /// among them.
+    /// Returns the chunks that hold the first `n_blocks` blocks, in order, each with the number of its blocks among
+    /// them.
     pub fn first(&self, n_blocks: usize) -> impl Iterator<Item = (ChunkId, usize)> {
         let mut n_left = n_blocks;
         self.pieces.iter().map_while(move |piece| {
@@ -100,47 +99,47 @@ impl Found {
     }
 }
 
-/// Is one chunk's part in a sequence's start.
+/// One chunk's part of a stored prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Names the chunk.
+    /// Identifier of the chunk.
     pub chunk: ChunkId,
-    /// Counts the blocks that are used, from the chunk's first; the last may be used in part.
+    /// Number of blocks that are used, from the chunk's first; the last may be used in part.
     pub n_blocks: usize,
-    /// Is the fastest tier that has the chunk.
+    /// Fastest tier that has the chunk.
     pub tier: Tier,
-    /// Is the size of the whole chunk, all of which is read even where not all is used.
+    /// Size of the whole chunk, which is read completely even if only a part is used.
     pub n_bytes: u64,
 }
 
-/// Is one checkpoint at which a sequence could go on.
+/// Checkpoint from which a sequence could resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredCheckpoint {
-    /// Names the checkpoint.
+    /// Identifier of the checkpoint.
     pub chunk: ChunkId,
-    /// Counts the blocks before its position.
+    /// Number of blocks before its position.
     pub n_blocks: usize,
-    /// Is the fastest tier that has it.
+    /// Fastest tier that has it.
     pub tier: Tier,
-    /// Is its size.
+    /// Size.
     pub n_bytes: u64,
 }
 
-/// Is everything that is stored.
+/// Index of everything that is stored.
 #[derive(Debug, Clone)]
 pub struct ChunkIndex {
     limits: Limits,
     next_id: u64,
     chunks: HashMap<ChunkId, Chunk>,
-    /// Says which chunk has a block, and at which place in it.
+    /// Chunk of each block, and the block's offset in it.
     blocks: HashMap<BlockHash, (ChunkId, usize)>,
-    /// Says which checkpoint stands behind a block.
+    /// Checkpoint behind each block.
     checkpoints: HashMap<BlockHash, ChunkId>,
     ram: TierQueue,
     disk: TierQueue,
-    /// Counts who uses a chunk, also one that was forgotten meanwhile.
+    /// Number of holds of each chunk, forgotten chunks included.
     holds: HashMap<ChunkId, u32>,
-    /// Holds the chunks that want a file and have none, parents first.
+    /// Chunks that need a file and have none, parents first.
     unwritten: BTreeSet<(usize, ChunkId)>,
     disk_health: tiers::DiskHealth,
     orders: Vec<Order>,
@@ -149,7 +148,7 @@ pub struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// Returns an index of nothing. Panics: when a block or a chunk would be of no size.
+    /// Returns an empty index. Panics: when the size of a block or chunk is 0.
     pub fn new(limits: Limits) -> Self {
         assert!(limits.block_size_tokens > 0 && limits.chunk_blocks_max > 0, "a chunk has at least one token");
         Self {
@@ -169,15 +168,16 @@ impl ChunkIndex {
         }
     }
 
-    /// Returns what the store may take and how it is cut.
+    /// Returns the limits of the store and the sizes of its chunks.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Returns the longest stored start of a sequence, in whole blocks, and how far the chunk goes on with it.
+    /// Returns the longest stored prefix of a sequence: whole blocks, and the matching tokens of the chunk's next
+    /// block.
     ///
-    /// Every block's tokens are compared, and every chunk must stand behind the one before, so that neither a collision
-    /// of hashes nor one of roots gives another sequence's state. Cost: O(blocks found).
+    /// The tokens of every block are compared, and every chunk must be the parent of the next. So neither a collision
+    /// of block hashes nor one of roots returns the state of another sequence. Cost: O(blocks found).
     pub fn find(&self, prefix: &Prefix<'_>) -> Found {
         let mut found = Found::default();
         let mut before = None;
@@ -205,7 +205,7 @@ impl ChunkIndex {
         found
     }
 
-    /// Adds to what was found the tokens that the last chunk's next block shares with the sequence.
+    /// Adds to `found` the tokens that the last chunk's next block shares with the sequence.
     fn find_rest(&self, prefix: &Prefix<'_>, found: &mut Found) {
         found.n_tokens = found.n_blocks * self.limits.block_size_tokens as usize;
         let Some(last) = found.pieces.last_mut() else { return };
@@ -220,7 +220,7 @@ impl ChunkIndex {
         found.n_tokens += n_common;
     }
 
-    /// Returns every stored checkpoint from which a sequence could go on, the shortest first.
+    /// Returns every stored checkpoint from which a sequence could resume, the shortest first.
     ///
     /// All tokens before its position are compared. Cost: O(blocks), and O(tokens) for each checkpoint.
     pub fn checkpoints(&self, prefix: &Prefix<'_>) -> Vec<StoredCheckpoint> {
@@ -241,10 +241,10 @@ impl ChunkIndex {
         prefix.chain[..n_blocks].iter().enumerate().filter_map(checkpoint).collect()
     }
 
-    /// Returns the ranges of blocks that are to be stored, each as a new chunk, for all of a sequence to be stored.
+    /// Returns the ranges of blocks that have to be stored, each as a new chunk, so that the whole sequence is stored.
     ///
-    /// Cuts fall on multiples of the largest chunk from the chain's start, so that sequences that part later share
-    /// chunks. What stands behind a block whose hash other tokens have taken cannot be stored and is left out.
+    /// Ranges end at multiples of the largest chunk from the chain's start, so that sequences that diverge later share
+    /// chunks. Blocks behind a hash that is taken by other tokens cannot be stored and are left out.
     pub fn missing(&self, prefix: &Prefix<'_>) -> Vec<Range<usize>> {
         let n_stored = self.find(prefix).n_blocks;
         let n_blocks = self.blocks_of(prefix).len().min(prefix.chain.len());
@@ -258,23 +258,23 @@ impl ChunkIndex {
         starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
     }
 
-    /// Returns what is stored under an id, `None` when it is gone.
+    /// Returns the record of a chunk or checkpoint, `None` if it is no longer stored.
     pub fn record(&self, id: ChunkId) -> Option<&Arc<Record>> {
         self.chunks.get(&id).map(|chunk| &chunk.record)
     }
 
-    /// Returns the fastest tier that has a chunk, `None` when it is gone.
+    /// Returns the fastest tier that has a chunk, `None` if it is no longer stored.
     pub fn tier(&self, id: ChunkId) -> Option<Tier> {
         self.chunks.get(&id).and_then(Chunk::tier)
     }
 
-    /// Notes that a tenant's sequence starts from these chunks, given in the order in which they stand in it, each with the
-    /// number of its blocks that are used; those that are gone are passed over. A checkpoint is used whole, by a call of
-    /// its own.
+    /// Records that a tenant's sequence starts from these chunks, in the order of the sequence, each with the number of
+    /// its blocks that are used. Chunks that are no longer stored are skipped. A checkpoint is always used as a whole,
+    /// by a call of its own.
     ///
-    /// A chunk of which less than half is used becomes no younger and is not protected: most of it belongs to another
-    /// sequence, and every sequence begins with what the template puts before the first message. While something is
-    /// stored behind its used part it stays anyway. The use ends at the last that is used by half or more.
+    /// A chunk of which less than half is used keeps its age and is not protected: most of it belongs to another
+    /// sequence, and all sequences share the template's text before the first message. It stays anyway as long as a
+    /// stored chunk follows its used part. The use ends at the last chunk of which at least half is used.
     /// Cost: O(log n) for each, and O(`pin_top`).
     pub fn touch(&mut self, used: &[(ChunkId, usize)], (tenant, now_ms): (Tenant, u64)) {
         let mut end = None;
@@ -295,15 +295,15 @@ impl ChunkIndex {
         }
     }
 
-    /// Notes that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n + `pin_top`).
+    /// Records that a sequence resumes at a checkpoint, if it is still stored. Cost: O(log n + `pin_top`).
     pub fn touch_checkpoint(&mut self, id: ChunkId, by: (Tenant, u64)) {
         let Some(chunk) = self.chunks.get(&id) else { return };
         self.touch(&[(id, chunk.record.blocks.len())], by);
     }
 
-    /// Keeps a chunk, in the tiers that have it, until it is let go as often as it was held.
+    /// Keeps a chunk in the tiers that have it until `let_go` was called as often as `hold`.
     ///
-    /// Only the loss of its file and `clear` make the index forget a held chunk. Panics: when the chunk is not stored.
+    /// Only the loss of its file and `clear` remove a held chunk. Panics: when the chunk is not stored.
     pub fn hold(&mut self, id: ChunkId) {
         assert!(self.chunks.contains_key(&id), "chunk {} is held but not stored", id.0);
         *self.holds.entry(id).or_default() += 1;
@@ -320,7 +320,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Returns whether anybody holds a chunk.
+    /// Returns whether a chunk is held.
     pub fn is_held(&self, id: ChunkId) -> bool {
         self.holds.contains_key(&id)
     }
@@ -330,7 +330,7 @@ impl ChunkIndex {
         prefix.tokens.chunks_exact(self.limits.block_size_tokens as usize)
     }
 
-    /// Returns the tokens of one of a chunk's blocks.
+    /// Returns the tokens of the block at an offset of a chunk.
     fn tokens_at<'a>(&self, chunk: &'a Chunk, offset: usize) -> &'a [Token] {
         let n = self.limits.block_size_tokens as usize;
         &chunk.record.tokens[offset * n..(offset + 1) * n]

@@ -1,33 +1,33 @@
-//! Turns the bytes of an answer's tokens into text: whole characters only, and never part of a stop text.
+//! Converts the bytes of an answer's tokens to text: whole characters only, and never part of a stop text.
 //!
-//! Not here: tokens, their vocabulary, why an answer ends otherwise.
-//! The idea: bytes wait until they complete a character; characters wait while they could still become a stop text. The
-//! answer ends at the first place where some stop text is complete; of several that end there the longest counts. That
-//! depends on the text alone, not on how tokens cut it. It also ends at the first line that is indented too little, where the
-//! client says how far lines are.
+//! Not here: tokens, the vocabulary, other reasons for which an answer ends.
+//! Bytes wait until they complete a character. Characters wait while they could still become a stop text. The answer
+//! ends at the first place where a stop text is complete; if several end there, the longest counts. This depends on the
+//! text alone, not on how it is split into tokens. The answer also ends at the first line with too little indentation,
+//! if the client sets a minimum.
 
 use std::ops::Range;
 
-/// Is the text of one answer on its way out.
+/// Text of one answer, as far as it was generated.
 #[derive(Debug, Clone, Default)]
 pub struct Output {
     stops: Vec<String>,
-    /// Is the bytes of a character that is not complete.
+    /// Bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// Is the text that may turn out to belong to a stop text.
+    /// Text that may turn out to belong to a stop text.
     held: String,
-    /// Is how much text is out.
+    /// Length of the text that was returned. Units: bytes.
     n_out: usize,
     indent: Indent,
     ended: Option<Ended>,
 }
 
-/// What ended a text from within.
+/// Reason for which the text ended before its last token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// The stop text at this place of the list.
+    /// The stop text at this index of the list.
     Stop(usize),
-    /// A line with too little before it.
+    /// A line with too little indentation.
     Indent,
 }
 
@@ -37,12 +37,13 @@ impl Output {
         Self { stops, ..Self::default() }
     }
 
-    /// Ends the text before the first character of a line behind the first that has fewer than `n_least` blanks before it.
+    /// Ends the text before the first character other than a blank, line breaks included, of a later line that is
+    /// indented by fewer than `n_least` blanks.
     pub fn indented(self, n_least: u32) -> Self {
         Self { indent: Indent { n_least, n_seen: None }, ..self }
     }
 
-    /// Takes the bytes of a token and returns the text that is now certain; nothing once the text has ended.
+    /// Takes the bytes of a token and returns the text that is now certain; empty once the text has ended.
     pub fn push(&mut self, piece: &[u8]) -> String {
         if self.ended.is_some() {
             return String::new();
@@ -52,7 +53,7 @@ impl Output {
         self.advance(&text)
     }
 
-    /// Returns the text that was still held back at the end of the answer, an incomplete character as U+FFFD.
+    /// Returns the text that was held back at the end of the answer, an incomplete character as U+FFFD.
     pub fn finish(&mut self) -> String {
         if self.ended.is_some() {
             return String::new();
@@ -66,13 +67,13 @@ impl Output {
         text
     }
 
-    /// Returns how much text is out. Units: bytes.
+    /// Returns the length of the text that was returned. Units: bytes.
     pub fn n_out(&self) -> usize {
         self.n_out
     }
 
-    /// Returns where the text of the next token's first byte will stand, or of the character that it completes, if it
-    /// comes out. Units: bytes.
+    /// Returns the position of the next token's first byte in the text, or of the character that it completes, if that
+    /// text is returned. Units: bytes.
     pub fn n_taken(&self) -> usize {
         self.n_out + self.held.len()
     }
@@ -85,7 +86,7 @@ impl Output {
         }
     }
 
-    /// Returns whether a line that is indented too little ended the answer.
+    /// Returns whether a line with too little indentation ended the answer.
     pub fn is_outdented(&self) -> bool {
         self.ended == Some(Ended::Indent)
     }
@@ -95,7 +96,7 @@ impl Output {
         self.held.push_str(text);
         let outdented = self.indent.first_outdented(text).map(|shown| n_old + shown.start..n_old + shown.end);
         let stop = self.first_stop(n_old);
-        // A stop text that ends with the character that shows it counts.
+        // A stop text that ends with the same character as the cut takes precedence.
         let is_first = |shown: &Range<usize>| stop.is_none_or(|stop| shown.end < stop.end);
         let cut = outdented.filter(is_first).map(|shown| (shown.start, Ended::Indent));
         if let Some((n_left, ended)) = cut.or(stop.map(|stop| (stop.start, Ended::Stop(stop.idx)))) {
@@ -110,7 +111,7 @@ impl Output {
         std::mem::replace(&mut self.held, held)
     }
 
-    /// Returns the first stop text to end behind the first `n_old` bytes.
+    /// Returns the stop text that is complete first, behind the first `n_old` bytes.
     fn first_stop(&self, n_old: usize) -> Option<FoundStop> {
         let found = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
             let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
@@ -120,7 +121,7 @@ impl Output {
         found.min()
     }
 
-    /// Returns the length of the longest end of the held text with which a stop text starts.
+    /// Returns the length of the longest suffix of the held text that is a proper prefix of a stop text.
     fn longest_partial_stop(&self) -> usize {
         let longest = |stop: &String| {
             let most = stop.len().saturating_sub(1).min(self.held.len());
@@ -130,26 +131,26 @@ impl Output {
     }
 }
 
-/// A stop text in the held text, ordered by where it ends, then by where it starts.
+/// A stop text found in the held text, ordered by its end, then by its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct FoundStop {
     end: usize,
     start: usize,
-    /// Place in the list of stop texts.
+    /// Index in the list of stop texts.
     idx: usize,
 }
 
-/// How far the lines of a text are indented.
+/// Indentation of the lines of a text.
 #[derive(Debug, Clone, Copy, Default)]
 struct Indent {
-    /// Fewest blanks before each line but the first; 0 for any.
+    /// Fewest blanks before each line but the first; 0 for any number.
     n_least: u32,
-    /// Blanks at the beginning of a line that has no other character yet.
+    /// Blanks at the start of a line that has no other character yet.
     n_seen: Option<u32>,
 }
 
 impl Indent {
-    /// Returns the character of the text that comes next which shows that its line is indented too little. Units: bytes.
+    /// Returns the character of the new text that shows that its line has too little indentation. Units: bytes.
     fn first_outdented(&mut self, text: &str) -> Option<Range<usize>> {
         if self.n_least == 0 {
             return None;
@@ -166,7 +167,7 @@ impl Indent {
     }
 }
 
-/// Takes the complete characters from the front of `bytes`, each invalid sequence as U+FFFD.
+/// Takes the complete characters from the front of `bytes`; each invalid sequence becomes U+FFFD.
 fn take_characters(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut n_taken = 0;
@@ -184,7 +185,7 @@ fn take_characters(bytes: &mut Vec<u8>) -> String {
     text
 }
 
-/// Returns whether more bytes could make a character of these.
+/// Returns whether more bytes could complete `bytes` to a character.
 fn is_incomplete(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

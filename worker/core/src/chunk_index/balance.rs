@@ -1,36 +1,36 @@
-//! How much of a tier is for chunks that were used since they were stored, learnt from what comes back too late.
+//! Size of the protected segment of a tier, learnt from chunks that are stored again after their eviction.
 //!
-//! Not here: who leaves (`tier_queue`).
-//! The idea: of chunks that were evicted the names are kept for a while. If one comes back that was never used, those that
-//! wait for their first use had too little room; if one comes back that was used, the used ones had. Each return moves the
-//! border by a multiple of its own size, more where such returns are the rarer kind. With no room for the used ones alone the tier is a
-//! plain LRU, which is best for conversations; with the most room it keeps what is used through any flood.
+//! Not here: the order of eviction (`tier_queue`).
+//! The names of evicted chunks are kept for a while. If a chunk that was never used is stored again, the probation
+//! segment was too small; if it was used, the protected segment was. Each return moves the limit by a multiple of the
+//! chunk's size, and by more if returns of that kind are the rarer ones. Without a protected segment the tier is a
+//! plain LRU, which is best for conversations; with the largest it keeps used chunks through any flood.
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 
-/// Is the share of a tier that protected chunks take at most, in percent.
+/// Largest share of a tier that protected chunks may take, in percent.
 ///
-/// Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance" (1994), section on SLRU, which
-/// found 60 to 80 % best; the higher end, because a lost prefix costs far more than a lost disk block.
+/// Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance" (1994), section on SLRU,
+/// which found 60 to 80 % best; the higher end, because a lost prefix costs far more than a lost disk block.
 const PROTECTED_PERCENT_MAX: u64 = 80;
-/// Is the share of a tier that protected chunks take at most before anything came back, in percent.
+/// Largest share of a tier that protected chunks may take before any chunk was stored again, in percent.
 ///
-/// Source: docs/decisions/0014-placement-charge.md: where a fleet's router sends what comes back elsewhere, little is learnt, and
-/// conversations lose a tenth of their hits at 80 %, a fiftieth at 40 %.
+/// Source: docs/decisions/0014-placement-charge.md: in a fleet whose router sends repeated prompts elsewhere, little is
+/// learnt, and conversations lose a tenth of their hits at 80 %, a fiftieth at 40 %.
 const PROTECTED_PERCENT_FIRST: u64 = 40;
-/// Is how much further than its own size a return moves the border.
+/// Factor between the size of a returned chunk and the change of the limit.
 ///
 /// Source: docs/decisions/0014-placement-charge.md: an eighth of a tier's size in returns must suffice to learn.
 const STRIDE: u64 = 8;
-/// Is the most names that are kept of each kind.
+/// Most names that are kept of each kind.
 ///
 /// Source: a choice: with chunks of a megabyte, those of 64 GB; a name takes about 100 bytes.
 const N_NAMES_MAX: usize = 1 << 16;
 
-/// Is the border between the two kinds, and what it is learnt from.
+/// Limit of the protected segment, and the names from which it is learnt.
 ///
 /// Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (2003).
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub(super) struct Balance {
     used: Names,
 }
 
-/// Says whether a chunk was used since it was stored.
+/// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     /// It was not.
@@ -50,13 +50,13 @@ pub(super) enum Use {
     Once,
 }
 
-/// Is the names of chunks of one kind that were evicted, at most as much as the tier holds.
+/// Names of evicted chunks of one kind; their bytes are at most the size of the tier.
 #[derive(Debug, Clone, Default)]
 struct Names {
     n_bytes: u64,
     next: u64,
     by_name: HashMap<BlockHash, (u64, u64)>,
-    /// Lists names by age; those that came back are in here still.
+    /// Names by age; those that were stored again are still among them.
     by_age: VecDeque<(u64, BlockHash)>,
 }
 
@@ -71,7 +71,7 @@ impl Balance {
         self.protected_bytes_max
     }
 
-    /// Takes note that a chunk was evicted to make room.
+    /// Records that a chunk was evicted to free space.
     pub(super) fn left(&mut self, name: BlockHash, n_bytes: u64, used: Use) {
         let names = match used {
             Use::Never => &mut self.unused,
@@ -80,7 +80,7 @@ impl Balance {
         names.add(name, n_bytes, self.limit_bytes);
     }
 
-    /// Takes note that a chunk is stored, and returns whether it was evicted a while ago.
+    /// Records that a chunk is stored, and returns whether it was evicted a while ago.
     pub(super) fn comes(&mut self, name: &BlockHash, n_bytes: u64) -> bool {
         let (n_unused, n_used) = (self.unused.n_bytes, self.used.n_bytes);
         let step =

@@ -1,8 +1,8 @@
-//! What the index knows about one chunk or checkpoint.
+//! Entry of the index for one chunk or checkpoint.
 //!
-//! Not here: its bytes (the shell), its place in the order of eviction (`tier_queue`).
-//! The idea: a record is what never changes and what a file's header says, so that a restart can adopt it; the rest is
-//! how it is linked, where it lies and how it is used.
+//! Not here: its bytes (the shell), its position in the order of eviction (`tier_queue`).
+//! A record never changes and is what a file's header contains, so that a restart can adopt the file. The rest of the
+//! entry is how the chunk is linked, where it is and how it is used.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,40 +16,40 @@ use super::guards::Pinned;
 use super::tier_queue::{Facts, Segment, Standing};
 use crate::tenants::{Tenant, TenantId};
 
-/// Says what kind of KV state is stored.
+/// Kind of stored KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Whole blocks, usable up to any of them behind the blocks before.
     Chunk,
-    /// The partial state at the end of its blocks, usable only there, in memory that does not rewind anywhere.
+    /// Partial state at the end of its blocks, usable only there, of memory that cannot be rewound everywhere.
     Checkpoint,
 }
 
-/// Is what is stored, without its bytes: everything that the header of a file must say for a later life to adopt it.
+/// A chunk or checkpoint without its bytes: all that a file's header must contain so that a later process can adopt it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Says what kind of state it is.
+    /// Kind of state.
     pub kind: Kind,
-    /// Is the root of the chain.
+    /// Root of the chain.
     pub root: BlockHash,
-    /// Is the place of the first block in its chain; 0 for a checkpoint.
+    /// Index of the first block in its chain; 0 for a checkpoint.
     pub first_block: usize,
-    /// Is the hash of the block before the first; `None` if there is none.
+    /// Hash of the block before the first; `None` if there is none.
     pub parent: Option<BlockHash>,
-    /// Lists the blocks, at least one; for a checkpoint all from the chain's start.
+    /// Hashes of the blocks, at least one; for a checkpoint all from the chain's start.
     pub blocks: Arc<[BlockHash]>,
-    /// Lists the tokens of the blocks.
+    /// Tokens of the blocks.
     pub tokens: Arc<[Token]>,
-    /// Is the size of the payload, at least one byte.
+    /// Size of the payload, at least one byte.
     pub n_bytes: u64,
-    /// Is the priority of the request that left it; lower ones are evicted first.
+    /// Priority of the request that left it; lower ones are evicted first.
     pub priority: i32,
-    /// Tenant of that request; absent where it had no share.
+    /// Tenant of that request; absent if it had no share.
     pub tenant: Option<TenantId>,
 }
 
 impl Record {
-    /// Returns whether the record could be one of a store whose blocks have `block_size_tokens`.
+    /// Returns whether the record is valid in a store whose blocks have `block_size_tokens`.
     pub(super) fn is_well_formed(&self, block_size_tokens: usize) -> bool {
         let is_whole =
             self.n_bytes > 0 && !self.blocks.is_empty() && self.tokens.len() == self.blocks.len() * block_size_tokens;
@@ -57,7 +57,7 @@ impl Record {
         is_whole && is_linked && (self.kind == Kind::Chunk || self.first_block == 0)
     }
 
-    /// Returns the block that says on which chains the record lies: a chunk's first, a checkpoint's last.
+    /// Returns the block that determines the chains on which the record lies: a chunk's first, a checkpoint's last.
     pub(super) fn key_block(&self) -> (usize, BlockHash) {
         match self.kind {
             Kind::Chunk => (self.first_block, self.blocks[0]),
@@ -75,39 +75,39 @@ impl Record {
     }
 }
 
-/// Says how a chunk's file fares.
+/// State of a chunk's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum File {
-    /// There is none.
+    /// No file.
     Absent,
-    /// It is being written.
+    /// The file is being written.
     Writing,
-    /// It is there.
+    /// The file is complete.
     Written,
 }
 
-/// Is one chunk or checkpoint as the index keeps it.
+/// A chunk or checkpoint in the index.
 #[derive(Debug, Clone)]
 pub(super) struct Chunk {
     pub record: Arc<Record>,
-    /// Tenant for whom it counts: that of the request which left it or used it last.
+    /// Tenant to which it is charged: that of the request that left it or used it last.
     pub tenant: Tenant,
     pub parent: Option<ChunkId>,
     pub children: BTreeSet<ChunkId>,
-    /// Counts the children that have a file, or are being written.
+    /// Number of children whose file is complete or being written.
     pub n_filed_children: usize,
     pub in_ram: bool,
     pub file: File,
     pub n_hits: u64,
-    /// Counts the uses in which nothing behind this chunk was used, halved now and then.
+    /// Number of uses in which no chunk behind this one was used, halved from time to time.
     pub n_ends: u32,
     pub n_named_pins: u32,
     pub n_automatic_pins: u32,
     pub created_ms: u64,
     pub last_used_ms: u64,
-    /// Is the tier that was last announced.
+    /// Tier that was last announced.
     pub said: Option<Tier>,
-    /// Says that the chunk is on the list of those about which there may be news.
+    /// Whether the chunk is on the list of possible changes.
     pub is_dirty: bool,
 }
 
@@ -132,7 +132,7 @@ impl Chunk {
         }
     }
 
-    /// Returns the fastest tier that has the chunk; none where it has just left the last.
+    /// Returns the fastest tier that has the chunk; `None` if it has just left the last one.
     pub(super) fn tier(&self) -> Option<Tier> {
         match (self.in_ram, self.file) {
             (true, _) => Some(Tier::Ram),
@@ -149,7 +149,7 @@ impl Chunk {
         }
     }
 
-    /// Returns whether the chunk may leave RAM: at no loss if it has a file, else only if nothing is stored behind it.
+    /// Returns whether the chunk may leave RAM: without a loss if it has a file, otherwise only if it has no children.
     pub(super) fn standing_in_ram(&self) -> Standing {
         match self.file {
             File::Written => Standing::Free,
@@ -159,7 +159,8 @@ impl Chunk {
         }
     }
 
-    /// Returns whether the chunk's file may go: only if nothing is reached through it, in this life or the next.
+    /// Returns whether the chunk's file may be deleted: only if no other chunk needs it to be reached, now or after a
+    /// restart.
     pub(super) fn standing_on_disk(&self) -> Standing {
         let n_behind = if self.in_ram { self.n_filed_children } else { self.children.len() };
         if self.file == File::Written && n_behind == 0 { Standing::Free } else { Standing::Fixed }

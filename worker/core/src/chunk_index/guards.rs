@@ -1,8 +1,8 @@
-//! Pins of one tier: which of the pinned chunks are kept from being evicted.
+//! Pins of one tier: which of the pinned chunks are protected from eviction.
 //!
-//! Not here: what is pinned (`pins`).
-//! The idea: pins keep a part of the tier and no more. Where they are more, named ones go before automatic ones, then the first of
-//! a chain before those behind; and the tenant whose pins keep most gives way to one whose pins keep less.
+//! Not here: which chunks are pinned (`pins`).
+//! Pins keep a limited part of the tier. If they need more, named pins take precedence over automatic ones, and the
+//! first chunks of a chain over later ones. The tenant whose pins keep most yields to a tenant whose pins keep less.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,26 +10,26 @@ use super::ChunkId;
 use super::balance::percent;
 use crate::tenants::TenantId;
 
-/// Is the share of a tier that pins keep from being evicted at most, in percent: the rest must suffice to work with.
+/// Largest share of a tier that pins protect from eviction, in percent: the rest must suffice for normal work.
 ///
 /// Source: a choice; the issue asks for a limit, and at one half a worker with only pins still caches as much again.
 const PINNED_PERCENT: u64 = 50;
 
-/// Says by whom a chunk is pinned; the first kind goes before the second where not all of them can be guarded.
+/// Kind of a chunk's pin; the first kind takes precedence if not all can be guarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pinned {
-    /// By name.
+    /// Pinned by name.
     Named,
-    /// Because it is used much.
+    /// Pinned because it is used often.
     Automatic,
-    /// By nobody.
+    /// Not pinned.
     Not,
 }
 
 /// Order of pinned chunks: those that are guarded first come first.
 pub(super) type Pin = (Pinned, usize, ChunkId);
 
-/// Pinned chunk's size and tenant.
+/// Size and tenant of a pinned chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pinning {
     pub n_bytes: u64,
@@ -42,7 +42,7 @@ pub(super) struct Guards {
     limit_bytes: u64,
     guarded: BTreeMap<Pin, Pinning>,
     guarded_bytes: u64,
-    /// Pinned chunks that the pins' part of the tier has no room for.
+    /// Pinned chunks that do not fit into the pins' part of the tier.
     unguarded: BTreeSet<Pin>,
 }
 
@@ -52,14 +52,14 @@ impl Guards {
         Self { limit_bytes, guarded: BTreeMap::new(), guarded_bytes: 0, unguarded: BTreeSet::new() }
     }
 
-    /// Returns the bytes that pins keep.
+    /// Returns the bytes of the guarded chunks.
     pub(super) fn guarded_bytes(&self) -> u64 {
         self.guarded_bytes
     }
 
-    /// Returns the guarded chunks that give way to a pinned one, none where there is room; `None` where it cannot be guarded.
+    /// Returns the guarded chunks that yield to a pinned one, none if there is space; `None` if it cannot be guarded.
     ///
-    /// Cost: O(guarded chunks) where there is no room.
+    /// Cost: O(guarded chunks) if there is no space.
     pub(super) fn giving_way(&self, pin: Pin, pinning: Pinning) -> Option<Vec<Pin>> {
         let mut n_lacking = self.guarded_bytes.saturating_add(pinning.n_bytes).saturating_sub(self.limit_bytes);
         let mut giving = Vec::new();
@@ -88,7 +88,7 @@ impl Guards {
         self.guarded.insert(pin, pinning);
     }
 
-    /// Notes a pinned chunk that there is no room for.
+    /// Records a pinned chunk for which there is no space.
     pub(super) fn leave_unguarded(&mut self, pin: Pin) {
         self.unguarded.insert(pin);
     }
@@ -106,7 +106,7 @@ impl Guards {
         self.unguarded.first().copied()
     }
 
-    /// Returns the bytes that pins of one kind keep for each tenant.
+    /// Returns the bytes of the guarded chunks of one kind, for each tenant.
     fn kept(&self, kind: Pinned) -> BTreeMap<TenantId, u64> {
         let mut kept = BTreeMap::new();
         for (_, pinning) in self.guarded.iter().filter(|(pin, _)| pin.0 == kind) {
@@ -115,14 +115,14 @@ impl Guards {
         kept
     }
 
-    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    /// Checks that all parts agree; for tests. Panics: when they do not.
     pub(super) fn check_invariants(&self) {
         assert_eq!(self.guarded.values().map(|pinning| pinning.n_bytes).sum::<u64>(), self.guarded_bytes);
         assert!(self.guarded_bytes <= self.limit_bytes, "pins keep more than their share");
         assert!(self.unguarded.iter().all(|pin| !self.guarded.contains_key(pin)), "a chunk is guarded and not");
     }
 
-    /// Returns whether a chunk is guarded, `None` where it is not pinned; for tests.
+    /// Returns whether a chunk is guarded, `None` if it is not pinned; for tests.
     pub(super) fn is_guarded(&self, pin: Pin) -> Option<bool> {
         if self.guarded.contains_key(&pin) {
             return Some(true);
@@ -131,7 +131,7 @@ impl Guards {
     }
 }
 
-/// Moves pins to those that give way until enough bytes do.
+/// Adds pins to `giving` until they free enough bytes.
 fn take_until<'a>(n_lacking: &mut u64, giving: &mut Vec<Pin>, pins: impl Iterator<Item = (&'a Pin, &'a Pinning)>) {
     for (pin, pinning) in pins {
         if *n_lacking == 0 {

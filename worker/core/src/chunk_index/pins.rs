@@ -1,9 +1,8 @@
-//! Pins: prefixes that stay, by name or because they are used most.
+//! Pins: prefixes that stay, because an operator named them or because they are used most.
 //!
-//! Not here: how much of a tier pins may keep (`tier_queue`), who may pin (the shell).
-//! The idea: a named pin is a chain, stored or not; whatever is stored of it, now or later, is pinned. An automatic pin is
-//! one of the chunks at which most uses ended, with all that is before it: where conversations part is where a shared
-//! prefix ends.
+//! Not here: the part of a tier that pins may keep (`tier_queue`), the permission to pin (the shell).
+//! A named pin is a chain, stored or not; all of it that is stored, now or later, is pinned. Automatic pins are the
+//! chunks at which most uses ended, each with all chunks before it: a shared prefix ends where conversations diverge.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,56 +14,56 @@ use warmpath_common::ids::Token;
 use super::entry::Record;
 use super::{ChunkId, ChunkIndex, Prefix};
 
-/// Is the most named pins.
+/// Most named pins.
 ///
 /// Source: a choice; the API lets clients pin, and each pin keeps a prompt's tokens.
 pub const PIN_MAX: usize = 256;
-/// Is the fewest uses that must have ended at a chunk for an automatic pin.
+/// Fewest uses that must have ended at a chunk for an automatic pin.
 ///
 /// Source: a choice; one repetition may be chance.
 const ENDS_MIN: u32 = 2;
-/// Is the number of uses after which all counts of ends are halved, so that what was popular once is not pinned for ever.
+/// Number of uses after which all counts of ends are halved, so that a prefix that was popular once loses its pin.
 ///
 /// Source: a choice; a worker serves this many requests in minutes to an hour.
 const HALVED_EVERY: u32 = 1024;
 
-/// Names a pin.
+/// Identifier of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PinId(pub u64);
 
-/// Says that there are as many pins as there may be.
+/// Error: the limit on pins is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there are {PIN_MAX} pins already")]
 pub struct TooManyPins;
 
-/// Is one pin and how much of it is stored and kept.
+/// A pin, with the part of it that is stored and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PinView {
-    /// Names the pin.
+    /// Identifier of the pin.
     pub pin: PinId,
-    /// Counts the tokens of the prefix's whole blocks.
+    /// Number of tokens in the prefix's whole blocks.
     pub n_tokens: u64,
-    /// Counts the bytes of what is stored of it, chunks and checkpoints, each once.
+    /// Bytes of the stored chunks and checkpoints of the prefix, each counted once.
     pub n_stored_bytes: u64,
-    /// Counts the bytes of those that cannot be evicted from the fastest tier that has them.
+    /// Bytes of those that cannot be evicted from the fastest tier that has them.
     pub n_guarded_bytes: u64,
 }
 
-/// Is every pin.
+/// All pins.
 #[derive(Debug, Clone)]
 pub(super) struct Pins {
     top: usize,
     named: Vec<Named>,
-    /// Says which named pins have a block at a place of their chain.
+    /// Named pins that have a block at a depth of their chain.
     blocks: HashMap<(usize, BlockHash), Vec<PinId>>,
-    /// Holds the chunks at which a use ended, most uses last; of equals the oldest last.
+    /// Chunks at which a use ended, most uses last; ties: the oldest last.
     ranking: BTreeSet<(u32, Reverse<ChunkId>)>,
-    /// Holds the ends of the chains that are pinned automatically.
+    /// Last chunks of the chains that are pinned automatically.
     hot: BTreeSet<ChunkId>,
     n_ends_until_halved: u32,
 }
 
-/// Is one named pin.
+/// One named pin.
 #[derive(Debug, Clone)]
 struct Named {
     pin: PinId,
@@ -74,7 +73,7 @@ struct Named {
 }
 
 impl Named {
-    /// Returns whether what is recorded is on the pinned chain.
+    /// Returns whether the chunk or checkpoint of `record` is on the pinned chain.
     fn covers(&self, record: &Record) -> bool {
         let (depth, hash) = record.key_block();
         let tokens = record.key_tokens();
@@ -97,14 +96,14 @@ impl Pins {
         }
     }
 
-    /// Counts the named pins that cover what is recorded.
+    /// Returns the number of named pins that cover `record`.
     pub(super) fn count_on(&self, record: &Record) -> u32 {
         let on_block = self.blocks.get(&record.key_block()).into_iter().flatten();
         let pins = on_block.filter_map(|pin| self.named.iter().find(|named| named.pin == *pin));
         u32::try_from(pins.filter(|named| named.covers(record)).count()).expect("at most PIN_MAX pins")
     }
 
-    /// Returns the chunks that the automatic pins end with.
+    /// Returns the last chunk of each automatic pin.
     fn hottest(&self) -> BTreeSet<ChunkId> {
         let most_first = self.ranking.iter().rev().take(self.top);
         most_first.filter(|(n_ends, _)| *n_ends >= ENDS_MIN).map(|(_, Reverse(id))| *id).collect()
@@ -112,9 +111,10 @@ impl Pins {
 }
 
 impl ChunkIndex {
-    /// Pins a prefix: what is stored of it, now or later, is not evicted as long as pins take at most half of a tier.
+    /// Pins a prefix: its stored chunks, now or later, are not evicted as long as pins take at most half of a tier.
     ///
-    /// A pin of the same name is replaced. Named pins go before automatic ones. Returns how much of it is stored and kept.
+    /// A pin with the same identifier is replaced. Named pins take precedence over automatic ones. Returns how much of
+    /// the prefix is stored and kept.
     /// Cost: O(blocks). Errors: [`TooManyPins`].
     pub fn pin(&mut self, pin: PinId, prefix: &Prefix<'_>) -> Result<PinView, TooManyPins> {
         self.unpin(pin);
@@ -137,7 +137,7 @@ impl ChunkIndex {
         Ok(view)
     }
 
-    /// Ends a pin and returns whether there was one.
+    /// Removes a pin and returns whether it existed.
     pub fn unpin(&mut self, pin: PinId) -> bool {
         let Some(idx) = self.pins.named.iter().position(|named| named.pin == pin) else { return false };
         let named = self.pins.named.remove(idx);
@@ -189,7 +189,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Tells both tiers by whom a chunk is pinned.
+    /// Passes the kind of a chunk's pin to both tiers.
     fn repin(&mut self, id: ChunkId) {
         let pinned = self.chunks[&id].pinned();
         self.ram.set_pinned(id, pinned);
@@ -210,7 +210,7 @@ impl ChunkIndex {
         self.pin_hottest();
     }
 
-    /// Lets a chunk that goes away have been used never.
+    /// Resets the uses of a chunk that is being removed.
     pub(super) fn forget_use(&mut self, id: ChunkId) {
         let n_ends = std::mem::take(&mut self.chunk_mut(id).n_ends);
         self.pins.ranking.remove(&(n_ends, Reverse(id)));
@@ -250,7 +250,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Checks that pins agree with what is stored; for tests. Panics: when something does not.
+    /// Checks that pins match what is stored; for tests. Panics: when they do not.
     pub(super) fn check_pins(&self) {
         assert_eq!(self.pins.hot, self.pins.hottest(), "the automatic pins are not at the hottest chunks");
         for (id, chunk) in &self.chunks {

@@ -1,12 +1,13 @@
-//! Fair shares of one tier: how much of it each tenant holds, and whose chunk leaves when room is needed.
+//! Fair shares of one tier: the bytes of each tenant, and whose chunk is evicted when space is needed.
 //!
-//! Not here: how many bytes there are and what pins keep (`tier_queue`), who a tenant is (`crate::tenants`).
-//! The idea: max-min fairness. What a tenant does not use is anyone's, and when the tier is full the tenant gives that holds
-//! most above an equal share. So a tenant within its share loses nothing to another's flood. Tenants that have been quiet for
-//! long, and those who came once only, have no share: of them and of the largest the chunk goes that is least recently used.
+//! Not here: the total size and the pinned part (`tier_queue`), the identity of tenants (`crate::tenants`).
+//! Shares are max-min fair. Any tenant can use what another leaves unused. When the tier is full, the tenant that is
+//! most above an equal share loses a chunk, so a tenant within its share loses nothing to another's flood. Tenants that
+//! have been quiet for long or came only once have no share: among their chunks and those of the largest tenant, the
+//! least recently used one is evicted.
 //!
-//! Source: max-min fairness by eviction from the largest, as in Ghodsi et al., "Dominant resource fairness" (NSDI 2011), for
-//! one resource.
+//! Source: max-min fairness by eviction from the largest, as in Ghodsi et al., "Dominant resource fairness" (NSDI
+//! 2011), for one resource.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,27 +20,27 @@ use super::tier_queue::{Segment, Standing};
 use super::views::Reason;
 use crate::tenants::{Acquaintance, Tenant, TenantId};
 
-/// Order of the chunks of a group: the least recently used first; of equals the deepest, then the oldest.
+/// Order of the chunks of a group: the least recently used first; ties: the deepest first, then the oldest.
 pub(super) type Age = (u64, Reverse<usize>, ChunkId);
-/// Order of the groups of those that may leave.
+/// Order of the groups of chunks that may leave.
 pub(super) type Group = (Standing, i32, Segment);
 
-/// Order of tenants by their bytes; of equals the one that was quiet longest comes last.
+/// Order of tenants by their bytes; ties: the one that was quiet longest last.
 type Size = (u64, Reverse<u64>, TenantId);
 
-/// Chunk that may leave, and whose it is.
+/// Chunk that may be evicted, and its tenant.
 #[derive(Debug, Clone, Copy)]
 struct Giver {
     tenant: TenantId,
     age: Age,
 }
 
-/// What needs room in a tier.
+/// Request for space in a tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need {
-    /// Tenant for whom it is.
+    /// Tenant that needs it.
     pub tenant: Tenant,
-    /// Bytes that are to come.
+    /// Bytes that will be added.
     pub n_bytes: u64,
     /// Present time.
     pub now_ms: u64,
@@ -50,10 +51,10 @@ pub(super) struct Need {
 /// Tenants' accounts of one tier.
 #[derive(Debug, Clone)]
 pub(super) struct Shares {
-    /// Time after its last use from which a tenant has no share any more.
+    /// Time after its last use at which a tenant loses its share.
     quiet_after_ms: u64,
     accounts: HashMap<TenantId, Account>,
-    /// Tenants that have a share, by their bytes; those without any are left out.
+    /// Tenants that have a share, by their bytes; those with 0 bytes are left out.
     by_bytes: BTreeSet<Size>,
     /// Tenants that have a share, the one that was quiet longest first.
     by_use: BTreeSet<(u64, TenantId)>,
@@ -61,7 +62,7 @@ pub(super) struct Shares {
     without: BTreeSet<(u64, TenantId)>,
 }
 
-/// What one tenant holds in the tier.
+/// One tenant's part of the tier.
 #[derive(Debug, Clone)]
 struct Account {
     acquaintance: Acquaintance,
@@ -77,11 +78,11 @@ impl Account {
         (self.n_bytes, Reverse(self.used_ms), id)
     }
 
-    /// Returns the chunk that leaves next, `None` where none may.
+    /// Returns the chunk that is evicted next, `None` if none may leave.
     ///
-    /// Those that may leave at no wait go first; then lower priority, then those not used since they were stored, then
-    /// the least recently used. A protected chunk used less than `min_hold_ms` ago stays. Cost: O(log n) for each
-    /// priority in use.
+    /// The order: chunks that may leave without a wait, then lower priority, then chunks that were not used after they
+    /// were stored, then the least recently used. A protected chunk that was used less than `min_hold_ms` ago stays.
+    /// Cost: O(log n) for each priority in use.
     fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
         let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
             let stays = |age: &Age| *segment == Segment::Protected && now_ms.saturating_sub(age.0) < min_hold_ms;
@@ -113,7 +114,7 @@ impl Shares {
         });
     }
 
-    /// Uncounts a chunk, which must not be listed as leaving. Panics: when the tenant has none.
+    /// Subtracts a chunk, which must not be listed for eviction. Panics: when the tenant has none.
     pub(super) fn leave(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| {
             account.n_chunks -= 1;
@@ -121,17 +122,17 @@ impl Shares {
         });
     }
 
-    /// Leaves out the bytes of a chunk that a pin keeps.
+    /// Subtracts the bytes of a chunk that a pin now keeps.
     pub(super) fn set_aside(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| account.n_bytes -= n_bytes);
     }
 
-    /// Counts the bytes of a chunk that no pin keeps any more.
+    /// Adds the bytes of a chunk that no pin keeps any longer.
     pub(super) fn take_back(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| account.n_bytes += n_bytes);
     }
 
-    /// Notes that a tenant has used what it holds.
+    /// Records that a tenant has used a chunk of its own.
     pub(super) fn note_use(&mut self, tenant: Tenant, used_ms: u64) {
         self.change(tenant.id, |account| {
             account.used_ms = account.used_ms.max(used_ms);
@@ -141,14 +142,14 @@ impl Shares {
         });
     }
 
-    /// Lists a tenant's chunk as one that may leave.
+    /// Adds a tenant's chunk to those that may be evicted.
     pub(super) fn list(&mut self, tenant: TenantId, group: Group, age: Age) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.leaving.entry(group).or_default().insert(age);
         }
     }
 
-    /// Lists a tenant's chunk no longer.
+    /// Removes a tenant's chunk from those that may be evicted.
     pub(super) fn unlist(&mut self, tenant: TenantId, group: Group, age: Age) {
         let Some(account) = self.accounts.get_mut(&tenant) else { return };
         let Some(ages) = account.leaving.get_mut(&group) else { return };
@@ -158,14 +159,19 @@ impl Shares {
         }
     }
 
-    /// Returns the chunk that leaves next, and why, for something that does not fit into `limit_bytes`, the tier without what
-    /// pins keep; `None` where none may.
+    /// Returns the chunk that is evicted next, and the reason. `limit_bytes` is the size of the tier without what pins
+    /// keep. `None` if no chunk may leave.
     ///
-    /// Of the tenants above an equal share, what needs room counted, the largest gives; or one without a share, where its
-    /// chunk is older. Where none of them has a chunk that may leave, larger tenants than the taker give what the minimum
-    /// hold time protects, and then the taker itself. A tenant within its share gives only where a share is smaller
-    /// than what comes and the taker has nothing: the one that was quiet longest.
-    /// Cost: O(log n) for each tenant that is passed over.
+    /// The first rule that finds a chunk decides:
+    ///
+    /// 1. Of the tenants above an equal share, counting the bytes to be added, the largest loses a chunk; or a tenant
+    ///    without a share, if its chunk is older.
+    /// 2. Tenants that are larger than the requesting one lose chunks that the minimum hold time protects.
+    /// 3. The requesting tenant loses a chunk of its own.
+    /// 4. The tenant that was quiet longest loses a chunk although it is within its share: only if the requesting
+    ///    tenant has nothing and a share is smaller than the bytes to be added.
+    ///
+    /// Cost: O(log n) for each tenant that is skipped.
     pub(super) fn next_to_leave(&mut self, limit_bytes: u64, need: &Need) -> Option<(ChunkId, Reason)> {
         self.settle(need.now_ms);
         let n_shares = self.n_shares(need) as u128;
@@ -192,7 +198,7 @@ impl Shares {
         Some((giver.age.2, if is_over_share { Reason::OverShare } else { Reason::Capacity }))
     }
 
-    /// Returns the next chunk to leave of the first of these tenants that has one.
+    /// Returns the next chunk of the first of these tenants that has one to evict.
     fn first(&self, tenants: impl IntoIterator<Item = TenantId>, (need, hold_ms): (&Need, u64)) -> Option<Giver> {
         tenants.into_iter().find_map(|tenant| {
             let age = self.accounts.get(&tenant)?.next_to_leave(need.now_ms, hold_ms)?;
@@ -200,7 +206,8 @@ impl Shares {
         })
     }
 
-    /// Returns the number of tenants that have a share and the bytes of the largest, without those that pins keep.
+    /// Returns the number of tenants with a share that hold any bytes and the bytes of the largest, without those that
+    /// pins keep.
     pub(super) fn totals(&self) -> (usize, u64) {
         (self.by_bytes.len(), self.by_bytes.last().map_or(0, |(n_bytes, ..)| *n_bytes))
     }
@@ -210,7 +217,8 @@ impl Shares {
         self.accounts.iter().map(|(id, account)| (*id, account.n_bytes))
     }
 
-    /// Returns the tenants that have a share with their bytes, the largest first; for the taker, what is to come counts.
+    /// Returns the tenants that have a share with their bytes, the largest first; for the requesting tenant, the bytes
+    /// to be added count.
     fn by_size(&self, need: &Need) -> impl Iterator<Item = (u64, TenantId)> {
         let (taker, n_taken) = (need.tenant.id, self.taken(need));
         let itself = need.tenant.with_share().map(|id| (n_taken, id));
@@ -218,14 +226,14 @@ impl Shares {
         self.larger(need).chain(itself).chain(others.filter(move |(_, id)| *id != taker))
     }
 
-    /// Returns the tenants that have a share and more than the taker will have, the largest first.
+    /// Returns the tenants that have a share and more bytes than the requesting tenant will have, the largest first.
     fn larger(&self, need: &Need) -> impl Iterator<Item = (u64, TenantId)> {
         let taker = need.tenant.id;
         let above = self.by_bytes.range((Bound::Excluded(last_of(self.taken(need))), Bound::Unbounded));
         above.rev().map(|(n_bytes, _, id)| (*n_bytes, *id)).filter(move |(_, id)| *id != taker)
     }
 
-    /// Returns what the taker will have.
+    /// Returns the bytes that the requesting tenant will have.
     fn taken(&self, need: &Need) -> u64 {
         self.bytes_of(need.tenant.id).saturating_add(need.n_bytes)
     }
@@ -234,7 +242,7 @@ impl Shares {
         self.accounts.get(&tenant).map_or(0, |account| account.n_bytes)
     }
 
-    /// Counts the equal shares: one of each tenant that has one, and one of all others together.
+    /// Returns the number of equal shares: one for each tenant that has one, and one for all others together.
     fn n_shares(&self, need: &Need) -> usize {
         let own = self.accounts.get(&need.tenant.id).map(|account| account.size(need.tenant.id));
         let is_counted = own.is_some_and(|size| self.by_bytes.contains(&size));
@@ -243,7 +251,7 @@ impl Shares {
         self.by_bytes.len() + usize::from(is_another) + usize::from(has_others)
     }
 
-    /// Takes their share from the tenants that have been quiet for long.
+    /// Takes their share from tenants that have been quiet for long.
     fn settle(&mut self, now_ms: u64) {
         while let Some((used_ms, id)) = self.by_use.first().copied()
             && now_ms.saturating_sub(used_ms) > self.quiet_after_ms
@@ -252,7 +260,7 @@ impl Shares {
         }
     }
 
-    /// Changes an account, which is made where it is not there and forgotten where nothing is left in it.
+    /// Changes an account. It is created if it is absent, and removed if it has no chunks afterwards.
     fn change(&mut self, id: TenantId, change: impl FnOnce(&mut Account)) {
         let mut account = self.accounts.remove(&id).unwrap_or_else(|| Account {
             acquaintance: Acquaintance::Stranger,
@@ -280,7 +288,7 @@ impl Shares {
         self.accounts.insert(id, account);
     }
 
-    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    /// Checks that all parts agree; for tests. Panics: when they do not.
     pub(super) fn check_invariants(&self) {
         let known: Vec<_> =
             self.accounts.iter().filter(|(_, account)| account.acquaintance == Acquaintance::Known).collect();
@@ -294,13 +302,13 @@ impl Shares {
         }
     }
 
-    /// Returns whether a tenant's chunk is listed; for tests.
+    /// Returns whether a tenant's chunk is listed for eviction; for tests.
     pub(super) fn lists(&self, tenant: TenantId, (group, age): (Group, Age)) -> bool {
         let ages = self.accounts.get(&tenant).and_then(|account| account.leaving.get(&group));
         ages.is_some_and(|ages| ages.contains(&age))
     }
 
-    /// Returns the chunks and bytes of every tenant, and how many chunks are listed; for tests.
+    /// Returns the chunks and bytes of every tenant, and the number of listed chunks; for tests.
     pub(super) fn count(&self) -> (usize, u64, usize) {
         let listed = |account: &Account| account.leaving.values().map(BTreeSet::len).sum::<usize>();
         self.accounts.values().fold((0, 0, 0), |(chunks, bytes, n), account| {
@@ -309,7 +317,7 @@ impl Shares {
     }
 }
 
-/// Returns the last place in the order of those that hold so many bytes.
+/// Returns the largest key of the tenants that have so many bytes.
 fn last_of(n_bytes: u64) -> Size {
     (n_bytes, Reverse(0), TenantId(u128::MAX))
 }

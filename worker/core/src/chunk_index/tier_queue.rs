@@ -1,9 +1,10 @@
-//! One tier's bytes: who is in it, how many bytes that is, and who leaves it next.
+//! One tier: its chunks, their bytes, and the order of eviction.
 //!
-//! Not here: what may leave without making something else unreachable (`tiers`, which says so by a [`Standing`]), which tenant's
-//! chunk leaves (`shares`).
-//! The idea: a segmented LRU. A chunk that was used since it was stored is protected and leaves after all that never
-//! were, so a flood of prompts that come once pushes out only itself; how much room that gets is learnt (`balance`).
+//! Not here: which chunks may leave without making another unreachable (`tiers`, which passes it as a [`Standing`]),
+//! which tenant's chunk leaves (`shares`).
+//! The order is a segmented LRU. Chunks that were used after they were stored are protected and leave after those that
+//! were not, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
+//! (`balance`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -18,23 +19,23 @@ use super::views::Reason;
 use super::{ChunkId, Totals};
 use crate::tenants::Tenant;
 
-/// Says whether a chunk may leave its tier.
+/// Whether a chunk may leave its tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// It may.
+    /// It may leave.
     Free,
-    /// It may if nothing that is free can: it is being written, so that shortly it could leave at no cost.
+    /// It may leave if no free chunk can: it is being written, and shortly it could leave without a loss.
     Writing,
-    /// It may not: somebody uses it, or something else would become unreachable.
+    /// It must stay: it is in use, or another chunk would become unreachable.
     Fixed,
 }
 
-/// Is what a chunk is to a tier that it enters.
+/// Properties of a chunk that enters a tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
-    /// Names the chunk as it will be named when it comes back.
+    /// Name of the chunk that will be the same when it is stored again.
     pub name: BlockHash,
-    /// Tenant for whom it counts.
+    /// Tenant to which it is charged.
     pub tenant: Tenant,
     pub n_bytes: u64,
     pub n_tokens: u64,
@@ -45,7 +46,7 @@ pub(super) struct Facts {
     pub pinned: Pinned,
 }
 
-/// Says whether a chunk was used since it was stored.
+/// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Segment {
     /// It was not, or long ago.
@@ -54,7 +55,7 @@ pub(super) enum Segment {
     Protected,
 }
 
-/// Is one tier.
+/// Chunks of one tier.
 #[derive(Debug, Clone)]
 pub(super) struct TierQueue {
     limit_bytes: u64,
@@ -67,14 +68,14 @@ pub(super) struct TierQueue {
     guards: Guards,
 }
 
-/// Is one chunk in the tier.
+/// One chunk in the tier.
 #[derive(Debug, Clone)]
 struct Member {
     facts: Facts,
     standing: Standing,
     used: Use,
     is_guarded: bool,
-    /// Is the group in which the chunk is listed as leaving.
+    /// Group in which the chunk is listed for eviction.
     listed: Option<Group>,
 }
 
@@ -93,7 +94,7 @@ impl Member {
 }
 
 impl TierQueue {
-    /// Returns an empty tier, in which a tenant's share lapses when the tenant was quiet for longer than `quiet_after_ms`.
+    /// Returns an empty tier. A tenant loses its share when it was quiet for longer than `quiet_after_ms`.
     pub(super) fn new(limit_bytes: u64, quiet_after_ms: u64) -> Self {
         Self {
             limit_bytes,
@@ -123,7 +124,7 @@ impl TierQueue {
         self.members.get(&id).is_some_and(|member| member.is_guarded)
     }
 
-    /// Takes a chunk in; it stays until `set_standing` says that it may leave.
+    /// Adds a chunk; it stays until `set_standing` allows it to leave.
     pub(super) fn enter(&mut self, id: ChunkId, facts: Facts) {
         let member = Member { facts, standing: Standing::Fixed, used: Use::Never, is_guarded: false, listed: None };
         self.totals.add(facts.n_tokens, facts.n_bytes);
@@ -136,7 +137,7 @@ impl TierQueue {
         self.guard(id);
     }
 
-    /// Lets a chunk go and returns what it was.
+    /// Removes a chunk and returns its properties.
     pub(super) fn leave(&mut self, id: ChunkId) -> Facts {
         self.set_segment(id, Segment::Probation);
         self.unguard(id);
@@ -148,13 +149,13 @@ impl TierQueue {
         member.facts
     }
 
-    /// Remembers that a chunk is about to leave because something else needs its room.
+    /// Remembers that a chunk is about to be evicted because another one needs its space.
     pub(super) fn note_evicted(&mut self, id: ChunkId) {
         let Some(member) = self.members.get(&id) else { return };
         self.balance.left(member.facts.name, member.facts.n_bytes, member.used);
     }
 
-    /// Notes a tenant's use of a chunk, if it is in the tier; the chunk counts for that tenant from now on.
+    /// Records a tenant's use of a chunk, if it is in the tier; from now on the chunk is charged to that tenant.
     pub(super) fn touch(&mut self, id: ChunkId, (tenant, now_ms): (Tenant, u64)) {
         if !self.members.contains_key(&id) {
             return;
@@ -171,7 +172,7 @@ impl TierQueue {
         self.set_segment(id, Segment::Protected);
     }
 
-    /// Lets a chunk that is not listed as leaving count for a tenant.
+    /// Charges a chunk, which must not be listed for eviction, to a tenant.
     fn change_tenant(&mut self, id: ChunkId, tenant: Tenant) {
         let facts = self.member(id).facts;
         if facts.tenant.id != tenant.id {
@@ -183,14 +184,14 @@ impl TierQueue {
         }
     }
 
-    /// Says whether a chunk may leave, if it is in the tier.
+    /// Sets whether a chunk may leave, if it is in the tier.
     pub(super) fn set_standing(&mut self, id: ChunkId, standing: Standing) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.standing = standing;
         self.relist(id);
     }
 
-    /// Says by whom a chunk is pinned, if it is in the tier.
+    /// Sets the kind of a chunk's pin, if it is in the tier.
     pub(super) fn set_pinned(&mut self, id: ChunkId, pinned: Pinned) {
         if self.members.get(&id).is_none_or(|member| member.facts.pinned == pinned) {
             return;
@@ -201,12 +202,12 @@ impl TierQueue {
         self.guard_next();
     }
 
-    /// Returns the chunk that leaves next for something that has no room, and why; nothing where none may.
+    /// Returns the chunk that is evicted next for the given need, and the reason; `None` if no chunk may leave.
     pub(super) fn next_to_leave(&mut self, need: &Need) -> Option<(ChunkId, Reason)> {
         self.shares.next_to_leave(self.limit_bytes - self.guards.guarded_bytes(), need)
     }
 
-    /// Returns what each tenant holds.
+    /// Returns the bytes of each tenant.
     pub(super) fn shares(&self) -> &Shares {
         &self.shares
     }
@@ -215,7 +216,7 @@ impl TierQueue {
         self.members.get_mut(&id).expect("the caller has seen that the chunk is in the tier")
     }
 
-    /// Moves a chunk to where it belongs among those that may leave.
+    /// Moves a chunk to its group and position in the order of eviction.
     fn relist(&mut self, id: ChunkId) {
         let member = self.members.get_mut(&id).expect("the caller has seen that the chunk is in the tier");
         let stays = member.is_guarded || member.standing == Standing::Fixed;
@@ -229,7 +230,8 @@ impl TierQueue {
         }
     }
 
-    /// Moves a chunk to a segment and, while the protected are too many, the least recently used of them to probation.
+    /// Moves a chunk to a segment. While the protected segment is too large, its least recently used chunk moves to
+    /// probation.
     fn set_segment(&mut self, id: ChunkId, segment: Segment) {
         self.change_segment(id, segment);
         while self.protected_bytes > self.balance.protected_bytes_max()
@@ -254,7 +256,7 @@ impl TierQueue {
         }
     }
 
-    /// Guards a chunk if it is pinned and there is room, or others have to give way.
+    /// Guards a chunk if it is pinned and there is space or other pins have to yield.
     fn guard(&mut self, id: ChunkId) {
         let member = self.member(id);
         let (pin, pinning) = (member.pin(id), member.pinning());
@@ -282,7 +284,7 @@ impl TierQueue {
         }
     }
 
-    /// Guards those that room has been made for.
+    /// Guards further pinned chunks while there is space for them.
     fn guard_next(&mut self) {
         while let Some(pin) = self.guards.first_unguarded() {
             self.guard(pin.2);
@@ -292,7 +294,7 @@ impl TierQueue {
         }
     }
 
-    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    /// Checks that all parts agree; for tests. Panics: when they do not.
     pub(super) fn check_invariants(&self) {
         let sum = |keep: &dyn Fn(&Member) -> bool| -> u64 {
             self.members.values().filter(|member| keep(member)).map(|member| member.facts.n_bytes).sum()

@@ -1,8 +1,8 @@
-//! How chunks come, move between the tiers and go: insertion, writing, reading, eviction, loss.
+//! Life of chunks: insertion, writing, reading, eviction, loss.
 //!
 //! Not here: the order of eviction (`tier_queue`), reading the index (`chunk_index`).
-//! The idea: a chunk has at most two places, RAM and a file. It loses them one at a time, and with the last it is
-//! forgotten. Every change says what the shell has to do as an order, to be done in order.
+//! A chunk is in at most two places, RAM and a file. It loses them one at a time, and with the last one it is
+//! forgotten. Every change returns the shell's work as orders, which must be executed in order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,47 +18,47 @@ use super::views::Reason;
 use super::{ChunkId, ChunkIndex, Prefix};
 use crate::tenants::{Tenant, TenantId};
 
-/// Is a chunk or a checkpoint to be stored.
+/// A chunk or checkpoint to store.
 #[derive(Debug, Clone)]
 pub struct NewChunk<'a> {
-    /// Is the sequence that it is a part of.
+    /// Sequence to which it belongs.
     pub prefix: Prefix<'a>,
-    /// Is its blocks' place in the chain; for a checkpoint from 0 to its position.
+    /// Range of its blocks in the chain; for a checkpoint from 0 to its position.
     pub blocks: Range<usize>,
-    /// Is the size of its payload.
+    /// Size of its payload.
     pub n_bytes: u64,
-    /// Is the priority of the request that leaves it; lower ones are evicted first.
+    /// Priority of the request that leaves it; lower ones are evicted first.
     pub priority: i32,
     /// Tenant of that request.
     pub tenant: Tenant,
-    /// Is the time.
+    /// Present time.
     pub now_ms: u64,
 }
 
-/// Says what the shell must do.
+/// Work for the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// Write a chunk's bytes, which are in RAM when the order is given, to a file; report `written` or `write_failed`.
     Write(ChunkId),
     /// Drop a chunk's bytes from RAM.
     DropRam(ChunkId),
-    /// Delete a chunk's file, also one that is still being written; the index may have forgotten the chunk.
+    /// Delete a chunk's file, even if it is still being written; the index may have forgotten the chunk.
     DropFile(ChunkId, Arc<Record>),
 }
 
-/// Says why something was not stored.
+/// Reason for which a chunk or checkpoint was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It alone is over the limit.
+    /// It alone exceeds the limit.
     #[error("the chunk alone is larger than its tier's limit")]
     TooLarge,
-    /// Nothing else may leave.
+    /// No other chunk may be evicted.
     #[error("nothing can be evicted to make room for the chunk")]
     NoRoom,
     /// The block before its first is not stored.
     #[error("the block before the chunk is not stored")]
     NoParent,
-    /// One of its blocks is stored, under these tokens or, where hashes collide, others.
+    /// One of its blocks is stored already, under these tokens or, if hashes collide, others.
     #[error("a block of the chunk is stored already")]
     Taken,
     /// Its parts do not fit together.
@@ -66,30 +66,31 @@ pub enum Refused {
     Malformed,
 }
 
-/// Says whether writing works. After a failure one chunk is tried at each insertion until that works.
+/// Whether writing works. After a failure, one chunk is tried at each insertion until a write succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiskHealth {
     Good,
     Failing { probe: Option<ChunkId> },
 }
 
-/// Is what must fit into a tier.
+/// Bytes that must fit into a tier.
 struct Room {
     tier: Tier,
     n_bytes: u64,
     tenant: Tenant,
     now_ms: u64,
-    /// Names a chunk that may not go for it.
+    /// Chunk that must not be evicted for it.
     spared: Option<ChunkId>,
 }
 
 impl ChunkIndex {
-    /// Stores a chunk in RAM behind what is stored of its sequence, and orders it written if there is a disk tier.
+    /// Stores a chunk in RAM behind the stored part of its sequence, and orders it written if there is a disk tier.
     ///
-    /// Makes room by eviction, first from the tenant that holds most above an equal share (`shares`). Of its chunks that may
-    /// leave: lower priority first, then those not used since they were stored, then the least recently used. Never: held ones, guarded pins, those that something else is reached through, and
-    /// those used less than the minimum hold time ago that were used since they were stored; those that never were go
-    /// in that time only for want of others.
+    /// Space is made by eviction, first from the tenant that is most above an equal share (`shares`). Of its chunks
+    /// that may leave: lower priority first, then chunks that were not used after they were stored, then the least
+    /// recently used. Held chunks, guarded pins, and chunks that are needed to reach others always stay. A chunk that
+    /// was used after it was stored also stays during the minimum hold time after its last use; one that was not may be
+    /// evicted in that time.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`Refused`].
     pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
         let record = self.record_of(Kind::Chunk, new)?;
@@ -106,16 +107,17 @@ impl ChunkIndex {
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
     ///
-    /// Makes room as [`Self::insert`] does. Errors: see [`Refused`].
+    /// Frees space as [`Self::insert`] does. Errors: see [`Refused`].
     pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
         let record = self.record_of(Kind::Checkpoint, new)?;
         self.admit(record, None, (new.tenant, new.now_ms))
     }
 
-    /// Takes in the files of an earlier life, in any order, each with the time of its last use; gives the outcomes in
-    /// the same order. A file that is refused is to be deleted by the shell, one evicted later comes as an order.
+    /// Adopts the files of an earlier process, in any order, each with the time of its last use. Returns the outcomes
+    /// in the same order. The shell must delete refused files itself; for files that are evicted later it gets an
+    /// order.
     ///
-    /// Panics: when anything is stored or pinned already.
+    /// Panics: when the index holds any chunk or pin.
     pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, Refused>> {
         assert!(self.chunks.is_empty() && self.pins().is_empty(), "files are adopted into an empty index");
         let mut by_depth: Vec<usize> = (0..files.len()).collect();
@@ -135,12 +137,12 @@ impl ChunkIndex {
         outcomes
     }
 
-    /// Returns the orders since the last call, to be done in this order.
+    /// Returns the orders since the last call, to be executed in this order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Notes that a chunk's file is complete; one that was forgotten meanwhile is passed over.
+    /// Records that a chunk's file is complete; a chunk that was forgotten meanwhile is ignored.
     pub fn written(&mut self, id: ChunkId, now_ms: u64) {
         if let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == File::Writing) {
             chunk.file = File::Written;
@@ -152,7 +154,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Notes that a chunk could not be written and no file of it is left; nothing is written until the next insertion.
+    /// Records that a chunk could not be written and has no file; nothing is written until the next insertion.
     pub fn write_failed(&mut self, id: ChunkId) {
         match self.disk_health {
             DiskHealth::Failing { probe } if probe != Some(id) => {}
@@ -166,8 +168,8 @@ impl ChunkIndex {
         self.restand(id);
     }
 
-    /// Notes that a chunk's bytes have been read, and returns whether they may stay in RAM: not if the chunk is gone or
-    /// nothing can be evicted for it. Makes room as [`Self::insert`] does.
+    /// Records that a chunk's bytes have been read, and returns whether they may stay in RAM: not if the chunk was
+    /// removed or nothing can be evicted for it. Frees space as [`Self::insert`] does.
     pub fn read_back(&mut self, id: ChunkId, now_ms: u64) -> bool {
         let Some(chunk) = self.chunks.get(&id) else { return false };
         if chunk.in_ram {
@@ -183,7 +185,7 @@ impl ChunkIndex {
         true
     }
 
-    /// Notes that a chunk's file cannot be used. A chunk that is not in RAM is forgotten, with all that stands behind it.
+    /// Records that a chunk's file cannot be used. A chunk that is not in RAM is forgotten, with all chunks behind it.
     pub fn lost(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get(&id).filter(|chunk| chunk.file == File::Written) else { return };
         if chunk.in_ram {
@@ -202,7 +204,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Forgets everything that is stored, held and pinned ones included; names of pins stay.
+    /// Forgets everything that is stored, held and pinned chunks included; named pins stay.
     pub fn clear(&mut self) {
         let mut ids: Vec<(usize, ChunkId)> =
             self.chunks.iter().map(|(id, chunk)| (chunk.record.first_block, *id)).collect();
@@ -242,7 +244,7 @@ impl ChunkIndex {
         if record.n_bytes > self.limits.ram_bytes {
             return Err(Refused::TooLarge);
         }
-        // In RAM alone and with nothing behind it, the parent would be forgotten for its own child.
+        // If the parent is only in RAM and has no children, it could be evicted for its own child.
         let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
         if !self.make_room(&Room { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
             return Err(Refused::NoRoom);
@@ -277,7 +279,7 @@ impl ChunkIndex {
         Ok(id)
     }
 
-    /// Returns the chunk whose block stands right before `record`.
+    /// Returns the chunk with the block right before `record`.
     fn parent_by_hash(&self, record: &Record, hash: &BlockHash) -> Option<ChunkId> {
         let (id, offset) = *self.blocks.get(hash)?;
         let parent = &self.chunks[&id].record;
@@ -314,7 +316,7 @@ impl ChunkIndex {
         id
     }
 
-    /// Evicts until a tier has room and returns whether it has.
+    /// Evicts chunks until a tier has space, and returns whether it has.
     fn make_room(&mut self, room: &Room) -> bool {
         if let Some(id) = room.spared {
             self.hold(id);
@@ -364,7 +366,7 @@ impl ChunkIndex {
         self.note_filed_child(id, Filed::Newly);
     }
 
-    /// Takes a chunk out of RAM; without a complete file it is forgotten.
+    /// Removes a chunk from RAM; without a complete file it is forgotten.
     fn drop_ram(&mut self, id: ChunkId, reason: Reason) {
         self.chunk_mut(id).in_ram = false;
         let facts = self.ram.leave(id);
@@ -377,7 +379,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Takes a chunk's file; if it is not in RAM it is forgotten.
+    /// Removes a chunk's file; if the chunk is not in RAM it is forgotten.
     fn drop_file(&mut self, id: ChunkId, reason: Reason) {
         self.chunk_mut(id).file = File::Absent;
         let facts = self.disk.leave(id);
@@ -390,7 +392,7 @@ impl ChunkIndex {
         self.settle(id);
     }
 
-    /// Forgets a chunk wherever it is; what stands behind it must be gone.
+    /// Forgets a chunk in all tiers; chunks behind it must be removed before.
     fn forget(&mut self, id: ChunkId, reason: Reason) {
         if self.chunks[&id].file != File::Absent {
             self.drop_file(id, reason);
@@ -400,7 +402,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Draws the conclusions of a chunk's having lost a place.
+    /// Updates or removes a chunk that has lost a place.
     fn settle(&mut self, id: ChunkId) {
         if self.chunks[&id].tier().is_some() {
             self.restand(id);
@@ -428,7 +430,7 @@ impl ChunkIndex {
         self.log.note_gone(&chunk);
     }
 
-    /// Lists a chunk, and those before it that have none, as wanting a file.
+    /// Marks a chunk, and those before it that have no file, as needing one.
     fn want_file(&mut self, id: ChunkId) {
         let mut next = Some(id);
         while let Some(id) = next
@@ -442,7 +444,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Orders what wants a file to be written, as far as there is room; while writing fails, one chunk only.
+    /// Orders files to be written, as far as there is space; while writing fails, one chunk only.
     fn order_writes(&mut self, now_ms: u64) {
         while let Some((depth, id)) = self.unwritten.first().copied() {
             let chunk = &self.chunks[&id];
@@ -476,7 +478,7 @@ impl ChunkIndex {
         self.restand(parent);
     }
 
-    /// Tells both tiers whether a chunk may leave.
+    /// Updates in both tiers whether a chunk may leave.
     pub(super) fn restand(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get(&id) else { return };
         let is_held = self.is_held(id);
@@ -490,7 +492,7 @@ impl ChunkIndex {
     }
 }
 
-/// Says how a chunk's having a file has changed.
+/// Change of a child that has a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filed {
     Newly,

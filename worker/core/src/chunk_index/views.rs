@@ -1,8 +1,8 @@
-//! What others see of the store: its entries, its totals, what was evicted, and what has changed for routers.
+//! Views of the store for others: entries, totals, evictions, and changes for routers.
 //!
-//! Not here: how it is shown (the shell's `/cache`, metrics and summary).
-//! The idea: news is not the history of a chunk but what is true of it when asked, said once; in the order given and
-//! applied to an empty map, all news ever taken is what is stored.
+//! Not here: how they are shown (the shell's `/cache`, metrics and summary).
+//! A change is not a step of a chunk's history but its state at the time of the call, returned once. All changes ever
+//! taken, applied in order to an empty map, give what is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::tier_queue::Facts;
 use super::{ChunkId, ChunkIndex};
 use crate::tenants::TenantId;
 
-/// Is a number of chunks and checkpoints and what they amount to.
+/// Number and size of chunks and checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Counts chunks and checkpoints.
+    /// Number of chunks and checkpoints.
     pub n_chunks: u64,
-    /// Counts their tokens; all tokens before it for a checkpoint.
+    /// Number of their tokens; for a checkpoint all tokens before it.
     pub n_tokens: u64,
-    /// Counts their bytes.
+    /// Number of their bytes.
     pub n_bytes: u64,
 }
 
@@ -40,21 +40,21 @@ impl Totals {
     }
 }
 
-/// Says why something left a tier.
+/// Reason for which a chunk or checkpoint left a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// Something else needed the room.
+    /// Its space was needed.
     Capacity,
-    /// Another tenant needed the room, and the one that held it had more than its share.
+    /// Another tenant needed the space, and its tenant had more than its share.
     OverShare,
-    /// A file that could not be used, or one that was needed to reach it.
+    /// Its file could not be used, or that of a chunk before it.
     Lost,
-    /// Everything was cleared.
+    /// The whole store was cleared.
     Cleared,
 }
 
 impl Reason {
-    /// Returns the word for it in answers and metrics.
+    /// Returns the name of the reason in responses and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Capacity => "capacity",
@@ -65,27 +65,27 @@ impl Reason {
     }
 }
 
-/// Is how much has left one tier for one reason, since the index was made.
+/// Amount that has left one tier for one reason, since the index was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
-    /// Is the tier.
+    /// Tier.
     pub tier: Tier,
-    /// Says why.
+    /// Reason.
     pub reason: Reason,
-    /// Is how much.
+    /// Number and size.
     pub totals: Totals,
 }
 
-/// How one tier is shared out, without what pins keep.
+/// Division of one tier among tenants, without what pins keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareTotals {
-    /// Tenants that hold anything and have a share.
+    /// Number of tenants that have a share and hold any bytes.
     pub n_tenants: u64,
-    /// Bytes of the one of them that holds most.
+    /// Bytes of the tenant among them that holds most.
     pub largest_bytes: u64,
 }
 
-/// What one tenant holds, without what pins keep.
+/// Bytes of one tenant, without what pins keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareView {
     /// Identity.
@@ -96,45 +96,45 @@ pub struct ShareView {
     pub disk_bytes: u64,
 }
 
-/// Is one stored chunk or checkpoint, as shown to an operator.
+/// A stored chunk or checkpoint, as shown to an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryView {
-    /// Names it.
+    /// Identifier.
     pub chunk: ChunkId,
-    /// Says what it is.
+    /// Kind of state.
     pub kind: Kind,
-    /// Is the fastest tier that has it.
+    /// Fastest tier that has it.
     pub tier: Tier,
-    /// Says whether a complete file of it is on disk.
+    /// Whether its file is complete.
     pub is_on_disk: bool,
-    /// Is the position of its first token.
+    /// Position of its first token.
     pub first_token: u64,
-    /// Counts its tokens.
+    /// Number of its tokens.
     pub n_tokens: u64,
-    /// Is its size.
+    /// Size.
     pub n_bytes: u64,
-    /// Counts its uses.
+    /// Number of uses.
     pub n_hits: u64,
-    /// Is when it was stored.
+    /// Time at which it was stored.
     pub created_ms: u64,
-    /// Is when it was last used.
+    /// Time of its last use.
     pub last_used_ms: u64,
-    /// Says whether a pin covers it.
+    /// Whether a pin covers it.
     pub is_pinned: bool,
 }
 
-/// Says where a chunk or a checkpoint lies from now on.
+/// Tier of a chunk or checkpoint from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct News {
-    /// Says what it is.
+    /// Kind of state.
     pub kind: Kind,
-    /// Is the root of its chain.
+    /// Root of its chain.
     pub root: BlockHash,
-    /// Is the place of its first block in the chain.
+    /// Index of its first block in the chain.
     pub first_block: usize,
-    /// Lists its blocks.
+    /// Hashes of its blocks.
     pub blocks: Arc<[BlockHash]>,
-    /// Is the fastest tier that has it; `None` when it is gone.
+    /// Fastest tier that has it; `None` if it was removed.
     pub tier: Option<Tier>,
 }
 
@@ -146,19 +146,19 @@ impl News {
     }
 }
 
-/// Is what is to be told.
+/// Changes that were not taken yet, and all evictions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Log {
     pending: Vec<Pending>,
     evicted: BTreeMap<(Tier, Reason), Totals>,
 }
 
-/// Is one thing to be told.
+/// One possible change.
 #[derive(Debug, Clone)]
 enum Pending {
-    /// A chunk's tier may be another than was said.
+    /// The chunk's tier may differ from the announced one.
     Changed(ChunkId),
-    /// A chunk that was announced is gone.
+    /// An announced chunk was removed.
     Gone(News),
 }
 
@@ -175,14 +175,14 @@ impl Log {
 }
 
 impl ChunkIndex {
-    /// Returns what is stored, in the order in which it was stored. Cost: O(n log n).
+    /// Returns the stored chunks and checkpoints, in the order in which they were stored. Cost: O(n log n).
     pub fn entries(&self) -> Vec<EntryView> {
         let mut entries: Vec<EntryView> = self.chunks.iter().map(|(id, chunk)| self.entry(*id, chunk)).collect();
         entries.sort_unstable_by_key(|entry| entry.chunk);
         entries
     }
 
-    /// Returns what a tier holds; what is being written counts as on disk.
+    /// Returns the totals of a tier; files that are being written count as on disk.
     pub fn totals(&self, tier: Tier) -> Totals {
         match tier {
             Tier::Resident => Totals::default(),
@@ -191,7 +191,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Returns how a tier is shared out.
+    /// Returns the division of a tier among tenants.
     pub fn share_totals(&self, tier: Tier) -> ShareTotals {
         let (n_tenants, largest_bytes) = match tier {
             Tier::Resident => (0, 0),
@@ -201,7 +201,7 @@ impl ChunkIndex {
         ShareTotals { n_tenants: n_tenants as u64, largest_bytes }
     }
 
-    /// Returns what each tenant holds, in the order of their identities. Cost: O(tenants).
+    /// Returns the bytes of each tenant, in the order of their identities. Cost: O(tenants).
     pub fn shares(&self) -> Vec<ShareView> {
         let mut shares: BTreeMap<TenantId, ShareView> = BTreeMap::new();
         let empty = |tenant| ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
@@ -214,13 +214,13 @@ impl ChunkIndex {
         shares.into_values().collect()
     }
 
-    /// Returns how much has left which tier and why.
+    /// Returns how much has left each tier, by reason.
     pub fn evicted(&self) -> Vec<Evicted> {
         let evicted = self.log.evicted.iter();
         evicted.map(|((tier, reason), totals)| Evicted { tier: *tier, reason: *reason, totals: *totals }).collect()
     }
 
-    /// Returns what has changed since the last call, at most one piece of news for each chunk, in order.
+    /// Returns what has changed since the last call, at most one change for each chunk, in order.
     pub fn take_news(&mut self) -> Vec<News> {
         let pending = std::mem::take(&mut self.log.pending);
         let news = |pending| match pending {
@@ -236,7 +236,7 @@ impl ChunkIndex {
         pending.into_iter().filter_map(news).collect()
     }
 
-    /// Lists a chunk as one about which there may be news.
+    /// Marks a chunk as possibly changed.
     pub(super) fn note_change(&mut self, id: ChunkId) {
         let chunk = self.chunk_mut(id);
         if !std::mem::replace(&mut chunk.is_dirty, true) {
@@ -261,7 +261,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    /// Checks that all parts agree; for tests. Panics: when they do not.
     pub fn check_invariants(&self) {
         self.ram.check_invariants();
         self.disk.check_invariants();
