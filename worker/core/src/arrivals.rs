@@ -1,9 +1,9 @@
-//! Requests that have come and that the engine's own load does not count yet.
+//! Requests that have arrived and that the engine's own load does not count yet.
 //!
-//! Not here: what they will fill (`promises`), when they come and are counted (the shell).
-//! The idea: the engine looks at who has come when its step ends, tens of milliseconds later, beside long prompts hundreds.
-//! Routers that hear of a request only then send the next one to the same worker. So whoever has come counts as one that waits
-//! until the engine says that its load counts it.
+//! Not here: the blocks that they will fill (`promises`), the times at which they arrive and are counted (the shell).
+//! The engine looks at new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
+//! Routers that hear of a request only then send the next one to the same worker. So a request counts as queued from
+//! its arrival until the engine reports that its load includes it.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use warmpath_common::summary::Load;
 
 use crate::promises::PromiseId;
 
-/// Is every request that has come and is not counted.
+/// Requests that have arrived and are not counted yet.
 #[derive(Debug, Clone, Default)]
 pub struct Arrivals {
     n_uncached: BTreeMap<PromiseId, u32>,
 }
 
 impl Arrivals {
-    /// Takes note of a request that will have to compute about so many tokens.
+    /// Adds a request that will have to compute about `n_uncached` tokens.
     pub fn come(&mut self, id: PromiseId, n_uncached: u32) {
         self.n_uncached.insert(id, n_uncached);
     }
 
-    /// Takes note that the engine counts a request, or that it has gone; others than those that have come are none of it.
+    /// Removes a request that the engine now counts or that has ended; unknown ids are ignored.
     pub fn leave(&mut self, id: PromiseId) {
         self.n_uncached.remove(&id);
     }
 
-    /// Returns the engine's load with those who have come.
+    /// Returns the engine's load plus the requests that it does not count yet.
     pub fn beside(&self, load: &Load) -> Load {
         let n_tokens: u64 = self.n_uncached.values().map(|n| u64::from(*n)).sum();
         let n = u32::try_from(self.n_uncached.len()).unwrap_or(u32::MAX);

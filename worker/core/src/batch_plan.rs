@@ -1,100 +1,101 @@
-//! What goes into the next batch: which sequences compute how many of their tokens.
+//! The next batch: which sequences compute how many of their tokens.
 //!
-//! Not here: what of a batch goes through the model together (`runs`), its cuts (`micro_batches`), decoding it (the shell).
-//! The idea: between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
+//! Not here: the groups that go through the model together (`runs`), its cuts (`micro_batches`), decoding it (the
+//! shell).
+//! Between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
 //!
-//! - Where prompts and single tokens go through the model in one pass, every batch has a token of each stream, and what room
-//!   is left goes to prompts.
-//! - Where they go in passes of their own, they take turns, for what a batch computes is known at its end: side by side, a
-//!   prompt would wait for the streams' pass. First go the prompts that end within a micro-batch, or that much of a longer
-//!   one, then the streams (docs/decisions/0039-what-goes-together.md).
+//! - If prompts and single tokens go through the model in one pass, every batch has a token of each stream, and the
+//!   remaining space goes to prompts.
+//! - If they go in separate passes, they alternate, because the results of a batch are known at its end: in the same
+//!   batch, a prompt would wait for the streams' pass. First come the prompts that end within a micro-batch, or that
+//!   much of a longer one, then the streams (docs/decisions/0039-what-goes-together.md).
 //!
-//! Prompts are computed one after the other, by their claim: the time that one has waited, and that of a usual prompt, for
-//! each token that is left of it. So a short one passes a long one, because it would lose more by waiting than it costs
-//! the other; but whoever waits gains on all who come later, and a long one's turn comes. A prompt that ends in a batch
-//! gets its first token with the end of that batch, so another one joins it only where that saves those who still wait
-//! more than it costs those who would be done: they save the fixed part of a batch's time.
+//! Prompts are computed one after the other, by their priority: the time that a prompt has waited plus that of a usual
+//! prompt, divided by the tokens that are left of it. So a short prompt overtakes a long one, because it would lose
+//! more by waiting than it costs the other. But a waiting prompt gains on all later ones, so a long one's turn comes. A
+//! prompt that ends in a batch gets its first token at the end of that batch. So another prompt joins it only if that
+//! saves the waiting prompts more than it costs those that would end: they save the fixed part of a batch's time.
 //!
-//! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): where a wait t costs
-//! t^2 / 2 + ut, it costs least under heavy load to serve the largest (t + u) / work left. Without u a short one that
-//! comes would first have to wait; docs/decisions/0036-batch-plan.md has what was tried.
+//! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): if a wait t
+//! costs t^2 / 2 + ut, serving the largest (t + u) / work left costs least under heavy load. Without u a new short
+//! prompt would first have to wait; docs/decisions/0036-batch-plan.md has what was tried.
 
 use std::cmp::Ordering;
 use std::time::Duration;
 
 use warmpath_common::ids::SlotId;
 
-/// Is one running sequence, as far as a batch cares.
+/// A running sequence, as far as a batch depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
-    /// Names its slot.
+    /// Slot of the sequence.
     pub slot: SlotId,
-    /// Says what it has to compute.
+    /// Work that it has to do next.
     pub work: Work,
-    /// Is the time since it came.
+    /// Time since the request arrived.
     pub waited: Duration,
-    /// Is the prompt tokens of others that were computed since its last token; not used of a prompt.
+    /// Prompt tokens of others that were computed since its last token; unused for a prompt.
     pub passed_tokens: u32,
 }
 
-/// Says what a sequence has to compute next.
+/// Next work of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// The token that was chosen last.
     Decode,
-    /// Its prompt, to the end or to a place where something is to be done.
+    /// Its prompt, to the end or to a position at which the shell has to do something.
     Prefill {
-        /// Is the prompt tokens still to be computed, at least 1.
+        /// Number of prompt tokens still to be computed, at least 1.
         n_tokens: u32,
-        /// Says that the prompt ends there; false has it go step by step, each a turn of its own.
+        /// Whether the prompt ends there; otherwise it continues in later pieces.
         ends: bool,
     },
 }
 
-/// Is the room in a batch.
+/// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Most tokens of a batch, which is computed in micro-batches.
     pub batch_tokens: u32,
     /// Most tokens of a micro-batch, and of a batch while anything decodes; more than there are slots.
     pub ubatch_tokens: u32,
-    /// Says how prompts and single tokens go through the model.
+    /// How prompts and single tokens go through the model.
     pub passes: Passes,
 }
 
-/// Says how the prompts and the single tokens of one batch go through the model.
+/// How the prompts and the single tokens of one batch go through the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passes {
-    /// In one pass, as where slots share their cells.
+    /// In one pass, if slots share their cells.
     Together,
-    /// In a pass each, as where every slot has its own cells: see [`crate::runs`].
+    /// In separate passes, if every slot has its own cells: see [`crate::runs`].
     Apart,
 }
 
-/// Is how fast this worker is, as far as it was measured; what was not is zero.
+/// Measured speed of this worker; what was not measured is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pace {
-    /// Is the time that a usual prompt takes to compute.
+    /// Time to compute a usual prompt.
     pub usual_prompt: Duration,
-    /// Is the time that each batch takes, however small it is.
+    /// Fixed time of each batch.
     pub batch: Duration,
-    /// Is the time that each token of a batch takes besides.
+    /// Additional time of each token of a batch.
     pub token: Duration,
 }
 
-/// Is one sequence's part of a batch.
+/// One sequence's part of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Names the slot.
+    /// Slot of the sequence.
     pub slot: SlotId,
-    /// Is the number of its next tokens to compute.
+    /// Number of its next tokens to compute.
     pub n_tokens: u32,
 }
 
 /// Returns the shares of the next batch in the order of their slots.
 ///
-/// Only a share that reaches the end of what is known of its sequence needs logits, those of its last token. `n_queued` requests
-/// wait for a slot.
+/// Only a share that reaches the end of its sequence's known tokens needs logits, those of its last token. `n_queued`
+/// is the number of requests that wait for a slot.
 pub fn plan(pending: &[Pending], room: Room, pace: Pace, n_queued: usize) -> Vec<Share> {
     let streams = pending.iter().filter(|sequence| sequence.work == Work::Decode);
     let mut prompts: Vec<Prompt> =
@@ -121,7 +122,7 @@ pub fn plan(pending: &[Pending], room: Room, pace: Pace, n_queued: usize) -> Vec
     shares
 }
 
-/// Returns the shares of the prompts, which are in their order, that go into so much room together.
+/// Returns the shares of the prompts, given in their order, that are computed together in `left` tokens.
 fn begin(prompts: &[Prompt], mut left: u32, pace: Pace, mut n_waiting: usize) -> Vec<Share> {
     let (mut shares, mut n_ending) = (Vec::new(), 0);
     for Prompt { share, ends, .. } in prompts {
@@ -137,17 +138,18 @@ fn begin(prompts: &[Prompt], mut left: u32, pace: Pace, mut n_waiting: usize) ->
     shares
 }
 
-/// Returns whether so many tokens of another prompt cost those that end in this batch less than it saves those still waiting.
+/// Returns whether `n_tokens` of another prompt cost those that end in this batch less than they save those still
+/// waiting.
 fn pays(pace: Pace, n_tokens: u32, (n_ending, n_waiting): (usize, usize)) -> bool {
     let costs = pace.token.as_nanos() * u128::from(n_tokens) * n_ending as u128;
     costs <= pace.batch.as_nanos() * n_waiting as u128
 }
 
-/// Is a prompt with what is left of it.
+/// A prompt with its remaining tokens.
 struct Prompt {
     share: Share,
     ends: bool,
-    /// Is what it has waited, and the time of a usual prompt.
+    /// Time that it has waited, plus that of a usual prompt.
     time: Duration,
 }
 
@@ -158,16 +160,17 @@ impl Prompt {
         Some(Self { share, ends, time: sequence.waited.saturating_add(usual) })
     }
 
-    /// Returns whether it is computed before the streams, which have let `n_passed` tokens pass since their last: it is the first
-    /// to pass, or it ends within their micro-batch. A single token goes with theirs.
+    /// Returns whether the prompt is computed before the streams: it is the first one since their last token, or it
+    /// ends within the same micro-batch. `n_passed` prompt tokens were computed since that token. A prompt of a single
+    /// token goes with the streams.
     fn passes(&self, n_passed: u32, ubatch_tokens: u32) -> bool {
         let n_tokens = self.share.n_tokens;
         n_tokens > 1 && (n_passed == 0 || self.ends && n_passed.saturating_add(n_tokens) <= ubatch_tokens)
     }
 
-    /// Orders by the time for each token that is left, the most first; then the shortest goes first, then the first slot.
+    /// Orders by the time for each remaining token, the most first; ties: the shortest first, then the first slot.
     fn by_claim(&self, other: &Self) -> Ordering {
-        // Cross-multiplied, so that nothing is rounded.
+        // Cross-multiplied, so that there is no rounding.
         let claim = self.time.as_nanos().saturating_mul(u128::from(other.share.n_tokens));
         let others = other.time.as_nanos().saturating_mul(u128::from(self.share.n_tokens));
         others

@@ -1,41 +1,43 @@
-//! Watches an answer for what starts a tool call, so that the call's grammar is asked only from there on.
+//! Detects the start of a tool call in an answer, so that the call's grammar applies only from there on.
 //!
-//! Not here: the grammar (`grammar`). The idea: what starts a call is a word of the template's. Of the text so far only as
-//! much is kept as could be the beginning of one; while the model thinks, nothing starts a call. Formats whose calls start in
-//! ways that no word tells have patterns, which are looked for in all text outside of thoughts, up to a limit.
+//! Not here: the grammar (`grammar`).
+//! Most chat templates start a call with a fixed word. Only as much text is kept as could be the first part of such a
+//! word; inside reasoning, no call starts. For formats whose calls start in other ways there are patterns, which are
+//! searched for in all text outside of reasoning, up to a limit.
 
 use fancy_regex::Regex;
 use warmpath_common::ids::Token;
 
-/// Is how much text outside of thoughts is looked at where no word starts a call. Units: bytes.
+/// Most text outside of reasoning that is searched with patterns. Units: bytes.
 ///
 /// Source: all of it is searched anew for every token; 8 kB take some 0.1 ms.
 pub const SEARCHED_BYTES_MAX: usize = 8 << 10;
 
-/// Says what starts a call.
+/// What starts a call.
 #[derive(Debug, Clone)]
 pub enum Start {
-    /// One of these texts.
+    /// Any of these texts.
     Words(Vec<String>),
-    /// What one of these finds.
+    /// A match of any of these patterns.
     Patterns(Vec<Pattern>),
 }
 
-/// Is a regular expression that finds where a call starts: at the first of its groups that is not empty, or at its own start.
+/// Regular expression that finds the start of a call: the first of its groups that is not empty, or the start of the
+/// match.
 ///
 /// Source: `llama_grammar_trigger_pattern` in llama.cpp's `llama-grammar.h`.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
 impl Pattern {
-    /// Reads a pattern in ECMAScript's syntax, as far as chat formats use it.
+    /// Compiles a pattern in ECMAScript's syntax, as far as chat formats use it.
     ///
-    /// Errors: it does not parse.
+    /// Errors: the pattern does not parse.
     pub fn new(pattern: &str) -> Result<Self, fancy_regex::Error> {
         Regex::new(pattern).map(Self)
     }
 
-    /// Returns the pattern that finds a text.
+    /// Returns the pattern that finds a fixed text.
     ///
     /// Errors: the text is too long.
     pub fn of_word(word: &str) -> Result<Self, fancy_regex::Error> {
@@ -50,48 +52,48 @@ impl Pattern {
     }
 }
 
-/// Says how thoughts are written.
+/// Markers of reasoning in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Thoughts {
-    /// Is what opens them; empty where a model does not think.
+    /// Text that opens the reasoning; empty for a model that does not reason.
     pub start: String,
-    /// Lists what closes them.
+    /// Texts that close the reasoning.
     pub ends: Vec<String>,
 }
 
-/// Is what becomes of a token.
+/// Result of looking at a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// Nothing starts here.
+    /// No call starts here.
     Nothing,
-    /// A call starts: its tokens so far, each with those of its bytes that belong to the call.
+    /// A call starts. Its tokens so far, each with those of its bytes that belong to the call.
     Call(Vec<(Token, Vec<u8>)>),
-    /// As much was looked at as may be.
+    /// The limit of searched text is reached.
     Full,
 }
 
-/// Watches one answer.
+/// Detector of tool calls in one answer.
 #[derive(Debug, Clone)]
 pub struct CallWatch {
     start: Start,
     thoughts: Thoughts,
     is_thinking: bool,
-    /// Is the end of the answer, as long as something in it could still matter.
+    /// End of the answer, as far as it can still matter.
     end: Held,
-    /// Is all that the patterns are looked for in: what is known to be no thought.
+    /// Text in which the patterns are searched: all that is known not to be reasoning.
     searched: Held,
 }
 
-/// Is a text with the tokens that it is of.
+/// Text with its tokens.
 #[derive(Debug, Clone, Default)]
 struct Held {
     text: Vec<u8>,
-    /// Lists the tokens, each with where it ends in the text.
+    /// Tokens, each with its end in the text.
     tokens: Vec<(Token, usize)>,
 }
 
 impl CallWatch {
-    /// Returns a watch of an answer whose beginning, in the prompt already, is `prefix`.
+    /// Returns a detector for an answer whose first part, already in the prompt, is `prefix`.
     pub fn new(start: Start, thoughts: Thoughts, prefix: &str) -> Self {
         let opened = if thoughts.start.is_empty() { None } else { prefix.rfind(&thoughts.start) };
         let behind = opened.map(|at| &prefix[at + thoughts.start.len()..]);
@@ -99,7 +101,7 @@ impl CallWatch {
         Self { start, thoughts, is_thinking, end: Held::default(), searched: Held::default() }
     }
 
-    /// Takes the next token, which spells `piece`.
+    /// Takes the next token, whose text is `piece`.
     pub fn push(&mut self, token: Token, piece: &[u8]) -> Seen {
         self.end.push(token, piece);
         if self.is_thinking {
@@ -107,7 +109,7 @@ impl CallWatch {
                 self.end.forget_all_but(longest(self.thoughts.ends.iter()));
                 return Seen::Nothing;
             };
-            // What ends the thoughts may start a call.
+            // A text that closes the reasoning may also start a call.
             self.is_thinking = false;
             self.end.forget_before(at);
         } else if let Some(at) = first(&self.end.text, [&self.thoughts.start].into_iter()) {
@@ -143,7 +145,7 @@ impl Held {
         self.tokens.push((token, self.text.len()));
     }
 
-    /// Hands on the tokens that have no part in what could be the beginning of `opening`.
+    /// Moves the tokens to `to` that cannot be part of an incomplete `opening` at the end of the text.
     fn hand_on(&mut self, opening: &[u8], to: &mut Self) {
         let is_begun = |n: &usize| self.text.ends_with(&opening[..*n]);
         let n_kept = (1..opening.len()).rev().find(is_begun).unwrap_or(0);
@@ -155,25 +157,25 @@ impl Held {
         self.forget_tokens(n_tokens);
     }
 
-    /// Returns where one of the patterns says that a call starts, if one does.
+    /// Returns the start of a call that one of the patterns finds, if any.
     fn find(&self, patterns: &[Pattern]) -> Option<usize> {
         let mut text = String::with_capacity(self.text.len());
         for chunk in self.text.utf8_chunks() {
             text.push_str(chunk.valid());
-            // A byte for a byte, so that places stay what they are.
+            // One byte replaces one byte, so that positions stay the same.
             text.extend(chunk.invalid().iter().map(|_| '\u{7F}'));
         }
         patterns.iter().find_map(|pattern| pattern.find(&text))
     }
 
-    /// Returns the tokens from the byte `at` on, each with its bytes from there on.
+    /// Returns the tokens that end behind the byte `at`, each with its bytes from there on.
     fn from(&self, at: usize) -> Vec<(Token, Vec<u8>)> {
         let starts = [0].into_iter().chain(self.tokens.iter().map(|(_, end)| *end));
         let spans = starts.zip(&self.tokens).filter(|(_, (_, end))| *end > at);
         spans.map(|(start, (token, end))| (*token, self.text[start.max(at)..*end].to_vec())).collect()
     }
 
-    /// Forgets all tokens that lie wholly before the last `n` bytes, less one.
+    /// Forgets all tokens that lie wholly before the last `n - 1` bytes.
     fn forget_all_but(&mut self, n: usize) {
         self.forget_before((self.text.len() + 1).saturating_sub(n.max(1)));
     }
@@ -191,7 +193,7 @@ impl Held {
     }
 }
 
-/// Returns where the first of `words` in `text` begins; empty ones are in no text.
+/// Returns the position of the first of `words` in `text`; empty words are ignored.
 fn first<'a>(text: &[u8], words: impl Iterator<Item = &'a String>) -> Option<usize> {
     let found = |word: &String| text.windows(word.len()).position(|window| window == word.as_bytes());
     words.filter(|word| !word.is_empty()).filter_map(found).min()
@@ -213,7 +215,7 @@ mod tests {
         Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned()] }
     }
 
-    /// Returns the pieces of the call, as far as they belong to it, and how many tokens came before it was seen.
+    /// Returns the pieces of the call, as far as they belong to it, and the number of tokens until it was detected.
     fn call(mut watch: CallWatch, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
         (0..).zip(pieces).find_map(|(token, piece)| match watch.push(token, piece.as_bytes()) {
             Seen::Call(tokens) => {
@@ -274,7 +276,7 @@ mod tests {
         check_call(watch(), &["x", "<|start|>", "assistant ", "to", "="], 4, &[" ", "to"]);
         check_call(watch(), &["<|start|>assistant<|channel|>", "b to="], 2, &["<|channel|>", "b to="]);
         assert_eq!(call(watch(), &["x", " to", "<|start|>assistant<|channel|>c to"]), None);
-        // Functionary's calls have a name other than `all`, which its pattern must see to say no.
+        // Functionary's calls have a name other than `all`, which its pattern must see to reject it.
         let watch = || CallWatch::new(patterns(&[">>>(?!all)"]), Thoughts::default(), "");
         assert_eq!(call(watch(), &["a>", ">>all\n", ">> >all"]), None);
         check_call(watch(), &["é\n>", ">>get"], 2, &[">", ">>get"]);

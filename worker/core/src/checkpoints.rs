@@ -1,25 +1,25 @@
-//! Where partial state is kept while a prompt is computed, for memory that cannot be rewound.
+//! Positions of a prompt at which checkpoints are made, for memory that cannot be rewound.
 //!
-//! Not here: what is done with it later (`slot_plan`), how long it stays (`chunk_index`).
-//! The idea: a later request resumes where some sequence stood still and was looked at. The places that come again are a
-//! prompt's end, from which its conversation goes on, and the start of its last message, which may be sent once more in
-//! other words; a stride between them bounds what a prompt that parts elsewhere has to compute again. All are at the ends
-//! of whole blocks, which have a name.
+//! Not here: their later use (`slot_plan`), the time for which they stay (`chunk_index`).
+//! A later request can resume only where an earlier sequence was stopped for a checkpoint. The positions that come
+//! again are a prompt's end, from which its conversation continues, and the start of its last message, which may be
+//! sent again in other words. A stride between them limits the tokens that a prompt that diverges elsewhere has to
+//! compute again. All positions are at the ends of whole blocks, which have a hash.
 
 use std::ops::Range;
 
-/// Says where checkpoints are made.
+/// Rule for the positions of checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckpointRule {
-    /// Is the distance of regular checkpoints; 0 for none.
+    /// Distance of regular checkpoints; 0 for none.
     pub stride_tokens: u32,
-    /// Is the number of tokens in a block.
+    /// Number of tokens of a block.
     pub block_size_tokens: u32,
-    /// Says whether there are checkpoints at all.
+    /// Whether checkpoints are made at all.
     pub need: CheckpointNeed,
 }
 
-/// Says whether checkpoints are of use.
+/// Whether checkpoints are useful.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointNeed {
     /// They are: exported state cannot be cut back.
@@ -29,8 +29,8 @@ pub enum CheckpointNeed {
 }
 
 impl CheckpointRule {
-    /// Returns after how many tokens of a prompt checkpoints are made, ascending, given which of its tokens are computed
-    /// and where its last message starts.
+    /// Returns the numbers of prompt tokens after which checkpoints are made, ascending. `computed` is the range of
+    /// tokens that are computed, `last_message_token` the start of the last message.
     pub fn stops(&self, computed: Range<u32>, last_message_token: Option<u32>) -> Vec<u32> {
         if self.need == CheckpointNeed::None {
             return Vec::new();
@@ -53,13 +53,13 @@ impl CheckpointRule {
     }
 }
 
-/// Returns at most `n_max` of some checkpoints, given in the order of their places: the last ones, from which conversations go on,
-/// and as many spread over those before.
+/// Returns at most `n_max` of the checkpoints, given in the order of their positions: the last ones, from which
+/// conversations continue, and some spread over those before.
 pub fn spread<T>(checkpoints: Vec<T>, n_max: usize) -> Vec<T> {
     let n_last = n_max.div_ceil(2).min(checkpoints.len());
     let (n_before, n_spread) = (checkpoints.len() - n_last, n_max - n_max.div_ceil(2));
     let is_kept = |idx: usize| match idx < n_before {
-        // The last of each of `n_spread` equal parts, as the parts of a range fall on whole numbers.
+        // The last of each of `n_spread` equal parts, rounded to whole checkpoints.
         true => (idx + 1) * n_spread / n_before > idx * n_spread / n_before,
         false => true,
     };

@@ -1,77 +1,76 @@
-//! What moving KV state costs against computing it, by what this worker has measured.
+//! Costs of moving KV state and of computing it, as measured by this worker.
 //!
-//! Not here: measuring (the shell; `rates` for prefill), the decisions made with it (`slot_plan`).
-//! The idea: everything in milliseconds, so that ways can be added up and compared. What was not measured yet is assumed
-//! cheap against prefill, which it is by a factor of a hundred wherever it was measured.
+//! Not here: measuring (the shell; `rates` for prefill), the decisions based on it (`slot_plan`).
+//! All costs are in milliseconds, so that options can be summed and compared. A move that was not measured yet is
+//! assumed cheap compared with prefill: wherever it was measured, it was so by a factor of a hundred.
 
-/// Is what things cost on this worker, with this model.
+/// Costs on this worker, with this model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
-    /// Is the time to compute one prompt token.
+    /// Time to compute one prompt token.
     pub prefill_ms_per_token: f64,
-    /// Is the time to give a slot the state of another slot's token; absent where that is not possible. Next to nothing
-    /// where the slots share one buffer, an export and an import elsewhere.
+    /// Time for each of another slot's tokens to copy its state; absent if that is impossible. Close to zero if the
+    /// slots share one buffer, otherwise an export and an import.
     pub copy_ms_per_token: Option<f64>,
-    /// Is the time to export a token's state into the store; absent where there is no store.
+    /// Time to export a token's state to the store; absent if there is no store.
     pub export_ms_per_token: Option<f64>,
-    /// Is the time to import state from memory.
+    /// Time to import state from memory.
     pub import_ms_per_byte: f64,
-    /// Is the time to read state from disk.
+    /// Time to read state from disk.
     pub read_ms_per_byte: f64,
-    /// Says which suffixes are faster when cached tokens are computed once more with them.
+    /// Suffixes that are faster if some cached tokens are computed again with them.
     pub suffix_rounding: Option<SuffixRounding>,
 }
 
-/// Says that a suffix of `from_tokens` or more, but less than `to_tokens`, takes longer than one of `to_tokens`.
+/// Range of suffixes, from `from_tokens` to below `to_tokens`, that take longer than one of `to_tokens`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SuffixRounding {
-    /// Is the shortest suffix that is rounded up.
+    /// Shortest suffix that is rounded up.
     pub from_tokens: u32,
-    /// Is the suffix that it becomes.
+    /// Suffix to which it is rounded up.
     pub to_tokens: u32,
 }
 
-/// Is the weight of the newest measurement in an average.
+/// Weight of the newest measurement in an average.
 ///
 /// Source: a choice; after five measurements what was assumed at first counts a sixth.
 const NEWEST_WEIGHT: f64 = 0.3;
 
-/// Is how long it takes until half of what a move was measured dearer than assumed is forgotten. Units: seconds.
+/// Half-life of the amount by which a move was measured more expensive than assumed. Units: seconds.
 ///
-/// Source: own choice: a disk that is slow for good is tried every few minutes.
+/// Source: own choice: a disk that stays slow is tried every few minutes.
 const HALF_LIFE_S: f64 = 60.0;
 
 impl Costs {
-    /// Takes in that a token of prompt takes so long by now.
+    /// Sets the time to compute a prompt token from the measured rate, if there is one.
     pub fn learn_prefill(&mut self, tokens_per_s: Option<f32>) {
         if let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) {
             self.prefill_ms_per_token = 1e3 / f64::from(rate);
         }
     }
 
-    /// Takes in how long it took to export so many tokens.
+    /// Learns from the time to export `n_tokens`.
     pub fn learn_export(&mut self, n_tokens: u32, ms: f64) {
         learn(self.export_ms_per_token.as_mut(), ms / f64::from(n_tokens.max(1)));
     }
 
-    /// Takes in how long it took to copy from a slot of so many tokens.
+    /// Learns from the time to copy from a slot of `n_held_tokens`.
     pub fn learn_copy(&mut self, n_held_tokens: u32, ms: f64) {
         learn(self.copy_ms_per_token.as_mut(), ms / f64::from(n_held_tokens.max(1)));
     }
 
-    /// Takes in how long it took to import so many bytes.
+    /// Learns from the time to import `n_bytes`.
     pub fn learn_import(&mut self, n_bytes: u64, ms: f64) {
         learn(Some(&mut self.import_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
-    /// Takes in how long it took until so many bytes were read.
+    /// Learns from the time to read `n_bytes`.
     pub fn learn_read(&mut self, n_bytes: u64, ms: f64) {
         learn(Some(&mut self.read_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
-    /// Lets moves that were measured dearer than assumed at first seem cheaper again with time, by half in a
-    /// minute: one bad measurement, of a disk that was busy once, would keep them from ever being made and
-    /// measured again.
+    /// Moves the costs that were measured above the initial assumption back towards it, by half in a minute. Otherwise
+    /// one bad measurement, of a disk that was busy once, would keep the move from ever being made and measured again.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
         let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
         let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);
@@ -87,39 +86,39 @@ impl Costs {
         }
     }
 
-    /// Returns how many of a prompt's cached tokens to use for the rest to be computed fastest.
+    /// Returns how many of a prompt's cached tokens to use so that the rest is computed fastest.
     pub fn best_start(&self, n_prompt: u32, n_cached: u32) -> u32 {
         let n_suffix = n_prompt.saturating_sub(n_cached);
         let rounding = self.suffix_rounding.filter(|r| n_suffix >= r.from_tokens && n_suffix < r.to_tokens);
         rounding.map_or(n_cached, |rounding| n_prompt.saturating_sub(rounding.to_tokens))
     }
 
-    /// Returns the time to compute so many prompt tokens.
+    /// Returns the time to compute `n_tokens` of a prompt.
     pub fn prefill_ms(&self, n_tokens: usize) -> f64 {
         self.prefill_ms_per_token * n_tokens as f64
     }
 
-    /// Returns the time to copy from a sequence of so many tokens into another slot.
+    /// Returns the time to copy from a sequence of `n_held_tokens` to another slot.
     pub fn copy_ms(&self, n_held_tokens: usize) -> Option<f64> {
         self.copy_ms_per_token.map(|ms| ms * n_held_tokens as f64)
     }
 
-    /// Returns whether one slot can start from what another holds.
+    /// Returns whether one slot can start from another's state.
     pub fn shares(&self) -> bool {
         self.copy_ms_per_token.is_some() || self.export_ms_per_token.is_some()
     }
 
-    /// Returns the time to export so many tokens into the store, if there is one.
+    /// Returns the time to export `n_tokens` to the store, if there is one.
     pub fn export_ms(&self, n_tokens: usize) -> Option<f64> {
         self.export_ms_per_token.map(|ms| ms * n_tokens as f64)
     }
 
-    /// Returns the time to import so many bytes from memory.
+    /// Returns the time to import `n_bytes` from memory.
     pub fn import_ms(&self, n_bytes: u64) -> f64 {
         self.import_ms_per_byte * n_bytes as f64
     }
 
-    /// Returns the time to read so many bytes from disk.
+    /// Returns the time to read `n_bytes` from disk.
     pub fn read_ms(&self, n_bytes: u64) -> f64 {
         self.read_ms_per_byte * n_bytes as f64
     }

@@ -1,31 +1,32 @@
-//! The embedding batch: which of the texts that wait are computed together.
+//! The embedding batch: which of the waiting texts are computed together.
 //!
-//! Not here: prompts of answers (`batch_plan`). The idea: a batch begins with the oldest request, and then takes one text of each request
-//! in turn, so that a request of a thousand texts delays one of a single text by a batch, not by a thousand texts. Nobody
-//! starves: the oldest request's next text is in every batch.
+//! Not here: prompts of answers (`batch_plan`).
+//! A batch starts with the oldest request and then takes one text of each request in turn. So a request of a thousand
+//! texts delays one of a single text by a batch, not by a thousand texts. No request starves: the oldest one's next
+//! text is in every batch.
 
-/// Bounds a batch.
+/// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Is the most tokens of texts that share a batch; a longer one has a batch to itself.
+    /// Most tokens of texts that share a batch; a longer text has a batch to itself.
     pub tokens: u32,
-    /// Is the most texts.
+    /// Most texts.
     pub sequences: u16,
 }
 
-/// Names a text: the place of its request among those that wait, and its own among those that the request still has.
+/// Position of a text: its request among the waiting ones, and the text among those that the request has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Is the request's.
+    /// Index of the request.
     pub request_idx: usize,
-    /// Is the text's.
+    /// Index of the text.
     pub text_idx: usize,
 }
 
 /// Returns the texts of the next batch.
 ///
-/// Shape: `waiting` lists for each request, the oldest first, the tokens of the texts that it still has. What is
-/// returned takes of each request its first texts; it is empty only where nothing waits.
+/// Shape: `waiting` has for each request, the oldest first, the tokens of the texts that it has left. The result has
+/// the first texts of each request; it is empty only if no text waits.
 pub fn plan(waiting: &[&[u32]], room: Room) -> Vec<Place> {
     let mut taken = vec![0_usize; waiting.len()];
     let mut batch = Vec::new();

@@ -1,7 +1,7 @@
-//! What a worker keeps and what it runs next, pure: the slots' tokens, where a request starts, what goes into a batch.
+//! The worker's decisions, free of IO: the tokens of slots, the start of a request, the contents of a batch.
 //!
-//! Not here: llama.cpp, threads, clocks, IO. The shell reads the world, calls this and does what it says.
-//! The idea: every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
+//! Not here: llama.cpp, threads, clocks, IO. The shell reads the world, calls this crate and executes the result.
+//! Every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
 
 pub mod adapter_turns;
 pub mod arrivals;

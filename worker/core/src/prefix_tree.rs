@@ -1,18 +1,17 @@
-//! The prefix tree: which blocks of which prompts are held, by which slots and which stored chunks; and what of it is
-//! said to routers.
+//! The prefix tree: the slots and stored chunks that hold each block, and what of it is announced to routers.
 //!
-//! Not here: the tokens themselves (`slot_table`, which drives this), what is stored (`chunk_index`), sending (the shell).
-//! The idea: a block's chained hash names the whole prefix that ends with it, so a radix tree whose digits are blocks
-//! lies flat in one hash map. Every slot holds a path from the root, every stored chunk a stretch of a path; a block knows
-//! its holders. A look-up walks the prompt's chain until nobody holds the next block.
+//! Not here: the tokens (`slot_table`, which drives this module), what is stored (`chunk_index`), sending (the shell).
+//! A block's chained hash names the whole prefix that ends with it. So a radix tree whose digits are blocks fits into
+//! one flat hash map. Every slot holds a path from the root, every stored chunk a part of a path, and each block knows
+//! its holders. A look-up walks the prompt's chain until the next block has no holder.
 //!
-//! A block is announced with its best holder and withdrawn when the last one loses it; applying the changes in order to
-//! an empty map gives what is held. Where a sequence rewinds to any token, the whole prompt is announced as filling when
-//! its request gets the slot, and each block as ready once it is computed. Where only the exact end or a checkpoint can be
-//! resumed (recurrent and hybrid models), a running slot announces nothing, because nobody can start from it; when its
-//! sequence ends, its whole blocks are announced with the last as the resume point. A prompt that has those blocks goes on
-//! from there unless it differs in the few tokens behind the last whole block, so the announcement can be wrong by one
-//! continuation, never by a kind.
+//! A block is announced with its best holder and withdrawn when the last one loses it. Applying the changes in order to
+//! an empty map gives what is held. If a sequence can be rewound to any token, the whole prompt is announced as filling
+//! when its request gets the slot, and each block as ready once it is computed. If only the exact end or a checkpoint
+//! can be resumed (recurrent and hybrid models), a running slot announces nothing, because no request can start from
+//! it. When its sequence ends, its whole blocks are announced with the last as the resume point. A prompt with those
+//! blocks resumes there unless it differs in the few tokens behind the last whole block. The announcement can be wrong
+//! for that one continuation only.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -27,10 +26,11 @@ use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 use crate::chunk_index::{Kind, News};
 use crate::slot_table::{Acquire, AfterUse, SlotTable};
 
-/// Hashes one block behind its parent, as [`warmpath_common::block_hash::block_hash`] does; a test may give a worse one.
+/// Function that hashes one block behind its parent, as [`warmpath_common::block_hash::block_hash`] does; tests may use
+/// a worse one.
 pub type BlockHasher = fn(&BlockHash, &[Token]) -> BlockHash;
 
-/// Is who holds which blocks and what has been said about them.
+/// Holders of all blocks, and what has been announced about them.
 #[derive(Debug, Clone)]
 pub struct PrefixTree {
     block_size_tokens: u32,
@@ -38,19 +38,19 @@ pub struct PrefixTree {
     stored_state_rewinds: bool,
     hasher: BlockHasher,
     held: HashMap<Holder, Held>,
-    /// Has every held block, with its place in the chain.
+    /// Every held block, with its position in the chain.
     blocks: HashMap<Place, Block>,
     changes: Vec<Change>,
 }
 
-/// Names a block: its place in every chain that has it, and its hash.
+/// Identity of a block: its depth in every chain that has it, and its hash.
 type Place = (usize, BlockHash);
 
-/// Names what holds a block.
+/// Holder of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Holder {
     Slot(SlotId),
-    /// The chunk or checkpoint that ends with this block.
+    /// The chunk or checkpoint whose last block is this one.
     Stored(BlockHash),
 }
 
@@ -63,16 +63,16 @@ impl Holder {
     }
 }
 
-/// Is what one holder holds: a stretch of one chain.
+/// Part of one chain that one holder holds.
 #[derive(Debug, Clone)]
 struct Held {
     root: Option<BlockHash>,
-    /// Is the depth of the first block: 0 except for stored chunks.
+    /// Depth of the first block: 0 except for stored chunks.
     first_block: usize,
     chain: Arc<Vec<BlockHash>>,
-    /// Counts the blocks of the chain that are computed.
+    /// Number of the chain's blocks that are computed.
     n_ready: usize,
-    /// Says that the sequence in the slot leaves nothing behind, so nothing is announced.
+    /// Whether the slot's sequence asked to leave nothing in the cache, so that nothing is announced.
     is_secret: bool,
     tier: Tier,
 }
@@ -84,22 +84,22 @@ impl Default for Held {
     }
 }
 
-/// Is one block that someone holds.
+/// A block that has at least one holder.
 #[derive(Debug, Clone)]
 struct Block {
     holders: Vec<Holder>,
-    /// Is what was last said; absent before anything was.
+    /// State that was last announced; absent before the first announcement.
     said: Option<View>,
 }
 
-/// Is what is said about a block.
+/// Announced state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct View {
     quality: Quality,
     slot: Option<SlotId>,
 }
 
-/// Is how good a holder is for a block; larger is better.
+/// Rank of a holder of a block; larger is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Quality {
     is_ready: bool,
@@ -121,7 +121,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns how many of the chain's first blocks each slot holds computed, slots without any left out.
+    /// Returns how many of the chain's first blocks each slot has computed; slots without any are left out.
     ///
     /// Cost: O(blocks held x their holders). Blocks are compared by their hashes alone.
     pub fn slots_with(&self, chain: &[BlockHash]) -> Vec<(SlotId, usize)> {
@@ -139,13 +139,13 @@ impl PrefixTree {
         found
     }
 
-    /// Returns the hashes of all whole blocks that an idle slot holds, and of the prompt's too while it runs one, unless
-    /// nothing is announced of it meanwhile.
+    /// Returns the hashes of all whole blocks that an idle slot holds. For a running slot, the blocks of its prompt are
+    /// included, unless it announces nothing while it runs.
     pub fn chain(&self, slot: SlotId) -> &[BlockHash] {
         self.held.get(&Holder::Slot(slot)).map_or(&[], |held| &held.chain)
     }
 
-    /// Returns the hashes of all whole blocks of some tokens under a root.
+    /// Returns the hashes of all whole blocks of `tokens` under a root.
     pub fn chain_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<BlockHash> {
         chain_of(self.hasher, (root, tokens), self.block_size_tokens)
     }
@@ -155,10 +155,11 @@ impl PrefixTree {
         std::mem::take(&mut self.changes)
     }
 
-    /// Takes note of what the chunk index says of one of its chunks.
+    /// Applies a change of one of the chunk index's chunks.
     ///
-    /// Where only checkpoints can be resumed, other chunks are of no use alone and are not announced. Nor is stored state
-    /// where slots rewind and stored state does not: one chain cannot be announced with two kinds of resume points.
+    /// If only checkpoints can be resumed, other chunks are useless alone and are not announced. Stored state is not
+    /// announced either if slots can be rewound and stored state cannot: one chain cannot be announced with two kinds
+    /// of resume points.
     pub fn apply(&mut self, news: News) {
         let is_of_use = match self.resume {
             Resume::EveryBlock => self.stored_state_rewinds,
@@ -213,7 +214,7 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    /// Takes note that only the first tokens of a running slot are still exact, and that no more will come.
+    /// Records that only the first tokens of a running slot are still exact, and that its prompt will add no more.
     pub(crate) fn cut(&mut self, slot: SlotId, exact: &[Token]) {
         let mut held = self.held[&Holder::Slot(slot)].clone();
         Arc::make_mut(&mut held.chain).truncate(exact.len() / self.block_size_tokens as usize);
@@ -227,12 +228,12 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    /// Adds the hashes of the tokens' whole blocks behind those that a chain has.
+    /// Appends the hashes of the tokens' whole blocks that a chain lacks.
     fn lengthen(&self, chain: &mut Vec<BlockHash>, root: &BlockHash, tokens: &[Token]) {
         lengthen(self.hasher, chain, (root, tokens), self.block_size_tokens);
     }
 
-    /// Gives a holder another stretch and says what that changes.
+    /// Replaces a holder's part of a chain and adds the changes that follow.
     fn set(&mut self, holder: Holder, new: Held) {
         let old = self.held.get(&holder).cloned().unwrap_or_default();
         let is_same_place = old.first_block == new.first_block && old.tier == new.tier;
@@ -257,11 +258,12 @@ impl PrefixTree {
             self.changes.push(Change::Removed(removed));
         }
         self.say((old.first_block, &old.chain), n_common);
-        // The chain may hold at its end what another chain was said to end with, so its last settled block counts too.
+        // The new chain may contain the resume point that another chain was announced with, so its last settled block
+        // counts too.
         self.say((first_block, &touched), n_settled.saturating_sub(1));
     }
 
-    /// Takes a holder from a block and returns the block's key if it was the last one and the block was announced.
+    /// Removes a holder from a block. Returns the block's key if it was the last holder and the block was announced.
     fn drop_holder(&mut self, place: Place, holder: Holder) -> Option<BlockKey> {
         let Entry::Occupied(mut entry) = self.blocks.entry(place) else { return None };
         let holders = &mut entry.get_mut().holders;
@@ -272,7 +274,7 @@ impl PrefixTree {
         (is_gone && entry.remove().said.is_some()).then(|| place.1.key())
     }
 
-    /// Announces those blocks of a stretch, all but its first `n_skipped`, about which something else is true than was said.
+    /// Announces the blocks of a part of a chain, except its first `n_skipped`, whose announced state is outdated.
     fn say(&mut self, (first_block, chain): (usize, &[BlockHash]), n_skipped: usize) {
         for (idx, hash) in chain.iter().enumerate().skip(n_skipped) {
             let place = (first_block + idx, *hash);
@@ -285,7 +287,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the run of blocks from the first of `chain` on about which there is the same news.
+    /// Returns the run of blocks, from the first of `chain` on, that have to be announced with the same state.
     fn stretch(&mut self, (first_block, chain): (usize, &[BlockHash]), view: View) -> Run {
         let n = places(first_block, chain).take_while(|place| self.news(place) == Some(view)).count();
         for place in places(first_block, &chain[..n]) {
@@ -294,7 +296,7 @@ impl PrefixTree {
         self.run(&chain[..n], view)
     }
 
-    /// Returns the run that ends with the first resume point at or behind a block and starts behind the one before.
+    /// Returns the run that ends with the first resume point at or behind a block and starts behind the previous one.
     fn segment(&mut self, place: &Place) -> Run {
         let depth = place.0;
         let chain = Arc::clone(&self.held[&self.blocks[place].holders[0]].chain);
@@ -326,7 +328,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns what must be said about a block, if it is held and what was said is no longer the best truth.
+    /// Returns the state to announce for a block, if it has a holder and its announced state is outdated.
     ///
     /// Between resume points it does not matter which holder a block was announced with, as long as that one has it.
     fn news(&self, place: &Place) -> Option<View> {
@@ -345,7 +347,7 @@ impl PrefixTree {
         (!still_true).then_some(best)
     }
 
-    /// Returns a block's best holder; of equals the lowest.
+    /// Returns a block's best holder; ties go to the lowest.
     fn best(&self, depth: usize, block: &Block) -> View {
         let best = block.holders.iter().max_by_key(|holder| (self.quality(depth, **holder), Reverse(**holder)));
         let holder = *best.expect("a block without holders is removed");
@@ -389,14 +391,14 @@ impl PrefixTree {
     }
 }
 
-/// Returns the hashes of all whole blocks of some tokens under a root.
+/// Returns the hashes of all whole blocks of `tokens` under a root.
 pub fn chain_of(hasher: BlockHasher, (root, tokens): (&BlockHash, &[Token]), block_size_tokens: u32) -> Vec<BlockHash> {
     let mut chain = Vec::with_capacity(tokens.len() / block_size_tokens as usize);
     lengthen(hasher, &mut chain, (root, tokens), block_size_tokens);
     chain
 }
 
-/// Adds the hashes of the tokens' whole blocks behind those that a chain has.
+/// Appends the hashes of the tokens' whole blocks that a chain lacks.
 fn lengthen(
     hasher: BlockHasher,
     chain: &mut Vec<BlockHash>,
@@ -409,7 +411,7 @@ fn lengthen(
     }
 }
 
-/// Lists the places of a stretch's blocks.
+/// Returns the identities of the blocks of a part of a chain.
 fn places(first_block: usize, chain: &[BlockHash]) -> impl Iterator<Item = Place> {
     (first_block..).zip(chain.iter().copied())
 }

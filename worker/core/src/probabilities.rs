@@ -1,37 +1,37 @@
-//! How likely a chosen token and the likeliest others were, as log probabilities.
+//! Log probabilities of a chosen token and of the likeliest others.
 //!
-//! Not here: how a token is chosen (llama.cpp's samplers), how a client gets the numbers (`http::wire`).
-//! The idea: by default the probabilities are the model's own, the softmax of its logits, whatever the sampler did to
-//! them, as OpenAI and llama-server have it. Only the likeliest few are sorted.
+//! Not here: the choice of a token (llama.cpp's samplers), the format for clients (`http::wire`).
+//! By default the probabilities are the model's own, the softmax of its logits, whatever the sampler did to them, as in
+//! OpenAI's API and llama-server. Only the likeliest few are sorted.
 
 use std::cmp::Ordering;
 
 use warmpath_common::ids::Token;
 
-/// Is one token and how likely it was.
+/// A token and its probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Likely {
-    /// Is the token.
+    /// Token.
     pub token: Token,
-    /// Is the natural logarithm of its probability; minus infinity for a token that cannot be.
+    /// Natural logarithm of its probability; minus infinity for an impossible token.
     pub logprob: f32,
 }
 
-/// Is how likely one token of an answer was, and which were the likeliest at its place.
+/// Probability of one token of an answer, and of the likeliest tokens in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenProbabilities {
-    /// Is the token that was chosen.
+    /// Token that was chosen.
     pub chosen: Likely,
-    /// Lists the likeliest tokens, the likeliest first, of equals the lowest id.
+    /// Likeliest tokens, the likeliest first; ties: the lowest id first.
     pub top: Vec<Likely>,
 }
 
-/// Is how likely each token of a prompt was behind those before it.
+/// Probability of each token of a prompt, given those before it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptProbabilities {
-    /// Is the prompt's first token, which has nothing before it.
+    /// First token of the prompt, which has no token before it.
     pub first: Token,
-    /// Lists the others.
+    /// Probabilities of the other tokens.
     pub rest: Vec<TokenProbabilities>,
 }
 

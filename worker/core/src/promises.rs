@@ -1,10 +1,12 @@
-//! What requests that have come and not started yet are going to fill, said to routers ahead of the prefix tree.
+//! Early announcements: blocks that requests will fill that have arrived and not started, told to routers in advance.
 //!
-//! Not here: what is held and what running sequences fill (`prefix_tree`), which request promises what (the shell).
-//! The idea: between a request's arrival and its start lies at least the step that runs, often a queue. Routers that hear of
-//! it only then send the request's siblings elsewhere. So the request promises the blocks of its prompt when it comes,
-//! and its promise is settled when it starts, which the prefix tree announces, or comes to nothing. A block is said to be
-//! filling because of promises only while the tree says nothing of it: what is said is the tree's word, where it has one, else the promises'.
+//! Not here: held blocks and those that running sequences fill (`prefix_tree`), which request announces what (the
+//! shell).
+//! Between a request's arrival and its start lies at least the running step, often a queue. Routers that hear of it
+//! only then send the request's siblings elsewhere. So the request announces the blocks of its prompt when it arrives.
+//! The announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends
+//! without a start. The tree takes precedence: a block is announced as filling by a promise only while the tree
+//! announces nothing about it.
 
 use std::collections::BTreeMap;
 
@@ -13,31 +15,31 @@ use hashbrown::{HashMap, HashSet};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
-/// Names a promise; no two have the same one.
+/// Identifier of a promise, unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PromiseId(pub u64);
 
-/// Is every promise that is not settled.
+/// All promises that are not settled.
 #[derive(Debug, Clone, Default)]
 pub struct Promises {
-    /// Lists the blocks of each promise in the order of their chain.
+    /// Blocks of each promise in the order of their chain.
     chains: BTreeMap<PromiseId, Vec<BlockKey>>,
-    /// Has every promised block.
+    /// Every promised block.
     blocks: HashMap<BlockKey, Promised>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Promised {
-    /// Counts how often it is promised.
+    /// Number of promises that include the block.
     n: u32,
-    /// Says that only promises speak for the block.
+    /// Whether the block is announced by promises only.
     is_alone: bool,
 }
 
 impl Promises {
-    /// Takes a promise to fill a chain's blocks and returns what is to be said.
+    /// Adds a promise to fill a chain's blocks and returns what to announce.
     ///
-    /// `is_said` tells of a block, given with its index, whether it is said to be there or filling. Cost: O(keys).
+    /// `is_said` returns whether a block, given with its index, is already announced as held or filling. Cost: O(keys).
     pub fn make(
         &mut self,
         id: PromiseId,
@@ -59,7 +61,7 @@ impl Promises {
         changes
     }
 
-    /// Forgets a promise and returns what is to be said: that the blocks are gone for which nothing else speaks.
+    /// Forgets a promise and returns what to announce: the removal of blocks that nothing else announces.
     ///
     /// Cost: O(the promise's blocks).
     pub fn settle(&mut self, id: PromiseId) -> Option<Change> {
@@ -75,8 +77,8 @@ impl Promises {
         (!gone.is_empty()).then_some(Change::Removed(gone))
     }
 
-    /// Takes in a change of what is held and returns what is to be said: the change itself, and that promised blocks which are
-    /// no longer held are to be filled again.
+    /// Takes a change of the held blocks and returns what to announce: the change itself, and promised blocks that are
+    /// no longer held as filling again.
     ///
     /// Cost: O(the change's blocks), and O(all promised blocks) where a promised one is no longer held.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
@@ -111,7 +113,8 @@ impl Promises {
     }
 }
 
-/// Says of the blocks at those indices of a chain at which `is` that they are being filled: a run for each stretch.
+/// Returns changes that announce the blocks of a chain at those indices for which `is` holds as filling, one run for
+/// each consecutive part.
 fn filling(keys: &[BlockKey], is: impl Fn(usize) -> bool) -> Vec<Change> {
     let indices: Vec<usize> = (0..keys.len()).filter(|idx| is(*idx)).collect();
     let stretches = indices.chunk_by(|one, next| one + 1 == *next);
@@ -136,7 +139,7 @@ mod tests {
         Change::Stored(Run { keys, tier, state, resume, slot: None })
     }
 
-    /// Is what a router believes.
+    /// State that a router derives from the changes.
     #[derive(Default, PartialEq, Debug)]
     struct View(BTreeMap<BlockKey, RunState>);
 
@@ -160,7 +163,7 @@ mod tests {
         LetGo(Vec<BlockKey>),
     }
 
-    /// Returns blocks of one of two chains that have their first three in common.
+    /// Returns blocks of one of two chains that share their first three.
     fn any_keys() -> impl Strategy<Value = Vec<BlockKey>> {
         (0..2_u64, 0..8_u64, 0..8_u64).prop_map(|(chain, from, to)| {
             let key = |depth| BlockKey(if depth < 3 { depth } else { depth + 10 * chain });

@@ -1,38 +1,39 @@
-//! Which shares of a batch go through the model together.
+//! Decode groups: which shares of a batch go through the model together.
 //!
 //! Not here: the shares (`batch_plan`), the times (the shell measures them).
-//! The idea: where every slot has its own cells, llama.cpp takes sequences with consecutive ids, in ascending order, through the
-//! model together, as many tokens of each as the shortest has (`llama_batch_allocr::split_equal`). So the order of the shares
-//! says what is computed together, and nobody says that together is faster. One token each may be slower together than in
-//! turn, as with 8-bit weights on one thread; and a prompt beside one token would leave all but its first token for a second
-//! pass. So prompts and single tokens go apart, where both are in a batch, and single tokens in the runs that were measured to be
-//! fastest.
+//! If every slot has its own cells, llama.cpp computes sequences with consecutive ids, in ascending order, together: as
+//! many tokens of each as the shortest has (`llama_batch_allocr::split_equal`). So the order of the shares determines
+//! what is computed together. Together is not always faster. One token each may be slower together than one after
+//! another, as with 8-bit weights on one thread; and a prompt next to a single token would leave all but its first
+//! token to a second pass. So prompts and single tokens are kept apart if a batch has both, and single tokens are
+//! grouped as measured fastest.
 
 use std::ops::Range;
 
 use crate::batch_plan::Share;
 
-/// Is how much faster several runs must be than one. Source: the noise of a machine that does other work.
+/// Least gain at which several runs replace one. Source: the noise of a machine that does other work.
 const GAIN_MIN: f64 = 0.1;
 
-/// Says in runs of how many sequences single tokens are computed.
+/// Sizes of the runs in which single tokens are computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runs {
-    /// Is the length of the first run of so many sequences and one.
+    /// Length of the first run of `index + 1` sequences.
     first: Vec<usize>,
 }
 
 impl Runs {
-    /// Returns the fastest runs by the measured times, each of that many sequences that decode together, in any unit.
+    /// Returns the fastest runs, given the measured times of so many sequences that decode together, in any unit.
     ///
-    /// Between two measured numbers time is taken to grow evenly; beyond them all is computed together.
+    /// Times between two measured numbers are interpolated; beyond the measured ones all sequences are computed
+    /// together.
     pub fn fastest(times: &[(u16, f64)]) -> Self {
         let mut times: Vec<(usize, f64)> = times.iter().map(|&(n, time)| (usize::from(n), time)).collect();
         times.retain(|(n, time)| *n > 0 && time.is_finite() && *time > 0.0);
         times.sort_unstable_by_key(|(n, _)| *n);
         times.dedup_by_key(|(n, _)| *n);
         let mut first = Vec::new();
-        // The least time of so many sequences.
+        // The least time for so many sequences.
         let mut least = vec![0.0];
         for n in 1.. {
             let Some(together) = between(&times, n) else { break };
@@ -46,7 +47,7 @@ impl Runs {
         Self { first }
     }
 
-    /// Returns the shares, which are in the order of their slots, in the order in which they are computed in these runs.
+    /// Returns the shares, given in the order of their slots, in the order that computes them in these runs.
     pub fn arrange(&self, shares: &[Share]) -> Vec<Share> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut start = 0;
@@ -59,12 +60,12 @@ impl Runs {
             runs.push(start..start + n);
             start += n;
         }
-        // The next run's ids are below the last one's, so that none is taken for its continuation.
+        // The next run's ids are below the last one's, so that llama.cpp does not join the two.
         runs.into_iter().rev().flat_map(|run| shares[run].iter().copied()).collect()
     }
 }
 
-/// Returns the time of `n` sequences, absent outside of what was measured.
+/// Returns the time of `n` sequences; absent outside of the measured range.
 fn between(times: &[(usize, f64)], n: usize) -> Option<f64> {
     let above = times.iter().position(|(measured, _)| *measured >= n)?;
     let (n_above, time_above) = times[above];
@@ -86,7 +87,7 @@ mod tests {
         Share { slot: SlotId(slot), n_tokens }
     }
 
-    /// Returns what llama.cpp computes together, in its order. Source: `llama_batch_allocr::split_equal`, sequential.
+    /// Returns the passes of llama.cpp, in its order. Source: `llama_batch_allocr::split_equal`, sequential.
     fn passes(shares: &[Share]) -> Vec<Vec<(u16, u32)>> {
         let mut left: Vec<(u16, u32)> = shares.iter().map(|share| (share.slot.0, share.n_tokens)).collect();
         let mut passes = Vec::new();
@@ -94,7 +95,7 @@ mod tests {
             let mut taken = vec![idx];
             for next in idx + 1..left.len() {
                 let last = left[*taken.last().unwrap()].0;
-                // A share of several tokens is met again after each of them; one behind it cannot precede it.
+                // A share of several tokens comes up again in later passes; a share can only follow one before it.
                 if left[next].1 > 0 && left[next].0 == last + 1 {
                     taken.push(next);
                 }
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(passes(&arranged), expected.iter().map(|pass| pass.to_vec()).collect::<Vec<_>>());
     }
 
-    /// Is 8-bit weights on one thread: alone 2 ms, two together four times that.
+    /// Times of 8-bit weights on one thread: one sequence takes 2 ms, two together four times that.
     const SLOW_TOGETHER: [(u16, f64); 5] = [(1, 1.94), (2, 7.3), (4, 11.1), (8, 15.9), (16, 19.3)];
 
     #[test]
@@ -180,7 +181,7 @@ mod tests {
             let measured: Vec<(u16, f64)> = (1..).zip(times.iter().copied()).collect();
             let shares: Vec<Share> = (0..n as u16).map(|slot| share((slot, 1))).collect();
             let taken: f64 = passes(&Runs::fastest(&measured).arrange(&shares)).iter().map(|pass| times[pass.len() - 1]).sum();
-            // Each number of sequences may be a tenth above its best, and so may those that it is split into.
+            // Each number of sequences may be a tenth above its best, and so may its parts.
             let allowed = (1.0 - GAIN_MIN).powi(n as i32);
             prop_assert!(taken * allowed <= fastest(&times, n) + 1e-9, "{} for {}", taken, fastest(&times, n));
         }

@@ -1,53 +1,53 @@
-//! What is moved within a slot: text behind a divergence that the prompt has further on, and an answer's way past its context.
+//! Moves of KV state within a slot: text that the prompt has further on, and the context shift of a long answer.
 //!
-//! Not here: moving it (the shell), which tokens are still exact afterwards (`slot_table`).
-//! The idea: the state of a token can be given another position. Where a prompt leaves the text that a slot holds and comes
-//! back to it later, as when a client drops its oldest messages, the state of the common text moves to where the prompt has
-//! it. It was computed behind other tokens than the prompt's, so it is near what computing would give, not equal to it.
+//! Not here: the moves themselves (the shell), which tokens are exact afterwards (`slot_table`).
+//! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and continues it
+//! later, as when a client drops its oldest messages, the state of the common text moves to its position in the prompt.
+//! It was computed behind other tokens than the prompt's, so it is close to what computing would give, not equal to it.
 
 use warmpath_common::ids::{SlotId, Token};
 
 use crate::slot_plan::{Reuse, Wish};
 use crate::slot_table::{Shift, SlotTable};
 
-/// Is the shortest run that is moved where somebody asks for moves without a length.
+/// Shortest run that is moved if the request asks for moves without a length.
 ///
 /// Units: tokens. Source: a choice: shorter runs are often chance.
 pub const REUSE_TOKENS_DEFAULT: u32 = 32;
 
-/// Is the least tokens behind the kept ones when a context shifts. Source: llama-server's `n_ctx - 4`.
+/// Fewest tokens behind the kept ones when a context shifts. Source: llama-server's `n_ctx - 4`.
 const SHIFTED_TOKENS_MIN: u32 = 4;
 
-/// Says that some consecutive tokens of a slot get other positions.
+/// Move of consecutive tokens of a slot to other positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Is where the first of them is.
+    /// Position of the first token.
     pub from_token: u32,
-    /// Is where it goes: not behind `from_token`.
+    /// New position of the first token: at most `from_token`.
     pub to_token: u32,
-    /// Is their number, at least 1.
+    /// Number of tokens, at least 1.
     pub n_tokens: u32,
 }
 
-/// Is how a prompt starts from moved state.
+/// Start of a prompt from moved state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reused {
-    /// Names the slot, idle.
+    /// Slot to use, idle.
     pub slot: SlotId,
-    /// Is the prompt's first tokens that stay as they are, exact, at least 1.
+    /// Number of the prompt's first tokens that stay in place and are exact, at least 1.
     pub n_exact: u32,
-    /// Lists the moves in the order in which they are made: each goes to where the one before ended, the first behind the
-    /// exact tokens; all other tokens are dropped.
+    /// Moves in the order in which they are made. Each goes to the position at which the one before ended, the first
+    /// one right behind the exact tokens; all other tokens are dropped.
     pub moves: Vec<Move>,
 }
 
 impl Reused {
-    /// Returns the number of the prompt's tokens that are there afterwards.
+    /// Returns the number of the prompt's tokens that are present afterwards.
     pub fn n_tokens(&self) -> u32 {
         self.n_exact + self.n_moved()
     }
 
-    /// Returns the number of those that are not exact.
+    /// Returns the number of the present tokens that are not exact.
     pub fn n_moved(&self) -> u32 {
         self.moves.iter().map(|one| one.n_tokens).sum()
     }
@@ -55,7 +55,7 @@ impl Reused {
 
 /// Returns the idle slot whose state covers the most of the prompt once runs of at least `n_run_min` tokens are moved.
 ///
-/// `None` where nothing can be moved, or `n_run_min` is 0. Of equal slots the one used last.
+/// `None` if nothing can be moved or `n_run_min` is 0. Ties go to the slot used last.
 /// Cost: O(held tokens x `n_run_min`).
 pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused> {
     if n_run_min == 0 || wish.reuse == Reuse::Forbidden {
@@ -71,10 +71,10 @@ pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused
     ways.max_by_key(|(reused, last_used)| (reused.n_tokens(), *last_used)).map(|(reused, _)| reused)
 }
 
-/// Lists the runs of at least `n_run_min` held tokens, behind the `n_common` that prompt and slot begin with, that the prompt
-/// goes on with, one after another; at least one token of the prompt is left to compute.
+/// Returns the runs of at least `n_run_min` held tokens that continue the prompt one after another, behind the
+/// `n_common` tokens that prompt and slot share; at least one token of the prompt is left to compute.
 ///
-/// Source: llama-server's `--cache-reuse`: what does not match is passed over in the slot, never in the prompt.
+/// Source: llama-server's `--cache-reuse`: tokens that do not match are skipped in the slot, never in the prompt.
 pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, usize)) -> Vec<Move> {
     let prompt = &prompt[..prompt.len() - 1];
     let (mut from, mut to) = (n_common, n_common);
@@ -92,10 +92,10 @@ pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, us
     moves
 }
 
-/// Returns what is dropped where a sequence of `n_held` tokens has filled its context and goes on: `n_discard` tokens, or half
-/// of them, behind the first `n_keep`.
+/// Returns the tokens that are dropped when a sequence of `n_held` tokens has filled its context and continues:
+/// `n_discard` tokens behind the first `n_keep`, or half of those behind them if it is `None`.
 ///
-/// `None` where there is nothing to drop. Source: llama-server's `--context-shift`.
+/// `None` if no token can be dropped. Source: llama-server's `--context-shift`.
 pub fn context_shift(n_held: u32, n_keep: u32, n_discard: Option<u32>) -> Option<Shift> {
     let n_keep = n_keep.min(n_held.saturating_sub(SHIFTED_TOKENS_MIN));
     let n_left = n_held - n_keep;

@@ -1,15 +1,16 @@
-//! Where a request starts: which slot it gets, and from where its prompt's first tokens get there.
+//! The start of a request: the slot that it gets, and the source of its prompt's first tokens.
 //!
-//! Not here: doing it (the shell), the batch that computes the rest (`batch_plan`).
-//! The idea: the longest prefix counts wherever it is held: in the request's own slot, in another one, busy or idle, in
-//! the store. Of the idle slots, one (the *affine* slot) holds the most of the prompt itself, and one (the *victim*) is
-//! worth least: it is empty or was used longest ago, those
-//! left out that a tenant keeps as its share (`slot_shares`). Each way to bring a prefix into either of them has a cost in
-//! milliseconds by what this worker has measured: moving the state, computing the rest, and what is destroyed. The
-//! cheapest way wins; of ways that nobody can tell apart the one that reuses most whole blocks. State that is worth more than its export is saved before it is overwritten. A request whose prefix a
-//! running sequence is about to compute waits for that, and the slots stay free for others.
+//! Not here: the execution (the shell), the batch that computes the rest (`batch_plan`).
+//! A prefix counts wherever it is held: in the slot itself, in another one, busy or idle, or in the store. Two idle
+//! slots are considered. The *affine* slot holds the most of the prompt itself. The *victim* is worth least: it is
+//! empty or was used longest ago; a slot that is part of its tenant's share is spared if possible (`slot_shares`). Each
+//! option to bring a prefix to one of them has a cost in milliseconds by this worker's measurements: moving the state,
+//! computing the rest, and what is destroyed. The cheapest option wins; among options of nearly equal cost, the one
+//! that reuses the most whole blocks. State that is worth more than its export is saved before it is overwritten. A
+//! request whose prefix a running sequence is about to compute waits for that, and the slots stay free for others.
 //!
-//! Where a sequence cannot be rewound, a prefix is of use up to a stored checkpoint, or if it ends where a slot's state ends.
+//! If a sequence cannot be rewound, a prefix is useful up to a stored checkpoint, or if it ends where a slot's state
+//! ends.
 
 mod decision;
 
@@ -28,63 +29,64 @@ use crate::tenants::TenantId;
 
 pub use decision::{Decision, Save, SlotPlan, Start};
 
-/// Is the chance that a conversation's end which a request cuts off would have been wanted again.
+/// Probability that the end of a conversation, cut off by a request, would have been needed again.
 ///
 /// Source: a choice, not a measurement: most ends that are cut off are answers that were generated anew or edited.
 const CUT_END_CHANCE: f64 = 0.25;
 
-/// Is by how much the costs of two ways may differ and count as equal. Units: milliseconds.
+/// Largest difference at which the costs of two options count as equal. Units: milliseconds.
 ///
-/// Source: own choice: nobody notices, and what was announced to routers in whole blocks is then what is reused.
+/// Source: own choice: no user notices, and then the whole blocks that were announced to routers are those that are
+/// reused.
 const NEARLY_EQUAL_MS: f64 = 5.0;
 
-/// Is what a request wants of a slot.
+/// Request, as far as a plan depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
-    /// Is the prompt, at least one token.
+    /// Prompt, at least one token.
     pub prompt: &'a [Token],
-    /// Is the prompt's chain, whole blocks only.
+    /// Hash chain of the prompt, whole blocks only.
     pub chain: &'a [BlockHash],
-    /// Is the root of its chain.
+    /// Root of the chain.
     pub root: &'a BlockHash,
-    /// Tenant of the request; `None` for one that has no share of the slots.
+    /// Tenant of the request; `None` for one without a share of the slots.
     pub tenant: Option<TenantId>,
-    /// Says whether it may start from what is held.
+    /// Whether it may start from held state.
     pub reuse: Reuse,
-    /// Names the slot that the sender would like; only decides between slots that are equally good.
+    /// Slot that the client asked for; decides only between equally good slots.
     pub wanted: Option<SlotId>,
 }
 
 impl<'a> Wish<'a> {
-    /// Returns the prompt as the store is asked about it.
+    /// Returns the prompt in the form in which it is looked up in the store.
     pub fn prefix(&self) -> Prefix<'a> {
         Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }
     }
 }
 
-/// Says whether a request may start from KV state that is there.
+/// Whether a request may start from existing KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
     /// It may.
     Allowed,
-    /// It computes everything.
+    /// It computes the whole prompt.
     Forbidden,
 }
 
-/// Is everything that a plan looks at besides the request.
+/// State on which a plan depends besides the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Outlook<'a> {
-    /// Is the slots.
+    /// Slots.
     pub table: &'a SlotTable,
-    /// Is the store.
+    /// Index of the store.
     pub index: &'a ChunkIndex,
-    /// Lists the chunks on disk whose bytes are at hand all the same, read for a request that has not started yet.
+    /// Chunks on disk whose bytes are in memory, read for a request that has not started yet.
     pub at_hand: &'a HashSet<ChunkId>,
-    /// Is what things cost.
+    /// Costs of moving and computing.
     pub costs: &'a Costs,
 }
 
-/// Returns what becomes of a request now.
+/// Returns the decision for a request at this time.
 ///
 /// Cost: O(slots + prompt). Deterministic.
 pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
@@ -100,50 +102,50 @@ pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
     if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
 }
 
-/// Returns the most tokens of the prompt that will not have to be computed once its turn comes: an estimate.
+/// Returns an estimate of the most tokens of the prompt that will not have to be computed when the request starts.
 pub fn best_usable(outlook: &Outlook<'_>, wish: &Wish<'_>) -> u32 {
     let planner = Planner::new(outlook, wish);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
 }
 
-/// Is what one slot holds of the prompt.
+/// One slot's part of the prompt.
 #[derive(Debug, Clone, Copy)]
 struct Resident {
     slot: SlotId,
     n_common: usize,
     n_held: usize,
-    /// Is the fewest tokens that it can be cut back to.
+    /// Fewest tokens to which it can be cut back.
     rewinds_to: usize,
 }
 
-/// Is one idle slot seen with one prompt.
+/// An idle slot, rated for one prompt.
 #[derive(Debug, Clone, Copy)]
 struct Offer {
     slot: SlotId,
-    /// Is the tokens that the prompt would keep.
+    /// Number of its tokens that the prompt could use.
     n_usable: usize,
-    /// Is the tokens that the prompt would destroy.
+    /// Number of its tokens that the prompt would destroy.
     n_lost: usize,
-    /// Says that its tenant has no more slots than its share.
+    /// Whether its tenant has no more slots than its share.
     is_kept: bool,
     last_used: u64,
     is_wanted: bool,
 }
 
-/// Is one way to start.
+/// One option to start.
 struct Way {
     plan: SlotPlan,
     cost_ms: f64,
 }
 
-/// Is one request seen against everything that is held.
+/// One request and all state that it could use.
 struct Planner<'a> {
     outlook: &'a Outlook<'a>,
     wish: &'a Wish<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
     found: Found,
-    /// Lists the checkpoints that the prompt can resume from, the shortest first.
+    /// Checkpoints from which the prompt can resume, the shortest first.
     checkpoints: Vec<StoredCheckpoint>,
 }
 
@@ -178,7 +180,7 @@ impl<'a> Planner<'a> {
         Some((affine, victim))
     }
 
-    /// Returns the tenants' shares of the slots, the one counted that the request takes.
+    /// Returns the tenants' shares of the slots; the slot that the request takes is included.
     fn shares(&self) -> SlotShares {
         let table = self.outlook.table;
         let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
@@ -199,7 +201,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns how many tokens can be started from in the slot that holds them.
+    /// Returns the number of tokens that can be used in the slot that holds them.
     fn reach_in_slot(&self, held: &Resident) -> usize {
         let ends_there = held.n_common == held.n_held && held.n_common < self.wish.prompt.len();
         let n_most = held.n_common.min(self.wish.prompt.len() - 1);
@@ -207,7 +209,7 @@ impl<'a> Planner<'a> {
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
 
-    /// Returns how many tokens can be started from in another slot than the one that holds them: a copy is cut.
+    /// Returns the number of tokens that can be used in another slot than the one that holds them: a copy is cut.
     fn reach_elsewhere(&self, held: &Resident) -> usize {
         let n_most = held.n_common.min(self.wish.prompt.len() - 1);
         match self.memory.rewinds_anywhere() {
@@ -217,7 +219,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns how many tokens can be started from in the store.
+    /// Returns the number of tokens that can be used from the store.
     fn reach_in_store(&self) -> usize {
         let n_most = match self.memory {
             // Recurrent state needs no tokens before it.
@@ -229,7 +231,7 @@ impl<'a> Planner<'a> {
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
     }
 
-    /// Returns how many tokens can be started from without waiting for anyone.
+    /// Returns the number of tokens that can be used without waiting for a running sequence.
     fn reach_now(&self) -> usize {
         let resident = self.resident.iter().map(|held| self.reach_in_slot(held)).max();
         resident.unwrap_or(0).max(self.reach_in_store())
@@ -239,13 +241,13 @@ impl<'a> Planner<'a> {
         self.checkpoint_within(n_tokens).map_or(0, |checkpoint| checkpoint.n_blocks * self.block_size())
     }
 
-    /// Returns the last checkpoint that needs at most so many of the prompt's tokens.
+    /// Returns the last checkpoint that needs at most `n_tokens` of the prompt.
     fn checkpoint_within(&self, n_tokens: usize) -> Option<&StoredCheckpoint> {
         self.checkpoints.iter().rev().find(|checkpoint| checkpoint.n_blocks * self.block_size() <= n_tokens)
     }
 
-    /// Returns the running sequence whose prompt shares the most with this one, and how much of it others will be able
-    /// to start from.
+    /// Returns the running sequence whose prompt shares the most with this one, and how much of it other slots will be
+    /// able to start from.
     fn coming(&self) -> Option<(SlotId, usize)> {
         if self.wish.reuse == Reuse::Forbidden || !self.outlook.costs.shares() {
             return None;
@@ -253,7 +255,7 @@ impl<'a> Planner<'a> {
         let running = self.outlook.table.iter().filter(|(_, slot)| slot.is_busy());
         let shared = running.filter_map(|(id, slot)| {
             let n_coming = slot.n_coming(self.wish.prompt, self.wish.root).min(self.wish.prompt.len() - 1);
-            // Where there is no rewinding, the running sequence makes a checkpoint there if it has not come so far.
+            // Without rewinding, the running sequence makes a checkpoint there unless it is already past that position.
             let n_blocks = n_coming / self.block_size() * self.block_size();
             let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { n_blocks };
             (n_coming > slot.tokens().len()).then_some((id, n_coming))
@@ -261,8 +263,8 @@ impl<'a> Planner<'a> {
         shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
     }
 
-    /// Returns whether to wait for what a running sequence is about to compute: it must beat what is there already by at
-    /// least a block, and by more than bringing it here costs.
+    /// Returns the decision to wait for a prefix that a running sequence is about to compute, if that pays: it must
+    /// exceed what is there already by at least a block, and save more time than copying it takes.
     fn prefix_in_flight(&self) -> Option<Decision> {
         let (slot, n_coming) = self.coming()?;
         let n_gained = n_coming.saturating_sub(self.reach_now());
@@ -283,7 +285,7 @@ impl<'a> Planner<'a> {
             ways.extend(self.import(target));
             ways.push(self.way(target, Start::Cold, 0.0));
         }
-        // What the victim loses counts only as far as it is exported; what another slot loses, someone may still want.
+        // The victim's loss costs only its export, if it is exported; the state of another slot may still be wanted.
         let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
         for way in &mut ways {
             let n_saved = saved.iter().find(|(slot, _)| *slot == way.plan.slot).map_or(0, |(_, n)| *n);
@@ -292,7 +294,7 @@ impl<'a> Planner<'a> {
         ways
     }
 
-    /// Returns the cheapest way, or one as good as that which reuses more whole blocks.
+    /// Returns the cheapest option, or one of nearly equal cost that reuses more whole blocks.
     fn best(&self, ways: Vec<Way>) -> Option<Way> {
         let least_ms = ways.iter().map(|way| way.cost_ms).min_by(f64::total_cmp)?;
         let n_blocks = |way: &Way| way.plan.start.n_tokens() as usize / self.block_size();
@@ -319,7 +321,7 @@ impl<'a> Planner<'a> {
         self.memory.rewinds_anywhere() && n_tokens >= self.outlook.table.slot(slot).rewinds_to()
     }
 
-    /// Returns a plan that uses only as much of what is cached as makes the rest fastest, where state can be cut anywhere.
+    /// Returns a plan that uses only as many cached tokens as make the rest fastest, if state can be cut anywhere.
     fn rounded(&self, plan: SlotPlan) -> SlotPlan {
         if self.memory != MemoryKind::Full {
             return plan;
@@ -336,7 +338,7 @@ impl<'a> Planner<'a> {
         self.way(offer, start, 0.0)
     }
 
-    /// Returns the way that copies from another slot, the one that has the most.
+    /// Returns the option that copies from the other slot with the most usable tokens.
     fn copy(&self, target: Offer) -> Option<Way> {
         let others = self.resident.iter().filter(|held| held.slot != target.slot);
         let sources = others.map(|held| (self.reach_elsewhere(held), held));
@@ -357,7 +359,7 @@ impl<'a> Planner<'a> {
         (n_tokens > 0).then_some(way)
     }
 
-    /// Lists what a plan takes from the store: chunk, tier, bytes.
+    /// Returns what a plan needs from the store: chunk, tier, bytes.
     fn needs(&self, plan: &SlotPlan) -> Vec<(ChunkId, Tier, u64)> {
         let n_blocks = match plan.start {
             Start::Import { n_tokens } => (n_tokens as usize).div_ceil(self.block_size()),
@@ -376,7 +378,7 @@ impl<'a> Planner<'a> {
         needs
     }
 
-    /// Adds what a way destroys to its cost, and says whether to export it first.
+    /// Adds what an option destroys to its cost, and decides whether to export it first.
     fn charge_loss(&self, way: &mut Way, n_saved: usize, chance: f64) {
         let slot = self.outlook.table.slot(way.plan.slot);
         let tokens = slot.exact_tokens();
@@ -384,7 +386,7 @@ impl<'a> Planner<'a> {
             Start::Keep { n_tokens } => n_tokens as usize,
             Start::Cold | Start::Copy { .. } | Start::Import { .. } => 0,
         };
-        // Who sends a prompt again, or with more behind it, has no use for the answer that it got.
+        // A client that sends a prompt again, or a longer one, has no use for the answer that it got.
         if matches!(way.plan.start, Start::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
             return;
         }
@@ -401,7 +403,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns how many of an idle slot's first tokens need no saving: they are stored, or cannot be.
+    /// Returns how many of an idle slot's first tokens need no saving: they are stored, or cannot be stored.
     fn n_saved(&self, slot: SlotId) -> usize {
         let held = self.outlook.table.slot(slot);
         let (Some(root), tokens) = (held.root(), held.exact_tokens()) else { return 0 };
@@ -417,9 +419,10 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns what each slot holds of the prompt, those that hold nothing left out.
+/// Returns what each slot holds of the prompt; slots that hold none of it are left out.
 ///
-/// The tree says which slots share whole blocks; tokens decide how many more, and guard against equal hashes.
+/// The tree finds the slots that share whole blocks. Tokens decide how many more they share, and guard against hash
+/// collisions.
 fn resident(table: &SlotTable, wish: &Wish<'_>) -> Vec<Resident> {
     let with_blocks = table.tree().slots_with(wish.chain);
     let n_most = with_blocks.iter().map(|(_, n_blocks)| *n_blocks).max().unwrap_or(0);

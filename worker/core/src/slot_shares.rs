@@ -1,14 +1,14 @@
-//! Fair shares of the slots: whose idle slot is left alone while there is another to take.
+//! Fair shares of the slots: the idle slots of a tenant that are spared as long as another slot can be taken.
 //!
-//! Not here: which of the others is taken (`slot_plan`), the shares of stored state (`chunk_index`).
-//! The idea: as in the store, a tenant that holds no more than an equal share keeps it. Requests never wait for that: where
-//! every idle slot is one that its tenant keeps, one of them is taken all the same.
+//! Not here: the choice among the other slots (`slot_plan`), the shares of stored state (`chunk_index`).
+//! As in the store, a tenant that has no more than an equal share keeps it. Requests never wait for that: if every idle
+//! slot is part of a tenant's share, one of them is taken all the same.
 
 use std::collections::BTreeMap;
 
 use crate::tenants::TenantId;
 
-/// What each tenant holds of a number of slots or cells.
+/// Each tenant's part of a number of slots or cells.
 #[derive(Debug, Clone)]
 pub struct SlotShares {
     limit: u64,
@@ -17,9 +17,9 @@ pub struct SlotShares {
 }
 
 impl SlotShares {
-    /// Returns the shares of `limit` where these are held, each by a tenant, or by one that has no share.
+    /// Returns the shares of `limit`, given who holds how much; `None` stands for a tenant without a share.
     ///
-    /// All that have no share count as one more tenant. Units: those of `limit`.
+    /// All tenants without a share count as one more tenant. Units: those of `limit`.
     pub fn new(limit: u64, held: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
         let mut shares = Self { limit, n_shares: 0, held: BTreeMap::new() };
         let mut n_others = 0;

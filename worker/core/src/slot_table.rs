@@ -1,10 +1,10 @@
-//! The slots: which tokens' KV state each holds, under which chain root, and whether it runs a sequence.
+//! The slots: the tokens whose KV state each one has, the root of their chain, and whether a sequence runs.
 //!
-//! Not here: who gets which slot (`slot_plan`), who holds which blocks (`prefix_tree`, which this drives).
-//! The idea: a slot's held tokens are exactly the tokens whose KV state llama.cpp has for it, prompt and answer alike. A
-//! slot is acquired for one sequence and released exactly once; between the two its tokens only grow, unless they are
-//! shifted. State behind a shift is not what computing the tokens would give, so it is never lent, kept or announced:
-//! only the *exact* tokens are.
+//! Not here: the choice of slots (`slot_plan`), the holders of blocks (`prefix_tree`, which this module drives).
+//! A slot's held tokens are exactly the tokens whose KV state llama.cpp has for it, prompt and answer alike. A slot is
+//! acquired for one sequence and released exactly once; in between its tokens only grow, unless they are shifted. State
+//! behind a shift differs from what computing the tokens would give. So it is never lent, stored or announced: only the
+//! *exact* tokens are.
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
@@ -15,7 +15,7 @@ use crate::chunk_index::News;
 use crate::prefix_tree::{BlockHasher, PrefixTree};
 use crate::tenants::TenantId;
 
-/// Is every slot of a worker.
+/// All slots of a worker.
 #[derive(Debug, Clone)]
 pub struct SlotTable {
     slots: Vec<Slot>,
@@ -23,38 +23,38 @@ pub struct SlotTable {
     memory: MemoryKind,
     context_tokens: u32,
     block_size_tokens: u32,
-    /// Counts acquisitions and releases; orders slots by their last use.
+    /// Number of acquisitions and releases; orders slots by their last use.
     tick: u64,
 }
 
-/// Says how many slots there are and how large everything is.
+/// Number and sizes of the slots.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Is the number of slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Is the most tokens of one slot.
+    /// Most tokens of one slot.
     pub context_tokens: u32,
-    /// Is the number of tokens in a block.
+    /// Number of tokens of a block.
     pub block_size_tokens: u32,
-    /// Says where a sequence can be resumed.
+    /// Kind of memory, which determines where a sequence can resume.
     pub memory: MemoryKind,
-    /// Hashes blocks.
+    /// Hash function of blocks.
     pub hasher: BlockHasher,
 }
 
-/// Is one slot.
+/// One slot.
 #[derive(Debug, Clone, Default)]
 pub struct Slot {
     tokens: Vec<Token>,
-    /// Counts the first tokens whose state is what computing them gives; all of them unless there was a shift.
+    /// Number of the first tokens whose state is what computing them gives; all of them unless there was a shift.
     n_exact: usize,
-    /// Is the fewest tokens that the state can be cut back to.
+    /// Fewest tokens to which the state can be cut back.
     rewinds_to: usize,
-    /// Is the whole prompt of the running sequence; empty while idle.
+    /// Whole prompt of the running sequence; empty while idle.
     prompt: Vec<Token>,
-    /// Counts the tokens of the prompt that ran last.
+    /// Number of tokens of the prompt that ran last.
     n_last_prompt: usize,
-    /// Counts the first tokens from which a later request has started, here or in another slot.
+    /// Number of the first tokens from which a later request has started, here or in another slot.
     n_reused: usize,
     root: Option<BlockHash>,
     tenant: Option<TenantId>,
@@ -69,71 +69,70 @@ enum State {
     Busy(AfterUse),
 }
 
-/// Says what becomes of a slot's tokens once its sequence is over.
+/// What happens to a slot's tokens when its sequence ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterUse {
     /// They stay for later requests.
     Keep,
-    /// They go: the request wanted nothing left behind.
+    /// They are dropped: the request asked to leave nothing in the cache.
     Forget,
 }
 
-/// Says what a sequence does with the slot that it gets.
+/// Use of a slot by a new sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Acquire<'a> {
-    /// Names the slot, idle.
+    /// Slot to use, idle.
     pub slot: SlotId,
-    /// Is the whole prompt.
+    /// Whole prompt.
     pub prompt: &'a [Token],
-    /// Says how many of the prompt's first tokens have their KV state in the slot, however it got there.
+    /// Number of the prompt's first tokens whose KV state is in the slot, wherever it came from.
     pub n_start_tokens: u32,
-    /// Is the fewest tokens that the slot's state can be cut back to: more than 0 where a sliding window's past was not
-    /// brought along.
+    /// Fewest tokens to which the slot's state can be cut back: more than 0 if a sliding window's past was not copied.
     pub rewinds_to_tokens: u32,
-    /// Is the root of the sequence's chain.
+    /// Root of the sequence's chain.
     pub root: BlockHash,
-    /// Lists the hashes of the whole prompt's full blocks, announced as being filled.
+    /// Hashes of the whole prompt's full blocks, announced as being filled.
     pub prompt_chain: &'a [BlockHash],
-    /// Says what becomes of the tokens afterwards.
+    /// What happens to the tokens when the sequence ends.
     pub after_use: AfterUse,
 }
 
-/// Says that tokens of a sequence were dropped and those behind them moved to the front.
+/// Tokens of a sequence that are dropped; those behind them move forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shift {
-    /// Is the first token that was dropped.
+    /// Position of the first dropped token.
     pub from_token: u32,
-    /// Is how many were.
+    /// Number of dropped tokens.
     pub n_dropped: u32,
 }
 
 impl Slot {
-    /// Returns the tokens whose KV state the slot holds.
+    /// Returns the tokens whose KV state the slot has.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// Returns the first of the tokens, those whose state is what computing them gives.
+    /// Returns the first tokens, those whose state is what computing them gives.
     pub fn exact_tokens(&self) -> &[Token] {
         &self.tokens[..self.n_exact]
     }
 
-    /// Returns the fewest tokens that the state can be cut back to, where the memory rewinds at all.
+    /// Returns the fewest tokens to which the state can be cut back, if the memory can be rewound at all.
     pub fn rewinds_to(&self) -> usize {
         self.rewinds_to
     }
 
-    /// Returns the root of the chain that the tokens belong to.
+    /// Returns the root of the chain to which the tokens belong.
     pub fn root(&self) -> Option<&BlockHash> {
         self.root.as_ref()
     }
 
-    /// Returns the tenant for whom the slot counts; `None` for one that has no share.
+    /// Returns the tenant to which the slot is charged; `None` for a tenant without a share.
     pub fn tenant(&self) -> Option<TenantId> {
         self.tenant
     }
 
-    /// Returns how many tokens the prompt had that runs or ran last.
+    /// Returns the number of tokens of the prompt that runs or ran last.
     pub fn n_last_prompt(&self) -> usize {
         self.n_last_prompt
     }
@@ -143,17 +142,17 @@ impl Slot {
         self.state != State::Idle
     }
 
-    /// Returns whether others may start from what the slot holds.
+    /// Returns whether other sequences may start from the slot's state.
     pub fn lends(&self) -> bool {
         self.state != State::Busy(AfterUse::Forget)
     }
 
-    /// Returns when the slot was last acquired or released: larger is later, 0 is never.
+    /// Returns a number that orders slots by their last acquisition or release: larger is later, 0 is never.
     pub fn last_used(&self) -> u64 {
         self.last_used
     }
 
-    /// Returns how many of the prompt's first tokens the slot holds, exactly as computing them gives, under one root.
+    /// Returns how many of the prompt's first tokens the slot holds exactly, under the same root.
     pub fn n_common(&self, prompt: &[Token], root: &BlockHash) -> usize {
         self.common(self.exact_tokens(), prompt, root)
     }
@@ -190,12 +189,12 @@ impl SlotTable {
         self.block_size_tokens
     }
 
-    /// Returns who holds which blocks.
+    /// Returns the tree of held blocks.
     pub fn tree(&self) -> &PrefixTree {
         &self.tree
     }
 
-    /// Takes note of what the chunk index says of one of its chunks.
+    /// Applies a change of one of the chunk index's chunks.
     pub fn apply(&mut self, news: News) {
         self.tree.apply(news);
     }
@@ -215,17 +214,17 @@ impl SlotTable {
         self.memory
     }
 
-    /// Returns the number of tokens that all slots hold.
+    /// Returns the number of tokens held by all slots.
     pub fn held_tokens(&self) -> u64 {
         self.slots.iter().map(|slot| slot.tokens.len() as u64).sum()
     }
 
-    /// Returns the number of cells that no slot holds a token in, idle slots' tokens counted as held.
+    /// Returns the number of cells without a token; tokens of idle slots count as held.
     pub fn free_cells(&self) -> u64 {
         self.slots.len() as u64 * u64::from(self.context_tokens) - self.held_tokens()
     }
 
-    /// Gives an idle slot to a sequence, which starts from the first tokens of its prompt.
+    /// Assigns an idle slot to a sequence, which starts from the first tokens of its prompt.
     ///
     /// Panics: when the slot is busy or nothing would be left to compute.
     pub fn acquire(&mut self, acquire: Acquire<'_>) {
@@ -248,24 +247,24 @@ impl SlotTable {
         self.tree.acquire(acquire.slot, &acquire, n_start);
     }
 
-    /// Lets a slot count for a tenant, or for none that has a share, until it is acquired again.
+    /// Sets the tenant to which a slot is charged until it is acquired again; `None` for a tenant without a share.
     pub fn set_tenant(&mut self, slot: SlotId, tenant: Option<TenantId>) {
         self.slots[usize::from(slot.0)].tenant = tenant;
     }
 
-    /// Takes note that a request starts from so many of a slot's first tokens, there or in another slot.
+    /// Records that a request starts from the first `n_tokens` of a slot, there or in another slot.
     pub fn lend(&mut self, slot: SlotId, n_tokens: u32) {
         let n_reused = &mut self.slots[usize::from(slot.0)].n_reused;
         *n_reused = (*n_reused).max(n_tokens as usize);
     }
 
-    /// Returns how many of a slot's first tokens were started from since this was last asked.
+    /// Returns how many of a slot's first tokens requests have started from since the last call.
     pub fn take_reused(&mut self, slot: SlotId) -> u32 {
         let n_reused = std::mem::take(&mut self.slots[usize::from(slot.0)].n_reused);
         u32::try_from(n_reused).expect("a slot holds at most a context, a u32")
     }
 
-    /// Takes note of the fewest tokens that a slot's state can be cut back to.
+    /// Sets the fewest tokens to which a slot's state can be cut back.
     pub fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: u32) {
         self.slots[usize::from(slot.0)].rewinds_to = n_tokens as usize;
     }
@@ -285,8 +284,8 @@ impl SlotTable {
         }
     }
 
-    /// Adds tokens of its prompt to a busy slot whose state was computed elsewhere in a text and moved here: neither they nor
-    /// what follows is exact.
+    /// Adds tokens of its prompt to a busy slot whose state was computed at another place in a text and moved here.
+    /// Neither they nor later tokens are exact.
     ///
     /// Panics: when the slot is idle or would hold more than its prompt.
     pub fn extend_moved(&mut self, slot: SlotId, tokens: &[Token]) {
@@ -298,7 +297,7 @@ impl SlotTable {
         self.tree.cut(slot, entry.exact_tokens());
     }
 
-    /// Drops tokens of a busy slot from its middle; what is behind them is no longer exact.
+    /// Drops tokens from the middle of a busy slot; the tokens behind them are no longer exact.
     ///
     /// Panics: when the slot is idle or holds fewer tokens.
     pub fn shift(&mut self, slot: SlotId, shift: Shift) {
@@ -332,7 +331,7 @@ impl SlotTable {
         after_use
     }
 
-    /// Forgets what a slot holds, as after its KV state was lost; a busy slot stays busy.
+    /// Forgets a slot's tokens, as after its KV state was lost; a busy slot stays busy.
     pub fn forget(&mut self, slot: SlotId) {
         let entry = &mut self.slots[usize::from(slot.0)];
         entry.tokens.clear();
@@ -343,12 +342,12 @@ impl SlotTable {
         self.tree.forget(slot);
     }
 
-    /// Returns what has changed for routers since the last call, in order.
+    /// Returns the changes for routers since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<Change> {
         self.tree.take_changes()
     }
 
-    /// Checks that everything agrees with everything; for tests. Panics: when something does not.
+    /// Checks that all parts agree; for tests. Panics: when they do not.
     pub fn check_invariants(&self) {
         for (id, slot) in self.iter() {
             assert!(slot.tokens.len() <= self.context_tokens as usize, "slot {id} overflows");

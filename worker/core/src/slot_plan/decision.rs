@@ -1,6 +1,6 @@
-//! What a plan says: where a request starts, from what, and what is saved before.
+//! Decisions on waiting requests and their parts: the slot, the source of its first tokens, and what is saved before.
 //!
-//! Not here: how it is chosen (`slot_plan`).
+//! Not here: the choice (`slot_plan`).
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
@@ -10,32 +10,32 @@ use crate::slot_table::SlotTable;
 
 use super::to_u32;
 
-/// Says how the first tokens of a prompt get into its slot.
+/// Source of the first tokens of a prompt in its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// None do: the slot is cleared and the whole prompt computed.
+    /// None: the slot is cleared and the whole prompt computed.
     Cold,
     /// The slot's own first tokens stay.
     Keep {
-        /// Is their number, at least 1 and less than the prompt's.
+        /// Number of tokens, at least 1 and less than the prompt's.
         n_tokens: u32,
     },
-    /// Another slot's first tokens are copied; that slot keeps them.
+    /// The first tokens of another slot are copied; that slot keeps them.
     Copy {
-        /// Names the other slot.
+        /// Other slot.
         from: SlotId,
-        /// Is their number, at least 1 and less than the prompt's.
+        /// Number of tokens, at least 1 and less than the prompt's.
         n_tokens: u32,
     },
-    /// They come from the store.
+    /// The tokens come from the store.
     Import {
-        /// Is their number, at least 1 and less than the prompt's.
+        /// Number of tokens, at least 1 and less than the prompt's.
         n_tokens: u32,
     },
 }
 
 impl Start {
-    /// Returns the same start with so many of its tokens.
+    /// Returns the same source, limited to `n_tokens`.
     pub(super) fn shortened(self, n_tokens: u32) -> Self {
         match self {
             _ if n_tokens == 0 => Self::Cold,
@@ -55,21 +55,21 @@ impl Start {
     }
 }
 
-/// Is where a request starts.
+/// Start of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotPlan {
-    /// Names the slot.
+    /// Slot to use.
     pub slot: SlotId,
-    /// Says whether what the slot holds is exported to the store before it is overwritten.
+    /// Whether the slot's state is exported to the store before it is overwritten.
     pub save: Save,
-    /// Says how its prompt's first tokens get there.
+    /// Source of its prompt's first tokens.
     pub start: Start,
-    /// Is the partial state that is put over them, where the model's memory cannot be rewound to them.
+    /// Partial state that is imported on top of them, if the model's memory cannot be rewound to them.
     pub checkpoint: Option<ChunkId>,
 }
 
 impl SlotPlan {
-    /// Returns the fewest tokens that the slot can be cut back to once this is done: a window's past is not stored.
+    /// Returns the fewest tokens to which the slot can be cut back afterwards: a sliding window's past is not stored.
     pub fn rewinds_to(&self, table: &SlotTable) -> u32 {
         match (table.memory(), self.start) {
             (MemoryKind::Sliding, Start::Keep { n_tokens }) if self.checkpoint.is_some() => n_tokens,
@@ -81,28 +81,28 @@ impl SlotPlan {
     }
 }
 
-/// Says whether state is exported before it is destroyed.
+/// Whether state is exported before it is destroyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Save {
     /// It is.
     First,
-    /// It is not: it is stored, or not worth it, or nothing is destroyed.
+    /// It is not: it is already stored, not worth the export, or not destroyed.
     No,
 }
 
-/// Says what becomes of a waiting request now.
+/// Decision on a waiting request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// It starts.
     Start(SlotPlan),
-    /// It waits until a running sequence has computed so much of what both share.
+    /// It waits until a running sequence has computed `n_tokens` of their common prefix.
     WaitFor {
-        /// Names the sequence's slot.
+        /// Slot of the running sequence.
         slot: SlotId,
-        /// Is the tokens of the prompt that will be shared.
+        /// Number of the prompt's tokens that will be shared.
         n_tokens: u32,
     },
-    /// It waits until chunks have been read from disk.
+    /// It waits until these chunks have been read from disk.
     Fetch(Vec<ChunkId>),
     /// It waits until a slot is idle.
     NoSlot,
