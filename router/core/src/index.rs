@@ -1,10 +1,10 @@
-//! The prefix index: which worker holds how much of a chain of blocks.
+//! The prefix index: which worker holds how much of a hash chain.
 //!
-//! Not here: what a match is worth (`cost`), whether a worker may be used (`choose`).
-//! The idea: a worker holds the prefix of a chain, so consecutive blocks are held in the same way and are kept together
-//! in segments; a look-up takes one probe for each segment. Segments never change, they are replaced: one writer owns the
-//! changes, and readers share what is there and wait for nobody. What the index holds never takes more than its limit:
-//! what was matched longest ago goes first. A block that was shed costs a hit, never a wrong answer.
+//! What a match is worth is decided in `cost`, whether a worker may be used in `choose`. A worker holds a prefix of a
+//! chain, so consecutive blocks are held in the same way and are kept together in segments; a lookup takes one probe
+//! per segment. Readers share the segments and never wait: one writer makes changes, mostly by replacing a segment. The
+//! index never takes more memory than its limit; the entries that were matched longest ago are evicted first. An
+//! evicted entry costs a cache hit, never a wrong answer.
 
 mod hash;
 mod heads;
@@ -27,37 +27,37 @@ use self::walked::Walked;
 pub use self::writer::{IndexWriter, Replacement};
 use crate::WorkerIdx;
 
-/// Bounds a prefix index.
+/// Limits of a prefix index.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexOptions {
-    /// Is the most memory that the index takes. Units: bytes.
+    /// Maximum memory of the index. Units: bytes.
     pub bytes_max: usize,
-    /// Keeps workers from choosing keys that collide; any random number.
+    /// Random number that keeps workers from choosing keys that collide.
     pub seed: u64,
 }
 
-/// Says how much of a chain one worker holds, and how.
+/// How much of a chain one worker holds, and in what state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Match {
-    /// Names the worker.
+    /// Worker that holds the blocks.
     pub worker: WorkerIdx,
-    /// Is the number of leading blocks behind which the worker can start; at least 1.
+    /// Number of leading blocks after which the worker can start; at least 1.
     pub blocks: u32,
-    /// Says where the last of them lies.
+    /// Tier of the last of them.
     pub tier: Tier,
-    /// Says whether the last of them is computed.
+    /// Whether the last of them is computed.
     pub state: RunState,
-    /// Names the slot that holds the last of them.
+    /// Slot that holds the last of them.
     pub slot: Option<SlotId>,
 }
 
-/// Is the readers' side of the index, shared by `Arc`.
+/// The readers' side of the index, shared by `Arc`.
 pub struct PrefixIndex {
-    /// Is replaced when it becomes too small; a reader keeps the one that it has begun with.
+    /// Table of segments; replaced when it becomes too small, while readers finish with the old one.
     heads: ArcSwap<Heads>,
-    /// Takes note of segments that could be one.
+    /// Hints about segments that could be joined.
     walked: Walked,
-    /// Is the present age; the writer advances it.
+    /// Current age; the writer advances it.
     epoch: AtomicU32,
     bytes: AtomicUsize,
     n_blocks: AtomicUsize,
@@ -73,7 +73,7 @@ impl PrefixIndex {
         search::matches(&self.heads.load(), keys)
     }
 
-    /// Marks the blocks `keys` as matched, so that they are shed later than others and found faster.
+    /// Marks the blocks `keys` as matched, so that they are evicted later than others and found faster.
     pub fn touch(&self, keys: &[BlockKey]) {
         let epoch = self.epoch.load(Ordering::Relaxed);
         let path = search::walk(&self.heads.load(), keys);
@@ -88,7 +88,7 @@ impl PrefixIndex {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of different blocks.
+    /// Returns the number of distinct blocks.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks.load(Ordering::Relaxed)
     }

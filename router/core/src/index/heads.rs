@@ -1,10 +1,10 @@
 //! The readers' table: from the key of a segment's first block to the segment.
 //!
-//! Not here: blocks inside a segment (`locator`, for the writer only). The idea: a chain hash names the whole prefix, so
-//! the block behind a segment's end is found by its own key; a look-up needs one probe for each segment, not for each
-//! block. Slots are a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole. A slot is
-//! made when it is first filled: a swap asks every reader whether it holds the old pointer, and where there was none
-//! nobody need be asked.
+//! Blocks inside a segment are in `locator`, for the writer only. A chained hash names the whole prefix, so the block
+//! after a segment's end is found by its own key; a lookup needs one probe per segment instead of one per block. A slot
+//! is a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole one. A slot is created
+//! when it is first filled: a swap has to check with every reader whether it holds the old pointer, which a slot
+//! without an old pointer avoids.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,27 +14,27 @@ use warmpath_common::block_hash::BlockKey;
 use super::hash::Hasher;
 use super::segment::{Segment, Shared};
 
-/// Is the fewest slots of a table that holds anything.
+/// Minimum number of slots of a table that is not empty.
 const SLOTS_MIN: usize = 8;
 
-/// Is a segment that stays while it is looked at.
+/// A reference that keeps a segment alive while it is read.
 pub(super) type Held = Guard<Option<Shared>>;
 
-/// Is a slot in which there has been something.
+/// A slot that has been filled at least once.
 struct Slot {
-    /// Is the hash of the key, which stays when the segment goes.
+    /// Hash of the key, which stays when the segment is removed.
     hash: u64,
     segment: ArcSwapAny<Option<Shared>>,
 }
 
-/// Is one table; its slots are filled and emptied, their number never changes.
+/// One table; its slots are filled and emptied, but their number never changes.
 pub(super) struct Heads {
     slots: Box<[OnceLock<Slot>]>,
     hasher: Hasher,
 }
 
 impl Heads {
-    /// Returns an empty table, a power of two of slots or none.
+    /// Returns an empty table with `n_slots` slots: a power of two, or none.
     fn new(n_slots: usize, hasher: Hasher) -> Self {
         Self { slots: (0..n_slots).map(|_| OnceLock::new()).collect(), hasher }
     }
@@ -45,7 +45,7 @@ impl Heads {
         held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
     }
 
-    /// Returns the slot of a hash, or the empty one where it would be; `Err` of nothing where the table has no slots.
+    /// Returns the slot of a hash, or the empty one where it would be put; `Err(None)` where the table has no slots.
     fn slot_of(&self, hash: u64) -> Result<&Slot, Option<&OnceLock<Slot>>> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut place = (hash >> 32) as usize & mask;
@@ -76,7 +76,7 @@ impl Heads {
     }
 }
 
-/// Says what a slot held before something was put there.
+/// What a slot held before a segment was put there.
 #[derive(PartialEq, Eq)]
 enum Put {
     New,
@@ -84,12 +84,12 @@ enum Put {
     Replaced,
 }
 
-/// Is the writer's side of the table.
+/// The writer's side of the table.
 pub(super) struct HeadsWriter {
     table: Arc<Heads>,
-    /// Counts the slots that have a hash.
+    /// Number of slots that have a hash.
     n_used: usize,
-    /// Counts the slots that have a segment.
+    /// Number of slots that have a segment.
     n_live: usize,
 }
 
@@ -99,17 +99,17 @@ impl HeadsWriter {
         Self { table: Arc::new(Heads::new(0, hasher)), n_used: 0, n_live: 0 }
     }
 
-    /// Returns the table for the readers.
+    /// Returns the readers' table.
     pub(super) fn table(&self) -> Arc<Heads> {
         Arc::clone(&self.table)
     }
 
-    /// Returns the memory that the table takes. Units: bytes.
+    /// Returns the memory of the table. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
         self.table.slots.len() * size_of::<OnceLock<Slot>>()
     }
 
-    /// Returns the memory of the table that replaces this one before one more segment fits; `None` where it fits.
+    /// Returns the memory of the next table, where one more segment does not fit into this one; `None` where it fits.
     pub(super) fn bytes_of_next(&self) -> Option<usize> {
         self.n_slots_of_next().map(|n_slots| n_slots * size_of::<OnceLock<Slot>>())
     }
@@ -119,7 +119,7 @@ impl HeadsWriter {
         is_full.then(|| ((self.n_live + 1) * 2).next_power_of_two().max(SLOTS_MIN))
     }
 
-    /// Replaces the table by one in which one more segment fits; the readers must be given it.
+    /// Replaces the table by one into which one more segment fits; the caller must hand it to the readers.
     pub(super) fn rebuild(&mut self) {
         let Some(n_slots) = self.n_slots_of_next() else { return };
         let table = Heads::new(n_slots, self.table.hasher);
@@ -138,14 +138,14 @@ impl HeadsWriter {
         self.n_live
     }
 
-    /// Makes a segment the one that begins with its first block.
+    /// Makes a segment the one that is found by its first block.
     pub(super) fn put(&mut self, segment: Shared) {
         let put = self.table.put(self.table.hasher.hash(Segment::from(&segment).first()), segment);
         self.n_used += usize::from(put == Put::New);
         self.n_live += usize::from(put != Put::Replaced);
     }
 
-    /// Forgets the segment that begins with a block.
+    /// Removes the segment that begins with a block.
     pub(super) fn remove(&mut self, key: BlockKey) {
         if let Ok(slot) = self.table.slot_of(self.table.hasher.hash(key))
             && slot.segment.swap(None).is_some()

@@ -1,16 +1,16 @@
-//! The writer's table: from the key of any block to the segment that has it.
+//! The writer's table: from the key of any block to the segment that contains it.
 //!
-//! Not here: the keys themselves, which only the segments have; whoever asks compares. The idea: a slot is a word and four
-//! bits: the segment's number, some bits of the key's hash, and how many lines the block lies behind its own. Fourteen
-//! slots and a count fill one cache line; a block whose line is full lies in a later one, and the counts of the lines
-//! between say that there is such a block. Lines lie in no cache, so those of several blocks are loaded side by side. A
-//! slot's line and bits are all that its place hangs on, so a table grows from itself, in one pass from end to end; now
-//! and then, for better bits, or where there is no room for two, it is rebuilt from the segments.
+//! The keys are stored only in the segments, so the caller compares them. A slot is a word and four bits: the segment's
+//! number, some bits of the key's hash, and how many lines the block lies after its own. Fourteen slots and a count
+//! fill one cache line; a block whose line is full lies in a later one, and the counts of the lines between record
+//! that. Lines are seldom in a cache, so those of several blocks are loaded in parallel. A block's place depends only
+//! on its line and its bits, so a table can grow from itself, in one pass from end to end. It is rebuilt from the
+//! segments when the bits have become too few, or when there is no memory for two tables.
 //! Source: the chunks and overflow counts of F14 (Bronson and Shi, Facebook, 2019).
 
-/// Is one more than the largest number of a segment.
+/// One more than the largest segment number.
 pub(super) const SEGMENTS_MAX: u32 = (1 << ID_BITS) - 1;
-/// Is how many blocks are looked for side by side.
+/// Number of blocks that are looked up in parallel.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; a processor waits for some dozens of lines at a time.
 pub(super) const BATCH: usize = 64;
@@ -19,30 +19,31 @@ const ID_MASK: u32 = (1 << ID_BITS) - 1;
 const DISTANCE_MASK: u32 = (LINES_TRIED as u32 - 1) << ID_BITS;
 const TAG_BITS: u32 = 7;
 const TAG_SHIFT: u32 = 32 - TAG_BITS;
-/// Is how many bits of a hash a slot has beside its word.
+/// Number of hash bits that a slot keeps outside its word.
 const EXTRA_BITS: u32 = 4;
 const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
-/// Is how many bits of a hash tell blocks of one line apart, in a table that is new.
+/// Number of hash bits that tell blocks of one line apart, in a new table.
 const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
-/// Is how often larger a table becomes before it is rebuilt: with every doubling the bits tell half as much.
+/// Growth after which a table is rebuilt: each doubling leaves half as many bit patterns to tell blocks apart.
 const GROWTH_MAX: usize = 8;
-/// Is how many lines a block may lie in; it has three bits in a slot.
+/// Number of lines that a block may lie in; three bits of a slot hold the distance.
 const LINES_TRIED: usize = 8;
-/// Is the number of slots of a line.
+/// Number of slots of a line.
 const LINE_SLOTS: usize = 14;
-/// Is the word of a line with the first slots' extra bits.
+/// Word of a line with the first slots' extra bits.
 const EXTRA_WORD: usize = LINE_SLOTS;
-/// Is the word of a line whose upper eight bits count the blocks that had no place in it.
+/// Word of a line whose upper eight bits count the blocks that did not fit into it.
 const COUNT_WORD: usize = 15;
 const COUNT_SHIFT: u32 = 24;
-/// Is how many blocks may pass a line; where it is small, one of them may pass a line at each of its tries.
+/// Maximum number of blocks that pass a line; the margin is for small tables, in which one block may pass the same line
+/// at each of its tries.
 const PASSES_MAX: u32 = u8::MAX as u32 - LINES_TRIED as u32;
-/// Is the fullest that a table becomes. Units: blocks for each 100 slots.
+/// Maximum load of a table. Units: blocks per 100 slots.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; beyond it, ever more blocks lie behind their own lines.
 const LOAD_PERCENT_MAX: usize = 70;
-/// Is the load of a new table where there is room for one twice as large, and where there is not. Units: blocks for each
-/// 100 slots.
+/// Load of a new table where there is memory for one twice as large, and where there is not. Units: blocks per 100
+/// slots.
 ///
 /// Source: docs/decisions/0006-prefix-index.md; to double is to copy a block twice on the way, not three times or four.
 pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
@@ -51,9 +52,9 @@ pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 #[repr(align(64))]
 struct Line([u32; 16]);
 
-/// Is where a block may be found: its lines, and the bits that tell it from most others there.
+/// Where a block may be found: its lines, and the bits that tell it from most others there.
 ///
-/// A slot's line, bits and distance decide the block's own line, so blocks of one segment that agree in them are
+/// A slot's line, bits and distance determine the block's own line, so blocks of one segment that agree in them are
 /// interchangeable.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Probe {
@@ -62,28 +63,28 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Returns what the slot says of the block where `id` has it, `distance` lines tried before.
+    /// Returns the slot of the block when it belongs to segment `id` and lies `distance` lines after its own.
     fn slot(self, distance: usize, id: u32) -> Slot {
         let word = self.fine << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1);
         Slot { word, extra: self.fine >> TAG_BITS }
     }
 }
 
-/// Is what a line says of one block; its word is 0 where there is none.
+/// Entry of a line for one block; the word of an empty one is 0.
 #[derive(Clone, Copy)]
 struct Slot {
     word: u32,
     extra: u32,
 }
 
-/// Is the table.
+/// Table from block keys to segment numbers.
 pub(super) struct Locator {
     lines: Vec<Line>,
     n_blocks: usize,
-    /// Is how many of a hash's bits the table uses: [`FINE_BITS`] more than tell 2^n lines apart, of which there are at least
-    /// so many.
+    /// Number of hash bits that the table uses: [`FINE_BITS`], and as many as are needed to tell 2^n lines apart; a
+    /// table has at least 2^n lines.
     hash_bits: u32,
-    /// Says that a block found no place though the table is not full by count.
+    /// Whether a block found no slot although the table is below its maximum load.
     is_clogged: bool,
 }
 
@@ -93,7 +94,7 @@ impl Locator {
         Self { lines: Vec::new(), n_blocks: 0, hash_bits: FINE_BITS, is_clogged: false }
     }
 
-    /// Returns the memory that the table takes. Units: bytes.
+    /// Returns the memory of the table. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
         self.lines.len() * size_of::<Line>()
     }
@@ -103,7 +104,8 @@ impl Locator {
         self.n_blocks
     }
 
-    /// Returns the memory of the table of this load that replaces this one before `n` more blocks fit; `None` where they fit.
+    /// Returns the memory of the next table at this load, where `n` more blocks do not fit into this one; `None` where
+    /// they fit.
     pub(super) fn bytes_of_next(&self, n: usize, load_percent: usize) -> Option<usize> {
         let n_blocks = self.n_blocks + n;
         let fits = !self.is_clogged && n_blocks * 100 <= self.lines.len() * LINE_SLOTS * LOAD_PERCENT_MAX;
@@ -112,7 +114,7 @@ impl Locator {
         (!fits).then_some((n_lines + 2) * size_of::<Line>())
     }
 
-    /// Becomes an empty table of `bytes`.
+    /// Turns into an empty table of `bytes`.
     pub(super) fn reset(&mut self, bytes: usize) {
         self.lines = Vec::new();
         let n_lines = bytes / size_of::<Line>();
@@ -123,7 +125,8 @@ impl Locator {
         Self { lines: vec![Line([0; 16]); n_lines], n_blocks: 0, hash_bits, is_clogged: false }
     }
 
-    /// Becomes a table of `bytes` with the same blocks; returns whether it did: if not, it has to be rebuilt.
+    /// Turns into a table of `bytes` with the same blocks; returns whether that worked. If not, the table has to be
+    /// rebuilt.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
         let n_lines = bytes / size_of::<Line>();
         if self.lines.is_empty() || n_lines >> (self.hash_bits - FINE_BITS) >= GROWTH_MAX {
@@ -140,10 +143,11 @@ impl Locator {
         is_whole
     }
 
-    /// Takes in the blocks of `old` that lie in their own lines there; returns the few that have no place in their own
+    /// Copies the blocks of `old` that lie in their own lines there; returns the few that do not fit into their own
     /// lines here.
     ///
-    /// Lines are filled in order, and their places are counted: to look for the next would be to wait for the last.
+    /// Lines are filled in order and their slots counted, since searching for a free slot would wait for each previous
+    /// write.
     fn take_in_order(&mut self, old: &Self) -> Vec<(u64, u32)> {
         let mut n_filled = vec![0u8; self.lines.len()];
         let mut no_place = Vec::new();
@@ -166,7 +170,7 @@ impl Locator {
         no_place
     }
 
-    /// Returns the bits and segments of the blocks that lie in a line which is not their own.
+    /// Returns the hash bits and segments of the blocks in line `at` that belong to an earlier line.
     fn slots_behind(&self, at: usize) -> impl Iterator<Item = (u64, u32)> {
         let line = &self.lines[at];
         (0..LINE_SLOTS).filter_map(move |idx| {
@@ -177,12 +181,12 @@ impl Locator {
         })
     }
 
-    /// Returns the least number that leads to a line.
+    /// Returns the smallest number that leads to a line.
     fn first_bits(&self, line: usize) -> u64 {
         ((line as u64) << self.hash_bits).div_ceil(self.lines.len() as u64)
     }
 
-    /// Returns where the blocks of these hashes may be found, and has their lines loaded side by side; at most [`BATCH`].
+    /// Returns where the blocks of these hashes may be found, and loads their lines in parallel; at most [`BATCH`].
     pub(super) fn probes(&self, hashes: impl Iterator<Item = u64>) -> [Probe; BATCH] {
         let mut probes = [Probe::default(); BATCH];
         let mut loaded = 0;
@@ -190,7 +194,7 @@ impl Locator {
             *probe = self.probe(hash);
             loaded |= self.lines.get(probe.home as usize).map_or(0, |line| line.0[COUNT_WORD]);
         }
-        // What was loaded is nothing to anybody; that it was loaded is.
+        // The loaded values are not used; the lines are in the cache now.
         std::hint::black_box(loaded);
         probes
     }
@@ -205,13 +209,13 @@ impl Locator {
         Probe { home: home as u32, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
     }
 
-    /// Returns the line that is tried after `distance` others: blocks of one line part ways by their bits.
+    /// Returns the line that is tried after `distance` others; blocks of one line take different paths, by their bits.
     fn line_at(&self, probe: Probe, distance: usize) -> usize {
         let home = probe.home as usize;
         if distance == 0 { home } else { (home + distance * step(probe.fine)) % self.lines.len() }
     }
 
-    /// Returns what `check` makes of the first segment that may have the block and of which it makes something.
+    /// Returns the first result of `check` for the segments that may have the block.
     pub(super) fn find<T>(&self, probe: Probe, mut check: impl FnMut(u32) -> Option<T>) -> Option<T> {
         if self.lines.is_empty() {
             return None;
@@ -226,7 +230,7 @@ impl Locator {
         None
     }
 
-    /// Records that a segment has a block, which is in no segment yet; returns whether there was a place.
+    /// Records that a segment has a block, which is in no segment yet; returns whether there was a slot.
     pub(super) fn insert(&mut self, probe: Probe, id: u32) -> bool {
         let n_tried = if self.lines.is_empty() { 0 } else { LINES_TRIED };
         for distance in 0..n_tried {
@@ -244,7 +248,7 @@ impl Locator {
         false
     }
 
-    /// Counts a block in the lines in which it had no place.
+    /// Counts a block in the lines into which it did not fit.
     fn pass(&mut self, probe: Probe, distance: usize) {
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
@@ -252,7 +256,7 @@ impl Locator {
         }
     }
 
-    /// Forgets a block that has a number which `is` accepts.
+    /// Removes a block whose segment number `is` accepts.
     pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
         let (distance, line, idx) = self.find_slot(probe, is).expect("a block that is removed was inserted");
         self.lines[line].0[idx] = 0;
@@ -263,14 +267,15 @@ impl Locator {
         self.n_blocks -= 1;
     }
 
-    /// Gives a block that has a number which `is` accepts another; where there is none, that has happened.
+    /// Changes the segment number of a block if `is` accepts the old one; without such a block, it has been changed
+    /// already.
     pub(super) fn relabel(&mut self, probe: Probe, is: impl Fn(u32) -> bool, to: u32) {
         if let Some((distance, line, idx)) = self.find_slot(probe, is) {
             self.lines[line].0[idx] = probe.slot(distance, to).word;
         }
     }
 
-    /// Returns how many lines lie before a block that has a number which `is` accepts, its line, and its slot there.
+    /// Returns the distance of a block whose segment number `is` accepts, its line, and its slot there.
     fn find_slot(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<(usize, usize, usize)> {
         (0..LINES_TRIED).find_map(|distance| {
             let line = self.line_at(probe, distance);
@@ -280,12 +285,13 @@ impl Locator {
     }
 }
 
-/// Returns the number that ends with `fine`, of those from `first` on that lead to one line: no two of them end alike.
+/// Returns the number that ends with `fine` among those from `first` on that lead to one line; no two of these end
+/// alike.
 fn bits_from(first: u64, fine: u32) -> u64 {
     first + (u64::from(fine).wrapping_sub(first) & ((1 << FINE_BITS) - 1))
 }
 
-/// Returns how many lines on a block with these bits is tried next.
+/// Returns how many lines further a block with these bits is tried next.
 fn step(fine: u32) -> usize {
     1 + (fine as usize & ((1 << TAG_BITS) - 1))
 }
@@ -300,7 +306,7 @@ impl Line {
         self.0[COUNT_WORD] >> COUNT_SHIFT >= PASSES_MAX
     }
 
-    /// Asks `check` for each slot that has the bits of `like` beside the number, and its number.
+    /// Calls `check` with each slot that equals `like` in everything but the number, and with its number.
     fn find<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
@@ -333,18 +339,18 @@ impl Line {
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
     }
 
-    /// Returns whether a block lies here whose own line is another, without a branch.
+    /// Returns, without a branch, whether a block of an earlier line lies here.
     fn has_behind(&self) -> bool {
         self.0[..LINE_SLOTS].iter().fold(0, |all, word| all | word) & DISTANCE_MASK != 0
     }
 
-    /// Returns how many lines the block of a slot lies behind its own; `None` where there is no block.
+    /// Returns how many lines after its own the block of a slot lies; `None` for an empty slot.
     fn distance(&self, idx: usize) -> Option<usize> {
         let word = self.0[idx];
         (word != 0).then_some((word >> ID_BITS) as usize % LINES_TRIED)
     }
 
-    /// Returns the number of the segment of a slot that is not empty.
+    /// Returns the segment number of a slot that is not empty.
     fn id(&self, idx: usize) -> u32 {
         (self.0[idx] & ID_MASK) - 1
     }
@@ -359,13 +365,14 @@ impl Line {
         self.0[word] >> shift & EXTRA_MASK
     }
 
-    /// Returns the word with a slot's extra bits, and where they begin in it.
+    /// Returns the word with a slot's extra bits, and their position in it.
     fn place_of_extra(idx: usize) -> (usize, u32) {
         let bit = idx as u32 * EXTRA_BITS;
         (EXTRA_WORD + (bit / u32::BITS) as usize, bit % u32::BITS)
     }
 
-    /// Returns a bit for each slot of which `is` holds, without a branch: the compiler makes vector comparisons of it.
+    /// Returns a bit for each slot for which `is` holds, without a branch: the compiler turns it into vector
+    /// comparisons.
     fn mask(&self, is: impl Fn(u32) -> bool) -> u32 {
         let bit = |(idx, word): (usize, &u32)| u32::from(is(*word)) << idx;
         self.0[..LINE_SLOTS].iter().enumerate().map(bit).fold(0, |mask, bit| mask | bit)

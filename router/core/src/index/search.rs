@@ -1,9 +1,8 @@
 //! One walk along a chain: which workers hold how much of it.
 //!
-//! Not here: the segments' table (`heads`). The idea: a prompt's chain passes few segments, and each is left by one
-//! comparison at its end, or by bisection where the chain parts from it. Who holds a block holds all before it, so the
-//! segments are read backwards: the first span of a worker that is met is the deepest, and its matches come out longest
-//! first.
+//! The segments' table is in `heads`. A prompt's chain passes few segments, and each takes one comparison at its end,
+//! or a binary search where the chain leaves it. A worker that holds a block holds all blocks before it, so the
+//! segments are read backwards: the first span of a worker is the deepest, and matches come out longest first.
 
 use std::cmp::Reverse;
 
@@ -15,17 +14,17 @@ use super::segment::Segment;
 use super::span::Span;
 use crate::WorkerIdx;
 
-/// Is how many workers are compared one by one rather than put in order.
+/// Number of workers up to which they are compared one by one instead of sorted.
 const FEW: usize = 16;
 
-/// Is a segment that the chain passes.
+/// A segment that the chain passes.
 pub(super) struct Step {
     segment: Held,
-    /// Is the segment's only span as it was found; it may have changed since.
+    /// The segment's only span as it was read; it may have changed since.
     only: u64,
-    /// Is the place of the segment's first block in the chain.
+    /// Position of the segment's first block in the chain.
     pub(super) first: usize,
-    /// Is how many of its blocks the chain passes.
+    /// Number of its blocks that the chain passes.
     pub(super) n: usize,
 }
 
@@ -37,14 +36,14 @@ impl Step {
         Self { segment, only, first, n }
     }
 
-    /// Returns whether the chain goes on behind the segment's end.
+    /// Returns whether the chain passes the whole segment.
     pub(super) fn is_whole(&self) -> bool {
         self.n == self.segment().len()
     }
 
-    /// Returns whether every worker has one span, and a request can start with each where the chain leaves the segment.
+    /// Returns whether every worker has one span and can start where the chain leaves the segment.
     ///
-    /// One pass without a branch: the compiler makes vector comparisons of it.
+    /// One pass without a branch: the compiler turns it into vector comparisons.
     fn is_plain(&self) -> bool {
         let segment = self.segment();
         let spans = segment.span_words();
@@ -55,7 +54,7 @@ impl Step {
         all && spans.last().is_some_and(|&last| reaches(Span(last)))
     }
 
-    /// Returns the number of blocks up to those of the segment's first `n`.
+    /// Returns the number of blocks of the chain up to the segment's first `n`, inclusive.
     fn blocks(&self, n: usize) -> u32 {
         u32::try_from(self.first + n).unwrap_or(u32::MAX)
     }
@@ -87,10 +86,10 @@ pub(super) fn walk(heads: &Heads, keys: &[BlockKey]) -> Vec<Step> {
     path
 }
 
-/// Returns the segment to which one behind the path was joined between two looks, and how many segments of the path stay
-/// before it.
+/// Returns the segment into which the one after the path was merged between two lookups, and how many segments of the
+/// path remain before it.
 ///
-/// The last segments of the path may have been joined to those before them as well; what is left of them is a longer one.
+/// The last segments of the path may have been merged into earlier ones as well; then the earlier one is longer now.
 fn joined(heads: &Heads, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Step)> {
     let end = path.last().filter(|last| last.is_whole()).map(|last| last.first + last.n)?;
     let (n_kept, first, segment) =
@@ -114,7 +113,7 @@ pub(super) fn matches(heads: &Heads, keys: &[BlockKey]) -> Vec<Match> {
     matches
 }
 
-/// Adds the workers of a plain segment that have not been met; few have.
+/// Adds the workers of a plain segment that are not in `matches` yet; few are.
 fn take_plain(step: &Step, matches: &mut Vec<Match>) {
     let mut met = [WorkerIdx(0); FEW];
     let met = &mut met[..matches.len()];
@@ -134,7 +133,7 @@ fn take_plain(step: &Step, matches: &mut Vec<Match>) {
     matches.extend(rest.iter().map(to_match));
 }
 
-/// Adds the workers of a segment that have not been met.
+/// Adds the workers of a segment that are not in `matches` yet.
 fn take(step: &Step, matches: &mut Vec<Match>) {
     let n_before = matches.len();
     let mut met: Vec<WorkerIdx> = Vec::new();
@@ -143,7 +142,7 @@ fn take(step: &Step, matches: &mut Vec<Match>) {
         met.sort_unstable();
     }
     let mut met = met.iter().peekable();
-    // Of a worker's spans the last that begins within the chain and has a resume point counts.
+    // Of a worker's spans, the last one counts that begins within the chain and has a resume point.
     for span in step.segment().spans().filter(|span| span.from() < step.n && span.is_resumable()) {
         let worker = span.worker();
         let is_met = if n_before > FEW {
@@ -167,7 +166,7 @@ fn take(step: &Step, matches: &mut Vec<Match>) {
     }
 }
 
-/// Returns the match of a worker that can start behind so many blocks.
+/// Returns the match of a worker that can start after `blocks` blocks.
 fn to_match(span: Span, blocks: u32) -> Match {
     Match { worker: span.worker(), blocks, tier: span.tier(), state: span.state(), slot: span.slot() }
 }

@@ -1,11 +1,10 @@
-//! A segment: consecutive blocks of one chain, and who holds which of them.
+//! A segment: consecutive blocks of one chain, and which workers hold which of them.
 //!
-//! Not here: where segments are found (`heads`, `locator`), when they change (`writer`). The idea: a segment's words never
-//! change; a change makes a new segment, so a reader that has one needs no lock. Only where one worker holds one span, as
-//! most are held, that span is one word apart from the others: it changes, and the segment gets shorter, where it lies.
-//! The words are the spans, ordered by worker and offset, and behind them the keys. A chain is prefix-closed: where two
-//! chains have the same key, they have the same keys before it, so one comparison at the end tells that a whole stretch
-//! agrees.
+//! Segments are found in `heads` and `locator`, and changed in `writer`. A segment's words never change; a change makes
+//! a new segment, so a reader that has one needs no lock. The exception is the common segment with a single span: that
+//! span is one word outside the others, so it can change, and the segment shrink, in place. The words are the spans,
+//! ordered by worker and offset, followed by the keys. A chain is prefix-closed: where two chains have the same key,
+//! they have the same keys before it, so one comparison at the end proves that the whole range is equal.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,31 +16,32 @@ use warmpath_common::summary::Digest;
 use super::span::Span;
 use crate::WorkerIdx;
 
-/// Is what a segment takes beside its words: its counter, its head, its length, and what an allocator puts before it.
+/// Memory of a segment outside its words: its counter, its head, its length, and the allocator's header. Units: bytes.
 /// Units: bytes.
 const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>().next_multiple_of(8) + size_of::<usize>() + 8;
 
-/// Is a segment as it is kept: its counter, head and words lie side by side, so that a look-up waits for them once.
+/// A segment in memory: counter, head and words are adjacent, so that a lookup waits for memory once.
 pub(super) type Shared = ThinArc<Head, u64>;
 
-/// Is what a segment has beside its words.
+/// Fields of a segment outside its words.
 pub(super) struct Head {
-    /// Is the only span, where there is but one; it may change where it lies, never to another worker and never to more.
+    /// The only span, where there is just one; it may change in place, but never to another worker and never to a
+    /// longer range.
     only: AtomicU64,
-    /// Is the number of spans among the words; 0 where there is but one.
+    /// Number of spans among the words; 0 where there is only one span.
     n_spans: u32,
-    /// Is the writer's number of the segment.
+    /// The writer's number of the segment.
     number: u32,
-    /// Is when the segment was last matched; readers renew it.
+    /// Epoch in which the segment was last matched; readers update it.
     age: AtomicU32,
 }
 
-/// Is some consecutive blocks of one chain.
+/// Consecutive blocks of one chain.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'a> {
     head: &'a Head,
     words: &'a [u64],
-    /// Is the only span as it was when the segment was looked at.
+    /// The only span as it was when the segment was read.
     only: u64,
 }
 
@@ -51,12 +51,12 @@ impl<'a> From<&'a Shared> for Segment<'a> {
     }
 }
 
-/// Says which spans of a segment are replaced by which others.
+/// A replacement of some spans of a segment by others.
 #[derive(Debug)]
 pub(super) struct Edit {
     replaced: Range<usize>,
     with: Vec<Span>,
-    /// Covers the edited blocks that the worker held before.
+    /// Digest of the edited blocks that the worker held before.
     pub(super) lost: Digest,
 }
 
@@ -73,7 +73,7 @@ impl Edit {
 }
 
 impl Head {
-    /// Returns the head of a segment with the spans `words`, from which it takes the only one.
+    /// Returns the head of a segment with the spans `words`; a single span moves from there into the head.
     fn new(number: u32, words: &mut Vec<u64>, age: u32) -> Self {
         let only = if words.len() == 1 { words.pop() } else { None };
         let only = AtomicU64::new(only.unwrap_or_default());
@@ -82,8 +82,7 @@ impl Head {
 }
 
 impl<'a> Segment<'a> {
-    /// Returns the segment of `keys` that is held as `spans` say, which are ordered, with its number and age; `words` is
-    /// where it is put together.
+    /// Returns a segment of `keys` with the ordered `spans`, number and age; `words` is scratch memory.
     pub(super) fn of(keys: &[BlockKey], spans: &[Span], (number, age): (u32, u32), words: &mut Vec<u64>) -> Shared {
         words.clear();
         words.extend(spans.iter().map(|span| span.0));
@@ -92,8 +91,7 @@ impl<'a> Segment<'a> {
         ThinArc::from_header_and_slice(head, words)
     }
 
-    /// Returns the segment after an edit, with its first `n_keys` keys and `more` behind them; `words` is where it is put
-    /// together.
+    /// Returns the segment after an edit, with its first `n_keys` keys followed by `more`; `words` is scratch memory.
     pub(super) fn edited(self, edit: &Edit, (n_keys, more): (usize, &[BlockKey]), words: &mut Vec<u64>) -> Shared {
         let spans = self.span_words();
         words.clear();
@@ -106,7 +104,7 @@ impl<'a> Segment<'a> {
         ThinArc::from_header_and_slice(head, words)
     }
 
-    /// Returns this segment and `next` as one, of this one's number; `words` is where it is put together.
+    /// Returns this segment and `next` as one, under this one's number; `words` is scratch memory.
     pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> Shared {
         let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
         let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
@@ -120,18 +118,18 @@ impl<'a> Segment<'a> {
         ThinArc::from_header_and_slice(head, words)
     }
 
-    /// Returns a segment with its only span as it was at some time; the word is nothing to a segment of several spans.
+    /// Returns a segment with its only span as it was at some time; a segment of several spans ignores `only`.
     pub(super) fn with_only(shared: &'a Shared, only: u64) -> Self {
         Self { head: &shared.header.header, words: &shared.slice, only }
     }
 
-    /// Returns the word of the only span, where there is but one.
+    /// Returns the word of the only span, where there is just one.
     pub(super) fn only(self) -> u64 {
         self.only
     }
 
-    /// Makes an edit where the segment lies, if it leaves one span of the same worker and more than half of the words;
-    /// returns whether it is made.
+    /// Applies an edit in place, if it leaves one span of the same worker and uses more than half of the words; returns
+    /// whether it did.
     pub(super) fn change(self, edit: &Edit) -> bool {
         let &[only] = &edit.with[..] else { return false };
         let is_made = self.head.n_spans == 0 && edit.replaced == (0..1) && 2 * only.to() > self.words.len();
@@ -187,7 +185,7 @@ impl<'a> Segment<'a> {
         self.span_words().iter().copied().map(Span)
     }
 
-    /// Returns where the spans of `worker` are.
+    /// Returns the positions of the spans of `worker`.
     fn places_of(&self, worker: WorkerIdx) -> Range<usize> {
         let spans = self.span_words();
         let start = spans.partition_point(|&word| Span(word).worker() < worker);
@@ -200,9 +198,10 @@ impl<'a> Segment<'a> {
         self.span_words()[self.places_of(worker)].iter().copied().map(Span)
     }
 
-    /// Returns the edit that makes `new` all that `worker` holds of the blocks `range`; `None` where that changes nothing.
+    /// Returns the edit after which `new` is all that `worker` holds of the blocks `range`; `None` where that changes
+    /// nothing.
     ///
-    /// Shape: `new` is of that worker, ordered, and within `range`.
+    /// Shape: the spans of `new` are of that worker, ordered, and within `range`.
     pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
         let replaced = self.places_of(worker);
         let old = || self.span_words()[replaced.clone()].iter().copied().map(Span);
@@ -224,26 +223,26 @@ impl<'a> Segment<'a> {
         Some(Edit { replaced, with, lost })
     }
 
-    /// Returns how many leading blocks are held by somebody or lie before one that is, after an edit.
+    /// Returns the end of the last block that any worker holds after an edit.
     pub(super) fn n_held_after(self, edit: &Edit) -> usize {
         let kept = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
         kept.chain(edit.with.iter().copied()).map(Span::to).max().unwrap_or(0)
     }
 
-    /// Returns the place of the first of `asked`; found at once where these are the first or the last blocks.
+    /// Returns the offset of the first of `asked`; found at once if `asked` are the first or the last blocks.
     pub(super) fn offset_of(self, asked: &[BlockKey]) -> Option<usize> {
         let (keys, BlockKey(key)) = (self.keys(), *asked.first()?);
         let at_end = keys.len().saturating_sub(asked.len());
         if let Some(offset) = [0, at_end].into_iter().find(|&offset| keys[offset] == key) {
             return Some(offset);
         }
-        // Eight at a time without a branch: the compiler makes one vector comparison of them.
+        // Eight at a time without a branch: the compiler turns them into one vector comparison.
         let holds = |chunk: &[u64]| chunk.iter().fold(false, |found, &other| found | (other == key));
         let start = keys.chunks(8).position(holds)? * 8;
         keys[start..].iter().position(|&other| other == key).map(|offset| start + offset)
     }
 
-    /// Returns how many blocks from `offset` on are the first of `asked`; the first is known to be.
+    /// Returns how many blocks from `offset` on equal the first ones of `asked`; the first is known to be equal.
     ///
     /// Cost: one comparison where all agree, else O(log n).
     pub(super) fn n_common(self, offset: usize, asked: &[BlockKey]) -> usize {
@@ -260,17 +259,17 @@ impl<'a> Segment<'a> {
         agrees + 1
     }
 
-    /// Returns how many blocks from `offset` on are the first of `keys`, each compared.
+    /// Returns how many blocks from `offset` on equal the first ones of `keys`, each compared.
     pub(super) fn n_equal(self, offset: usize, keys: &[BlockKey]) -> usize {
         self.keys()[offset..].iter().zip(keys).take_while(|(own, key)| **own == key.0).count()
     }
 
-    /// Returns how many blocks from `offset` back are the first of `keys`.
+    /// Returns how many blocks from `offset` backwards equal the first ones of `keys`.
     pub(super) fn n_equal_backwards(self, offset: usize, keys: &[BlockKey]) -> usize {
         self.keys()[..=offset].iter().rev().zip(keys).take_while(|(own, key)| **own == key.0).count()
     }
 
-    /// Returns when the segment was last matched.
+    /// Returns the epoch in which the segment was last matched.
     pub(super) fn age(self) -> u32 {
         self.head.age.load(Ordering::Relaxed)
     }
@@ -285,13 +284,13 @@ impl<'a> Segment<'a> {
         SEGMENT_BYTES + size_of_val(self.words)
     }
 
-    /// Returns the memory that a segment takes. Units: bytes.
+    /// Returns the memory of a segment with that many spans and keys. Units: bytes.
     pub(super) fn bytes_of(n_spans: usize, n_keys: usize) -> usize {
         SEGMENT_BYTES + (n_spans + n_keys) * size_of::<u64>()
     }
 }
 
-/// Joins neighbours that say the same of adjacent blocks.
+/// Joins adjacent spans of the same form.
 fn coalesce(spans: &mut Vec<Span>) {
     spans.dedup_by(|next, span| {
         let joins = span.form() == next.form() && span.to() == next.from();

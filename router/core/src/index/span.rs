@@ -1,7 +1,7 @@
-//! One word that says who holds which blocks of a segment, and how: worker, slot, tier, state, resume point, first, last.
+//! One word for a worker's hold on blocks of a segment: worker, slot, tier, state, resume point, first and last block.
 //!
-//! Not here: the segment's keys and the order of its spans (`segment`). The idea: 63 bits are enough, and blocks that
-//! are held in the same way share one word.
+//! The segment's keys and the order of its spans are in `segment`. 63 bits are enough, and blocks that are held in the
+//! same way share one word.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use warmpath_common::summary::{Run, RunState, Tier};
 
 use crate::WorkerIdx;
 
-/// Is the most blocks of a segment: a span has nine bits for its first and for its last.
+/// Maximum number of blocks of a segment: a span has nine bits for its first and for its last.
 pub(super) const SEGMENT_BLOCKS_MAX: usize = 1 << 9;
 
 const SLOT_SHIFT: u32 = 24;
@@ -24,12 +24,12 @@ const WORKER_MASK: u64 = (1 << SLOT_SHIFT) - 1;
 const FORM_MASK: u64 = (1 << FROM_SHIFT) - 1;
 const OFFSET_MASK: u64 = SEGMENT_BLOCKS_MAX as u64 - 1;
 
-/// Is how one worker holds some blocks: a span without its range.
+/// How one worker holds blocks: a span without its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Form(u64);
 
 impl Form {
-    /// Returns how `worker` holds the blocks of `run`, as if no request could start behind them.
+    /// Returns how `worker` holds the blocks of `run`, without resume points.
     pub(super) fn new(worker: WorkerIdx, run: &Run) -> Self {
         debug_assert!(worker.0 < WorkerIdx::COUNT_MAX);
         let tier = match run.tier {
@@ -47,19 +47,19 @@ impl Form {
         Self(word)
     }
 
-    /// Returns the same, where a request may start behind each block.
+    /// Returns the same form with a resume point after each block.
     pub(super) fn resumable(self) -> Self {
         Self(self.0 | RESUMABLE)
     }
 
-    /// Returns the span of the blocks `range`, which are not empty and lie within a segment.
+    /// Returns the span of the blocks `range`, which is not empty and lies within a segment.
     pub(super) fn over(self, range: Range<usize>) -> Span {
         debug_assert!(range.start < range.end && range.end <= SEGMENT_BLOCKS_MAX);
         Span(self.0 | (range.start as u64) << FROM_SHIFT | (range.end as u64 - 1) << LAST_SHIFT)
     }
 }
 
-/// Is how one worker holds consecutive blocks of a segment.
+/// How one worker holds consecutive blocks of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span(pub(super) u64);
 
@@ -94,9 +94,9 @@ impl Span {
         (self.0 & HAS_SLOT != 0).then_some(SlotId((self.0 >> SLOT_SHIFT) as u16))
     }
 
-    /// Returns where the blocks lie.
+    /// Returns the tier of the blocks.
     pub(super) fn tier(self) -> Tier {
-        // Without a branch: look-ups read thousands of spans.
+        // Without a branch: lookups read thousands of spans.
         const TIERS: [Tier; 4] = [Tier::Resident, Tier::Ram, Tier::Disk, Tier::Disk];
         TIERS[(self.0 >> TIER_SHIFT & 3) as usize]
     }
@@ -106,7 +106,7 @@ impl Span {
         if self.0 & FILLING == 0 { RunState::Ready } else { RunState::Filling }
     }
 
-    /// Returns whether a request may start behind each of the blocks.
+    /// Returns whether a request may start after each of the blocks.
     pub(super) fn is_resumable(self) -> bool {
         self.0 & RESUMABLE != 0
     }

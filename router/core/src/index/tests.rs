@@ -148,7 +148,7 @@ fn turns_that_prompts_pass_become_one_segment() {
     }
     let bytes = writer.reader().bytes();
     assert_eq!(lengths(&writer, &chain), [(0, 600)]);
-    // Any change takes the notes; one join may follow from another.
+    // Any change processes the notes; one join may allow another.
     for _ in 0..8 {
         writer.reader().touch(&chain);
         writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
@@ -296,7 +296,7 @@ fn readers_see_what_two_views_share_while_one_replaces_the_other() {
     assert_eq!(writer.n_blocks_of(WorkerIdx(0)), 1_100);
 }
 
-/// Is what the naive reference knows of one worker's block.
+/// One worker's entry for a block in the naive reference.
 type Claim = (Tier, RunState, bool, Option<SlotId>);
 
 #[derive(Default)]
@@ -324,7 +324,7 @@ impl Naive {
     }
 }
 
-/// Chains share their first four blocks, so that they form a tree.
+/// All chains share their first four blocks, so that they form a tree.
 fn tree_keys(chain: u64, n: u64) -> Vec<BlockKey> {
     (0..n).map(|block| BlockKey(if block < 4 { block } else { (chain + 1) * 1_000 + block })).collect()
 }
@@ -339,7 +339,7 @@ enum Op {
         tier: Tier,
         slot: Option<u16>,
     },
-    /// Adds blocks behind those of a chain that a worker holds.
+    /// Appends blocks to those of a chain that a worker holds.
     Grow {
         worker: u32,
         chain: u64,
@@ -363,7 +363,7 @@ enum Op {
         chain: u64,
         n: u64,
     },
-    /// Removes one block, whatever is behind it.
+    /// Removes one block, whatever follows it.
     Punch {
         worker: u32,
         chain: u64,
@@ -372,7 +372,7 @@ enum Op {
 }
 
 const WORKERS: u32 = 6;
-/// Is more workers than are compared one by one.
+/// More workers than are compared one by one.
 const MANY_WORKERS: u32 = 40;
 const CHAINS: u64 = 5;
 const BLOCKS: u64 = 40;
@@ -462,7 +462,7 @@ proptest! {
         let mut writer = IndexWriter::new(ROOMY);
         let mut naive = Naive::default();
         let tier = Tier::Ram;
-        // Most hold all, so that some segments are held in one way by all who hold them.
+        // Most workers hold the whole chain, so that some segments are held in the same way by all their workers.
         let store = |(worker, chain, n): (u32, u64, u64)| {
             let n = if n > 10 { BLOCKS } else { n };
             Op::Store { worker, chain, n, resume: Resume::EveryBlock, tier, slot: Some(worker as u16) }

@@ -1,8 +1,8 @@
-//! Segments that prompts pass one behind the other and that could be one: what readers tell the writer.
+//! Hints from readers to the writer: pairs of segments that prompts pass one after the other and that could be joined.
 //!
-//! Not here: joining them (`writer`). The idea: a run does not name the block before it, so a conversation's turns arrive
-//! as segments of their own; but whoever walks along a prompt sees which one follows which. Notes are hints: one too many
-//! is checked by the writer, one too few costs a probe.
+//! Joining is done in `writer`. A run does not name the block before it, so a conversation's turns arrive as separate
+//! segments, but a reader that walks along a prompt sees which one follows which. Notes are only hints: the writer
+//! checks each one, and a missing one costs a probe.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,31 +12,31 @@ use warmpath_common::block_hash::BlockKey;
 use super::segment::Segment;
 use super::span::SEGMENT_BLOCKS_MAX;
 
-/// Is the most notes that wait for the writer.
+/// Maximum number of notes that wait for the writer.
 pub(super) const NOTES_MAX: usize = 256;
-/// Is the most spans of a segment that is joined: what many workers hold is left in different ways.
+/// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
 const SPANS_MAX: usize = 16;
 
-/// Is two segments of which a prompt passed the second behind the end of the first.
+/// Two segments of which a prompt passed the second after the end of the first.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
-    /// Are the writer's numbers of the two, so that it need not look for them.
+    /// The writer's numbers of both, which spare it a search.
     pub(super) numbers: [u32; 2],
-    /// Are the last block of the first and the first of the second: numbers change hands.
+    /// Last block of the first and first block of the second, since numbers are reused.
     pub(super) blocks: [BlockKey; 2],
 }
 
-/// Is the notes that wait.
+/// Notes that wait for the writer.
 #[derive(Default)]
 pub(super) struct Walked {
-    /// Guards the notes; held for one push or one swap, by readers only where nobody waits for them.
+    /// The lock guards the notes. It is held for one push or one swap; a reader takes it only if it is free.
     notes: Mutex<Vec<Note>>,
-    /// Counts the notes, so that the writer needs no lock to see that there is none.
+    /// Number of notes, so that the writer needs no lock to see that there are none.
     n_notes: AtomicUsize,
 }
 
 impl Walked {
-    /// Takes note of two segments, the second behind the end of the first, if they could be one.
+    /// Adds a note of two segments, the second after the end of the first, if they could be joined.
     pub(super) fn note(&self, first: Segment<'_>, second: Segment<'_>) {
         if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
             return;
@@ -46,7 +46,7 @@ impl Walked {
         self.n_notes.store(notes.len(), Ordering::Relaxed);
     }
 
-    /// Returns the notes so far and forgets them.
+    /// Returns and removes the notes.
     pub(super) fn take(&self) -> Vec<Note> {
         if self.n_notes.load(Ordering::Relaxed) == 0 {
             return Vec::new();
@@ -57,8 +57,8 @@ impl Walked {
     }
 }
 
-/// Returns whether a second segment may be put behind a first: together they are not too long, and who holds the
-/// end of the first holds the second, and nobody else does.
+/// Returns whether a second segment may be appended to a first: together they are not too long, and exactly the workers
+/// that hold the end of the first hold the second.
 pub(super) fn can_join(first: Segment<'_>, second: Segment<'_>) -> bool {
     let n_spans = first.n_spans() + second.n_spans();
     if first.len() + second.len() > SEGMENT_BLOCKS_MAX || n_spans > SPANS_MAX {

@@ -1,7 +1,7 @@
-//! The writer's side of the index: there is one, and it knows where every block is.
+//! The writer's side of the index: the only writer, which knows the place of every block.
 //!
-//! Not here: what readers do (`search`). The idea: a change finds the segments of its blocks, makes new segments from
-//! them and puts these in their place, one by one. Memory is counted before it is taken.
+//! The readers' side is in `search`. A change finds the segments of its blocks, makes new segments from them and
+//! replaces the old ones, one by one. Memory is counted before it is allocated.
 
 #[cfg(test)]
 mod invariants;
@@ -29,14 +29,14 @@ use super::walked::{Note, Walked, can_join};
 use super::{IndexOptions, PrefixIndex};
 use crate::WorkerIdx;
 
-/// Is the memory of a block. Units: bytes.
+/// Typical memory of a block. Units: bytes.
 ///
-/// Source: docs/decisions/0006-prefix-index.md; only the pace of ageing hangs on it.
+/// Source: docs/decisions/0006-prefix-index.md; it only sets how fast entries age.
 const BLOCK_BYTES_TYPICAL: usize = 16;
-/// Is how many ages a full index is divided into.
+/// Number of ages that a full index is divided into.
 const AGES_WHEN_FULL: usize = 32;
 
-/// Is the writer's side of the index: there is one, and it knows how much each worker holds.
+/// The writer's side of the index; there is only one, and it knows how much each worker holds.
 pub struct IndexWriter {
     index: Arc<PrefixIndex>,
     options: IndexOptions,
@@ -44,48 +44,48 @@ pub struct IndexWriter {
     heads: HeadsWriter,
     locator: Locator,
     numbers: Numbers,
-    /// Is where a segment is put together before it is copied to where it lies.
+    /// Scratch memory in which a segment is assembled before it is copied to its own allocation.
     words: Vec<u64>,
     holdings: Vec<Holdings>,
-    /// Is the memory of all segments. Units: bytes.
+    /// Memory of all segments. Units: bytes.
     segment_bytes: usize,
-    /// Is the memory of all workers' lists. Units: bytes.
+    /// Memory of all workers' segment lists. Units: bytes.
     list_bytes: usize,
     /// Blocks that insertions touch while a part of a view is taken in.
     touched: Option<Vec<Touched>>,
-    /// Views that have begun and are not done.
+    /// Number of views that have begun and are not complete.
     n_arriving: usize,
     n_inserted_in_epoch: usize,
     epoch_blocks: usize,
     n_shed: u64,
 }
 
-/// Is the fewest blocks that keep their number when they are put behind others: a number takes as much as three blocks.
+/// Smallest appended segment whose blocks keep their number: a number takes as much memory as three blocks.
 const PART_BLOCKS_MIN: usize = 8;
-/// Is the most parts of a segment; only one that is cut and grows again and again has more.
+/// Maximum number of parts of a segment; only a segment that shrinks and grows again and again has more.
 const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
 
-/// Is where a block is.
+/// Place of a block.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     id: u32,
     offset: usize,
 }
 
-/// Is a part of a run that is recorded in one step.
+/// A part of a run that is recorded in one step.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     keys: &'a [BlockKey],
     form: Form,
     resume: Resume,
-    /// Says that the run's last block is this piece's.
+    /// Whether the piece ends with the run's last block.
     ends_run: bool,
 }
 
-/// Is blocks of a segment whose claims are withdrawn.
+/// Blocks of a segment that a worker gives up.
 struct Given<'a> {
     range: Range<usize>,
-    /// Are where the first of them may be found, as far as that is known.
+    /// Probes of the first of them, as far as they are known.
     probes: &'a [Probe],
 }
 
@@ -125,23 +125,23 @@ impl IndexWriter {
         Arc::clone(&self.index)
     }
 
-    /// Returns the number of blocks of which the index knows that `worker` holds them.
+    /// Returns the number of blocks that `worker` holds, as far as the index knows.
     pub fn n_blocks_of(&self, worker: WorkerIdx) -> usize {
         self.holdings.get(worker.0 as usize).map_or(0, Holdings::n_blocks)
     }
 
-    /// Returns the digest of the blocks of which the index knows that `worker` holds them; absent where the memory limit
-    /// has cost some of them, so that it says nothing about what the worker said.
+    /// Returns the digest of the blocks that `worker` holds; absent where some were evicted for the memory limit, so
+    /// that the digest cannot be compared with the worker's.
     pub fn digest_of(&self, worker: WorkerIdx) -> Option<Digest> {
         self.holdings.get(worker.0 as usize).map_or(Some(Digest::default()), Holdings::digest)
     }
 
-    /// Returns how many claims the memory limit has cost so far.
+    /// Returns how many entries were evicted for the memory limit so far. Each is one worker's hold on one block.
     pub fn n_shed(&self) -> u64 {
         self.n_shed
     }
 
-    /// Takes in a change of what `worker` holds; returns how many blocks it says to be filling of which it has said nothing before.
+    /// Applies a change of what `worker` holds; returns how many blocks are new and not computed yet.
     pub fn apply(&mut self, worker: WorkerIdx, change: &Change) -> usize {
         match change {
             Change::Stored(run) => {
@@ -157,7 +157,7 @@ impl IndexWriter {
         }
     }
 
-    /// Records that `worker` holds the blocks of `run`, in the way that it says; what it said of them before is replaced.
+    /// Records that `worker` holds the blocks of `run` in the given way; earlier entries for these blocks are replaced.
     pub fn insert(&mut self, worker: WorkerIdx, run: &Run) {
         self.join_walked();
         self.insert_run(worker, run);
@@ -166,7 +166,7 @@ impl IndexWriter {
 
     /// Records that `worker` no longer holds the blocks `keys`.
     ///
-    /// Cost: one probe for each stretch of consecutive blocks.
+    /// Cost: one probe for each range of consecutive blocks.
     pub fn remove(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
         self.remove_run(worker, keys);
         self.settle();
@@ -176,7 +176,7 @@ impl IndexWriter {
         let mut at = 0;
         while at < keys.len() {
             let batch = at..keys.len().min(at + BATCH);
-            // Their lines come while the segment is looked for.
+            // Their lines are loaded while the segment is looked up.
             let probes = self.probes(keys[batch.clone()].iter().map(|key| key.0));
             while at < batch.end {
                 let known = &probes[at - batch.start..batch.len()];
@@ -188,9 +188,9 @@ impl IndexWriter {
         }
     }
 
-    /// Ends a change.
+    /// Completes a change: enforces the memory limit and publishes the counts.
     fn settle(&mut self) {
-        // A hole in what a worker holds takes a word more, and nobody asked for room for it.
+        // A gap in a worker's blocks takes one more word, for which no memory was reserved.
         if self.bytes() > self.options.bytes_max {
             self.shed();
         }
@@ -198,12 +198,12 @@ impl IndexWriter {
         self.index.n_blocks.store(self.locator.n_blocks(), Ordering::Relaxed);
     }
 
-    /// Returns where the first block of `keys` is.
+    /// Returns the place of the first block of `keys`.
     fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
         self.locate_at(self.locator.probe(self.hasher.hash(*keys.first()?)), keys)
     }
 
-    /// Returns where the first block of `keys`, which is that of a probe, is.
+    /// Returns the place of the first block of `keys`, whose probe is given.
     fn locate_at(&self, probe: Probe, keys: &[BlockKey]) -> Option<Place> {
         self.locator.find(probe, |number| {
             let id = self.numbers.owner(number);
@@ -220,7 +220,7 @@ impl IndexWriter {
             let to = run.keys.len().min(at + SEGMENT_BLOCKS_MAX);
             let keys = &run.keys[at..to];
             if !self.make_room(worker, keys.len()) {
-                // What was said of these blocks before is no longer true.
+                // The earlier entries for these blocks are no longer right.
                 self.n_shed += (run.keys.len() - at) as u64;
                 self.holdings[worker.0 as usize].shed();
                 self.remove_run(worker, &run.keys[at..]);
@@ -236,9 +236,9 @@ impl IndexWriter {
         }
     }
 
-    /// Records what of a piece is in the segment that has its first block.
+    /// Records the part of a piece that lies in the segment of its first block.
     ///
-    /// Returns how many blocks that is, and the segment if they reach its end.
+    /// Returns the number of blocks of that part, and the segment if the part reaches its end.
     fn claim(&mut self, worker: WorkerIdx, at: Place, piece: Piece<'_>) -> (usize, Option<u32>) {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, piece.keys);
@@ -258,11 +258,11 @@ impl IndexWriter {
         (n, end_of)
     }
 
-    /// Records those first blocks of a piece that no segment has: at the end of `end_of` if that is the worker's alone,
-    /// else as a segment of their own.
+    /// Records the first blocks of a piece that no segment has: at the end of `end_of` if only this worker holds that,
+    /// else as a new segment.
     fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
         let own = end_of.filter(|&id| {
-            // What was there a moment ago may have been shed for this piece.
+            // The segment may have been evicted to make room for this piece.
             let segment = self.numbers.get(id);
             let is_own = |segment: Segment<'_>| segment.spans().all(|span| span.worker() == worker);
             segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
@@ -275,7 +275,7 @@ impl IndexWriter {
         let (keys, spans) = (&piece.keys[..n], piece.spans(offset, n));
         self.n_inserted_in_epoch += n;
         if n == 0 {
-            // The table was clogged at the first block: the next call makes a larger one.
+            // The table had no slot for the first block; the next call makes a larger one.
             if own.is_none() {
                 self.numbers.give_back(id);
             }
@@ -296,7 +296,7 @@ impl IndexWriter {
         (n, Some(id).filter(|_| n > 0))
     }
 
-    /// Finds places for the first of `keys` that no segment has; returns how many those are.
+    /// Adds the first of `keys` that are in no segment to the writer's table; returns how many it added.
     fn index_fresh(&mut self, keys: &[BlockKey], id: u32) -> usize {
         let mut probes = [Probe::default(); BATCH];
         for (n, &key) in keys.iter().enumerate() {
@@ -316,12 +316,12 @@ impl IndexWriter {
         keys.len()
     }
 
-    /// Returns where the first blocks of `keys` may be found, a batch of them.
+    /// Returns the probes of the first blocks of `keys`, one batch.
     fn probes(&self, keys: impl Iterator<Item = u64>) -> [Probe; BATCH] {
         self.locator.probes(keys.map(|key| self.hasher.hash(BlockKey(key))))
     }
 
-    /// Gives up the places of blocks of a segment; `probes` are those of the first of them, or none.
+    /// Removes blocks of a segment from the writer's table; `probes` are those of the first blocks, or empty.
     fn unindex(&mut self, keys: &[u64], id: u32, probes: &[Probe]) {
         let is_of = |number: u32| self.numbers.owner(number) == id;
         probes.iter().for_each(|&probe| self.locator.remove(probe, is_of));
@@ -339,7 +339,7 @@ impl IndexWriter {
         self.numbers.open(id, segment);
     }
 
-    /// Puts a segment in the place of one with the same first block.
+    /// Replaces the segment of a number by one with the same first block.
     fn put(&mut self, id: u32, segment: Shared) {
         self.segment_bytes += Segment::from(&segment).bytes();
         self.heads.put(segment.clone());
@@ -347,19 +347,19 @@ impl IndexWriter {
         self.segment_bytes -= Segment::from(&old).bytes();
     }
 
-    /// Takes a segment out whose blocks the locator no longer has.
+    /// Removes a segment whose blocks are no longer in the writer's table.
     fn close(&mut self, id: u32) {
         let old = self.numbers.close(id);
         self.forget(Segment::from(&old));
     }
 
-    /// Takes a segment out of the readers' table and the books.
+    /// Removes a segment from the readers' table and from the memory count.
     fn forget(&mut self, old: Segment<'_>) {
         self.heads.remove(old.first());
         self.segment_bytes -= old.bytes();
     }
 
-    /// Counts an edit for its worker, but not the blocks that it gains by it.
+    /// Counts an edit for its worker, except for the blocks that the worker gains.
     fn count(&mut self, worker: WorkerIdx, id: u32, edit: &Edit) {
         if edit.starts() {
             self.list(worker, id);
@@ -371,7 +371,8 @@ impl IndexWriter {
         holdings.lose(edit.lost);
     }
 
-    /// Withdraws the blocks at the start of `keys` that lie side by side in one segment; returns how many there are.
+    /// Withdraws a worker from the blocks at the start of `keys` that are adjacent in one segment, in either direction;
+    /// returns their number.
     fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, (keys, probes): (&[BlockKey], &[Probe])) -> usize {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
@@ -384,9 +385,9 @@ impl IndexWriter {
         n
     }
 
-    /// Withdraws a worker's claims to blocks of a segment, and gives up what nobody holds at its end.
+    /// Withdraws a worker from blocks of a segment, and drops the blocks at its end that no worker holds any more.
     fn withdraw(&mut self, worker: WorkerIdx, id: u32, Given { range, probes }: Given<'_>) {
-        // The last range of several may have left nothing.
+        // An earlier range may have removed the whole segment.
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
         let start = range.start;
@@ -404,13 +405,13 @@ impl IndexWriter {
         }
     }
 
-    /// Makes one segment of each two that prompts have passed one behind the other, unless a view is being taken in.
+    /// Joins pairs of segments that prompts have passed one after the other, unless a view is being taken in.
     fn join_walked(&mut self) {
         if self.n_arriving > 0 {
             return;
         }
         for Note { numbers, blocks: [last, first] } in self.index.walked.take() {
-            // Both may have changed since; of the first, one before it may have become the owner.
+            // Both may have changed since, and the first may be a part of an earlier segment now.
             let [one, two] = numbers.map(|number| self.numbers.owner(number));
             let segments = (self.numbers.get(one), self.numbers.get(two));
             let (Some(before), Some(behind)) = segments else { continue };
@@ -427,7 +428,7 @@ impl IndexWriter {
         if is_short {
             self.relabel(second, first);
         }
-        // Readers find the whole before its second half goes.
+        // Readers find the whole segment before its second half is removed.
         self.put(first, joined);
         let old = if is_short { self.numbers.close(second) } else { self.numbers.join(first, second) };
         let two = Segment::from(&old);
@@ -444,7 +445,7 @@ impl IndexWriter {
         }
     }
 
-    /// Gives the blocks of a segment which do not have the number `to` that number.
+    /// Gives all blocks of a segment the number `to`.
     fn relabel(&mut self, id: u32, to: u32) {
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         for batch in Segment::from(&shared).keys().chunks(BATCH) {

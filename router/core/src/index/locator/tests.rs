@@ -8,18 +8,18 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// Makes a hash known, in a segment.
+    /// Adds a hash with a segment.
     Insert(u64, u32),
-    /// Forgets one of the known hashes.
+    /// Removes one of the added hashes.
     Remove(prop::sample::Index),
-    /// Moves one of the known hashes to a segment.
+    /// Moves one of the added hashes to a segment.
     Relabel(prop::sample::Index, u32),
-    /// Grows the table by so many lines.
+    /// Grows the table by that many lines.
     Grow(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Few first bits, so that lines are full while others are empty.
+    // Few different first bits, so that some lines are full while others are empty.
     let hash = (0..16u64, any::<u64>()).prop_map(|(first, rest)| first << 58 | rest >> 6);
     prop_oneof![
         12 => (hash, 0..4u32).prop_map(|(hash, id)| Op::Insert(hash, id)),
@@ -29,7 +29,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Makes a table anew from what is known, larger until all have a place.
+/// Rebuilds a table from the known hashes, larger until all have a slot.
 fn rebuild(table: &mut Locator, known: &HashMap<u64, u32>) {
     let mut bytes = table.bytes() + size_of::<Line>();
     loop {
@@ -112,7 +112,7 @@ fn grows_from_itself_until_its_bits_tell_too_little() {
         assert!(table.grow(n_lines * size_of::<Line>()), "{n_lines} lines");
         check(&table, &known);
     }
-    // Four lines were told apart by two bits: eight times as many are the end.
+    // Two bits told four lines apart; eight times as many lines are the limit.
     assert!(!table.grow(32 * size_of::<Line>()));
     check(&table, &known);
 }

@@ -1,11 +1,11 @@
-//! Tests that a view may be taken in part by part, while other workers change.
+//! Tests of taking in a view part by part while other workers change.
 
 use super::*;
 
 /// Worker whose view is replaced.
 const REPLACED: WorkerIdx = WorkerIdx(0);
 
-/// Returns whether an operation changes what the worker holds whose view is being replaced.
+/// Returns whether an operation changes the blocks of the worker whose view is being replaced.
 fn is_its(op: &Op) -> bool {
     match op {
         Op::Store { worker, .. }

@@ -1,6 +1,6 @@
-//! What holds between any two operations on the index.
+//! The invariants that hold between any two operations on the index.
 //!
-//! Not here: what the answers are (`index/tests`). The idea: everything that is kept twice is counted anew and compared.
+//! The results of lookups are tested in `index/tests`. Everything that is stored twice is counted again and compared.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use warmpath_common::summary::Digest;
 use super::*;
 
 impl IndexWriter {
-    /// Asserts what holds between any two operations.
+    /// Asserts the invariants.
     pub(in super::super) fn check_invariants(&self) {
         assert!(self.bytes() <= self.options.bytes_max, "{} bytes, limit {}", self.bytes(), self.options.bytes_max);
         assert_eq!(self.index.bytes(), self.bytes(), "readers are told the memory in use");

@@ -1,26 +1,26 @@
-//! The segments by number, and the numbers that blocks have kept from a segment that is gone.
+//! The segments by number, and the numbers that blocks have kept from a segment that was appended to another.
 //!
-//! Not here: which number a block has (`locator`). The idea: where one segment is put behind another, the blocks of the
-//! second keep their number, which becomes a *part* of the first: that is one word here instead of a line of the
-//! writer's table for each block. A part is free again when the segment goes, or when its blocks are given one number.
+//! The number of a block is in `locator`. Where one segment is appended to another, the blocks of the second keep their
+//! number, which becomes a *part* of the first. That takes one word here instead of a write to the writer's table for
+//! each block. A part is free again when the segment is removed, or when all its blocks are given one number.
 
 use super::super::segment::{Segment, Shared};
 
-/// Is the end of a list of parts.
+/// End of a list of parts.
 const NONE: u32 = u32::MAX;
 
-/// Is the segments by number.
+/// The segments by number.
 #[derive(Default)]
 pub(super) struct Numbers {
     numbers: Vec<Number>,
     free: Vec<u32>,
 }
 
-/// Is what a number stands for.
+/// What a number stands for.
 enum Number {
     /// A segment, and the list of its parts.
     Segment { segment: Shared, next: u32, n_parts: u32 },
-    /// A part of the segment `of`, in the list of its parts; a number that is free is a part of itself.
+    /// A part of the segment `of`, in the list of its parts; a free number is a part of itself.
     Part { of: u32, next: u32 },
 }
 
@@ -33,23 +33,23 @@ impl Number {
 }
 
 impl Numbers {
-    /// Returns how many numbers there are, those included that are free.
+    /// Returns how many numbers there are, including free ones.
     pub(super) fn len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Returns the memory. Units: bytes.
+    /// Returns the memory of the numbers. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
         self.numbers.capacity() * size_of::<Number>() + self.free.capacity() * size_of::<u32>()
     }
 
-    /// Returns the memory of so many numbers more. Units: bytes.
+    /// Returns the memory of `n` more numbers. Units: bytes.
     pub(super) fn bytes_of(n: usize) -> usize {
-        // Every number may come to be free, so its place there is paid for when the number is made.
+        // Every number may become free, so its place in that list is counted when the number is made.
         n * (size_of::<Number>() + size_of::<u32>())
     }
 
-    /// Returns whether one more segment takes a number that there is no place for yet.
+    /// Returns whether one more segment would need an allocation.
     pub(super) fn is_full(&self) -> bool {
         !self.has_free() && self.numbers.len() == self.numbers.capacity()
     }
@@ -59,13 +59,13 @@ impl Numbers {
         !self.free.is_empty()
     }
 
-    /// Makes place for so many numbers more.
+    /// Allocates `n` more numbers.
     pub(super) fn reserve(&mut self, n: usize) {
         self.numbers.reserve_exact(n);
         self.free.reserve_exact(self.numbers.capacity() - self.free.len());
     }
 
-    /// Returns a number for a segment, which is given back or opened next.
+    /// Returns a number for a segment; the caller opens it or gives it back.
     pub(super) fn take(&mut self) -> u32 {
         self.free.pop().unwrap_or(self.numbers.len() as u32)
     }
@@ -77,7 +77,7 @@ impl Numbers {
         }
     }
 
-    /// Returns the segment of a number that has one.
+    /// Returns the segment of a number, if it has one.
     pub(super) fn get(&self, id: u32) -> Option<&Shared> {
         match self.numbers.get(id as usize)? {
             Number::Segment { segment, .. } => Some(segment),
@@ -103,7 +103,7 @@ impl Numbers {
         (0..self.numbers.len() as u32).filter_map(|id| Some((id, Segment::from(self.get(id)?))))
     }
 
-    /// Gives a number that was taken its segment.
+    /// Gives a taken number its segment.
     pub(super) fn open(&mut self, id: u32, segment: Shared) {
         let opened = Number::Segment { segment, next: NONE, n_parts: 0 };
         match self.numbers.get_mut(id as usize) {
@@ -112,7 +112,7 @@ impl Numbers {
         }
     }
 
-    /// Puts a segment in the place of the one of a number; returns that.
+    /// Replaces the segment of a number; returns the old one.
     pub(super) fn replace(&mut self, id: u32, with: Shared) -> Shared {
         match &mut self.numbers[id as usize] {
             Number::Segment { segment, .. } => std::mem::replace(segment, with),
@@ -120,16 +120,16 @@ impl Numbers {
         }
     }
 
-    /// Takes out the segment of a number, whose blocks no longer have it; returns it.
+    /// Removes and returns the segment of a number that no block has any more.
     pub(super) fn close(&mut self, id: u32) -> Shared {
         self.free_parts(id);
         self.free.push(id);
         self.make_part(id, Number::Part { of: id, next: NONE })
     }
 
-    /// Takes out the segment `second`, whose number becomes a part of `first`; returns it.
+    /// Removes and returns the segment `second`, whose number becomes a part of `first`.
     ///
-    /// Cost: O(1) for each part that `second` has.
+    /// Cost: O(1) for each part of `second`.
     pub(super) fn join(&mut self, first: u32, second: u32) -> Shared {
         let n_more = self.n_parts(second) as u32 + 1;
         let Number::Segment { next, n_parts, .. } = &mut self.numbers[first as usize] else {
@@ -160,7 +160,7 @@ impl Numbers {
         }
     }
 
-    /// Returns how many parts a segment has.
+    /// Returns the number of parts of a segment.
     pub(super) fn n_parts(&self, id: u32) -> usize {
         match self.numbers[id as usize] {
             Number::Segment { n_parts, .. } => n_parts as usize,
@@ -168,7 +168,7 @@ impl Numbers {
         }
     }
 
-    /// Frees the parts of a segment, whose numbers no block has.
+    /// Frees the parts of a segment; no block has their numbers any more.
     pub(super) fn free_parts(&mut self, id: u32) {
         let Number::Segment { next, n_parts, .. } = &mut self.numbers[id as usize] else { return };
         *n_parts = 0;
@@ -181,7 +181,7 @@ impl Numbers {
         }
     }
 
-    /// Frees the parts of every segment, where each block has its segment's number.
+    /// Frees the parts of every segment; each block has the number of its segment now.
     pub(super) fn free_all_parts(&mut self) {
         (0..self.numbers.len() as u32).for_each(|id| self.free_parts(id));
     }

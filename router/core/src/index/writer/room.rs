@@ -1,8 +1,8 @@
-//! The index's memory: counting it, growing within the limit, shedding.
+//! The index's memory: counting it, growing within the limit, evicting.
 //!
-//! Not here: what the memory holds. The idea: whatever an insertion can need is made sure of before it begins, so it
-//! never stops half-way; where the limit is reached, the segments that were matched longest ago go, an eighth of the
-//! limit at a time.
+//! The contents are managed by the other modules. All memory that an insertion can need is reserved before it begins,
+//! so it never stops half-way. When the limit is reached, the segments that were matched longest ago are evicted, an
+//! eighth of the limit at a time.
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
@@ -14,24 +14,25 @@ use super::IndexWriter;
 use super::numbers::Numbers;
 use crate::WorkerIdx;
 
-/// Is the share of the limit that one shedding frees.
+/// Share of the limit that one eviction frees.
 const SHED_DIVISOR: usize = 8;
-/// Is the most ages that shedding tells apart; older segments count as this old.
+/// Number of ages that an eviction tells apart; older segments count as the oldest.
 const AGES: usize = 256;
-/// Is the most spans that an insertion adds to a segment that is there: two of the run, one that it cuts in two.
+/// Maximum number of spans that an insertion adds to an existing segment: two of the run, and one of a span that it
+/// splits.
 const SPANS_ADDED_MAX: usize = 3;
-/// Is the share of a table that is needed beside the old and the new one while one grows from the other.
+/// Share of a table that is needed beside the old and the new one while it grows.
 const BESIDE_DIVISOR: usize = 16;
-/// Is the fewest places by which the list of segments grows.
+/// Smallest growth of the list of segments.
 const SEGMENTS_GROWTH_MIN: usize = 16;
 
 impl IndexWriter {
-    /// Returns the memory in use, the fixed part of each worker's books not counted. Units: bytes.
+    /// Returns the memory in use, without the fixed part of each worker's entry. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
         self.segment_bytes + self.heads.bytes() + self.locator.bytes() + self.numbers.bytes() + self.list_bytes
     }
 
-    /// Makes sure that an insertion of `n` blocks finds room; returns whether there is.
+    /// Reserves memory for an insertion of `n` blocks, after an eviction if necessary; returns whether there is enough.
     pub(super) fn make_room(&mut self, worker: WorkerIdx, n: usize) -> bool {
         self.tidy_list(worker);
         if self.grow(worker, n) {
@@ -41,9 +42,10 @@ impl IndexWriter {
         self.grow(worker, n)
     }
 
-    /// Makes every table large enough for one more segment of `n` blocks; returns whether that and the segment fit.
+    /// Makes every table large enough for one more segment of `n` blocks; returns whether the tables and the segment
+    /// fit.
     fn grow(&mut self, worker: WorkerIdx, n: usize) -> bool {
-        // A run may be put behind a segment, which is copied then: one segment of the most blocks stands for both.
+        // A run may be appended to a segment, which is copied then: one segment of the maximum size covers both.
         let mut bytes = self.bytes() + Segment::bytes_of(2 + SPANS_ADDED_MAX, n) + n * size_of::<Span>();
         let mut fits = |more: usize| {
             let fits = bytes + more <= self.options.bytes_max;
@@ -79,7 +81,7 @@ impl IndexWriter {
             }
             return true;
         }
-        // Where there is no room for two tables, the old one goes before the new one comes.
+        // Where there is no memory for two tables, the old one is freed before the new one is allocated.
         if !fits(narrow.saturating_sub(self.locator.bytes())) {
             return false;
         }
@@ -91,7 +93,7 @@ impl IndexWriter {
         !self.numbers.has_free() && self.numbers.len() >= SEGMENTS_MAX as usize - 1
     }
 
-    /// Makes the locator anew; one that turns out clogged already is made larger by half until every block has a place.
+    /// Builds the locator again, half as large again each time that a block finds no slot.
     fn rebuild_locator(&mut self, bytes: usize) {
         let mut bytes = bytes;
         while !self.fill_locator(bytes) {
@@ -114,7 +116,7 @@ impl IndexWriter {
         true
     }
 
-    /// Drops the segments that were matched or stored longest ago, until an eighth of the limit is free.
+    /// Evicts the segments that were matched or stored longest ago, until an eighth of the limit is free.
     pub(super) fn shed(&mut self) {
         let epoch = self.index.epoch.load(std::sync::atomic::Ordering::Relaxed);
         let age = |segment: Segment<'_>| (epoch.wrapping_sub(segment.age()) as usize).min(AGES - 1);

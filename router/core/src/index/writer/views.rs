@@ -1,8 +1,9 @@
-//! A worker's view as a whole: what it holds, replacing it, forgetting it.
+//! A worker's view as a whole: its contents, its replacement, its removal.
 //!
-//! Not here: single runs. The idea: a worker's segments are listed, so a view is replaced without a walk through what
-//! others hold. The list may name a segment twice, or one that the worker has left; it is tidied when it is twice as
-//! long as it has to be. A view is taken in some blocks at a time, so that changes of other workers may come between.
+//! Single runs are inserted in the parent module. A worker's segments are listed, so a view is replaced without a walk
+//! through the blocks of other workers. The list may contain a segment twice, or one that the worker has left; it is
+//! compacted when it is twice as long as necessary. A view is taken in a number of blocks at a time, so that changes of
+//! other workers can be applied in between.
 
 use std::ops::Range;
 
@@ -13,29 +14,29 @@ use super::super::segment::Segment;
 use super::{Given, IndexWriter};
 use crate::WorkerIdx;
 
-/// Is the shortest list that is tidied.
+/// Shortest list that is compacted.
 const LIST_MIN: usize = 16;
 
-/// Is what one worker holds.
+/// What one worker holds.
 #[derive(Default)]
 pub(super) struct Holdings {
-    /// Covers the blocks.
+    /// Digest of the blocks.
     digest: Digest,
-    /// Says that the memory limit has cost blocks since the view was replaced.
+    /// Whether blocks were evicted for the memory limit since the view was replaced.
     is_incomplete: bool,
     n_segments: usize,
     segments: Vec<u32>,
 }
 
-/// View of a worker that replaces what the worker held, and how much of it has been taken in.
+/// View that replaces a worker's old one, and how much of it has been taken in.
 #[derive(Debug)]
 pub struct Replacement {
     worker: WorkerIdx,
     runs: Vec<Run>,
     n_runs_taken: usize,
-    /// Blocks of segments that the view has, as far as its runs have been taken in; in order from then on.
+    /// Blocks that the view has in each segment, as far as its runs have been taken in; sorted after the last run.
     touched: Vec<Touched>,
-    /// Segments in which blocks of the old view have yet to be looked for; absent until every run has been taken in.
+    /// Segments that may still have blocks of the old view only; absent until every run has been taken in.
     segments: Option<Vec<u32>>,
 }
 
@@ -48,12 +49,12 @@ pub(super) struct Touched {
 }
 
 impl Replacement {
-    /// Returns the worker whose view it is.
+    /// Returns the worker of the view.
     pub fn worker(&self) -> WorkerIdx {
         self.worker
     }
 
-    /// Returns whether all of it has been taken in, and nothing else is left of the worker.
+    /// Returns whether the view is taken in and nothing else is left of the worker.
     pub fn is_done(&self) -> bool {
         self.segments.as_ref().is_some_and(Vec::is_empty)
     }
@@ -65,7 +66,7 @@ impl Holdings {
         usize::try_from(self.digest.n_blocks).unwrap_or(usize::MAX)
     }
 
-    /// Returns the digest of the blocks; absent where the memory limit has cost some.
+    /// Returns the digest of the blocks; absent where some were evicted for the memory limit.
     pub(super) fn digest(&self) -> Option<Digest> {
         (!self.is_incomplete).then_some(self.digest)
     }
@@ -75,7 +76,7 @@ impl Holdings {
         self.segments.capacity() * size_of::<u32>()
     }
 
-    /// Returns the memory that the list takes more if one more segment is added. Units: bytes.
+    /// Returns the additional memory that the list takes for one more segment. Units: bytes.
     pub(super) fn bytes_to_grow(&self) -> usize {
         if self.segments.len() < self.segments.capacity() { 0 } else { self.n_more() * size_of::<u32>() }
     }
@@ -93,22 +94,22 @@ impl Holdings {
         self.n_segments += 1;
     }
 
-    /// Takes note that the worker has left a segment.
+    /// Records that the worker has left a segment.
     pub(super) fn drop_segment(&mut self) {
         self.n_segments -= 1;
     }
 
-    /// Counts blocks that were not held.
+    /// Adds blocks that were not held.
     pub(super) fn gain(&mut self, keys: &[BlockKey]) {
         keys.iter().for_each(|key| self.digest.add(*key));
     }
 
-    /// Takes out blocks that were held.
+    /// Subtracts blocks that were held.
     pub(super) fn lose(&mut self, lost: Digest) {
         self.digest = self.digest.without(lost);
     }
 
-    /// Takes note that the memory limit costs blocks.
+    /// Records that blocks are evicted for the memory limit.
     pub(super) fn shed(&mut self) {
         self.is_incomplete = true;
     }
@@ -121,12 +122,12 @@ impl Holdings {
         self.n_segments
     }
 
-    /// Returns the digest, whatever the memory limit has cost.
+    /// Returns the digest, even after an eviction.
     pub(super) fn counted(&self) -> Digest {
         self.digest
     }
 
-    /// Returns the list.
+    /// Returns the list of segments.
     pub(super) fn segments(&self) -> &[u32] {
         &self.segments
     }
@@ -141,17 +142,17 @@ impl IndexWriter {
         }
     }
 
-    /// Returns a view of which nothing has been taken in. Until all of it has, no segments are joined, so that blocks stay where
-    /// they were found.
+    /// Returns a view of which nothing has been taken in. Until all of it has, no segments are joined, so that blocks
+    /// stay where they were found.
     pub fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) -> Replacement {
         self.n_arriving += 1;
         Replacement { worker, runs, n_runs_taken: 0, touched: Vec::new(), segments: None }
     }
 
-    /// Takes in the next part of a view; returns how many blocks were taken in or withdrawn. Changes of other workers may come
-    /// between.
+    /// Takes in the next part of a view; returns how many blocks were taken in or withdrawn. Changes of other workers
+    /// may be applied between two parts.
     ///
-    /// A reader that matches meanwhile sees blocks of both views, never neither.
+    /// A reader in between sees blocks of both views, and never misses a block that is in both.
     /// Cost: that of `n_blocks_max` blocks, and a run or a segment; once, a look at each of the worker's segments.
     pub fn take_in(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
         if view.is_done() {
@@ -189,7 +190,8 @@ impl IndexWriter {
         n
     }
 
-    /// Withdraws a worker's claims to the blocks of a segment that its new view has not; returns how many those may be.
+    /// Withdraws a worker from the blocks of a segment that its new view does not have; returns an upper bound of their
+    /// number.
     fn withdraw_untouched(&mut self, worker: WorkerIdx, id: u32, touched: &[Touched]) -> usize {
         let Some(segment) = self.numbers.get(id) else { return 0 };
         let len = Segment::from(segment).len();
@@ -201,7 +203,7 @@ impl IndexWriter {
         n
     }
 
-    /// Forgets what `worker` holds.
+    /// Removes everything that `worker` holds.
     pub fn remove_worker(&mut self, worker: WorkerIdx) {
         for id in self.segments_of(worker) {
             let range = 0..self.numbers.segment(id).len();
@@ -218,7 +220,7 @@ impl IndexWriter {
         self.settle();
     }
 
-    /// Makes sure that a worker has a place in the books.
+    /// Makes sure that a worker has an entry.
     pub(super) fn know(&mut self, worker: WorkerIdx) {
         let n = worker.0 as usize + 1;
         if self.holdings.len() < n {
@@ -226,7 +228,7 @@ impl IndexWriter {
         }
     }
 
-    /// Takes note that a worker holds something of a segment of which it held nothing.
+    /// Records that a worker now holds blocks of a segment of which it held none.
     pub(super) fn list(&mut self, worker: WorkerIdx, id: u32) {
         let holdings = &mut self.holdings[worker.0 as usize];
         self.list_bytes -= holdings.bytes();
@@ -234,14 +236,14 @@ impl IndexWriter {
         self.list_bytes += holdings.bytes();
     }
 
-    /// Takes note that a view that is being taken in has blocks of a segment.
+    /// Records that the view that is being taken in has blocks of a segment.
     pub(super) fn note_touched(&mut self, id: u32, range: Range<usize>) {
         if let Some(touched) = &mut self.touched {
             touched.push(Touched { id, from: range.start as u16, to: range.end as u16 });
         }
     }
 
-    /// Tidies the list of a worker's segments if it is much too long.
+    /// Compacts the list of a worker's segments if it is much too long.
     pub(super) fn tidy_list(&mut self, worker: WorkerIdx) {
         let holdings = &self.holdings[worker.0 as usize];
         if holdings.segments.len() >= LIST_MIN && holdings.segments.len() >= 2 * holdings.n_segments {
@@ -252,7 +254,7 @@ impl IndexWriter {
         }
     }
 
-    /// Returns the numbers of the segments of which `worker` holds something, each once.
+    /// Returns the numbers of the segments of which `worker` holds blocks, without duplicates.
     fn segments_of(&self, worker: WorkerIdx) -> Vec<u32> {
         let Some(holdings) = self.holdings.get(worker.0 as usize) else { return Vec::new() };
         let mut list = holdings.segments.clone();
@@ -267,7 +269,7 @@ impl IndexWriter {
     }
 }
 
-/// Returns the blocks of a segment that are in none of `kept`, which are ordered.
+/// Returns the ranges of a segment that are in none of `kept`, which are ordered.
 fn gaps<'a>(kept: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<usize>> {
     let mut gaps = Vec::new();
     let mut at = 0;
@@ -280,7 +282,7 @@ fn gaps<'a>(kept: impl Iterator<Item = &'a Touched>, len: usize) -> Vec<Range<us
     if at < len {
         gaps.push(at..len);
     }
-    // From the end, so that a segment that becomes shorter still has what comes next.
+    // From the end, so that a segment that becomes shorter still contains the remaining ranges.
     gaps.reverse();
     gaps
 }
