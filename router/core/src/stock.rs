@@ -1,9 +1,10 @@
-//! A stock server: what is known of a worker that speaks OpenAI's API and publishes no summary, from this router's own requests.
+//! A stock server: a worker that speaks OpenAI's API and publishes no summary. Its state is inferred from this router's
+//! own requests.
 //!
-//! Not here: HTTP and polling (the router's `fleet::stock`), the prefix index, which learns of every change of what is
-//! remembered as it does from a summary. The idea: what a Warmpath worker says of itself is made up here from what was sent
-//! to the server and what it answered: which blocks it holds, how busy it is, how fast. It is approximate: other routers'
-//! requests show only where the server counts them, and evictions only afterwards, in what it reuses.
+//! HTTP and polling are in the router's `fleet::stock`. The prefix index receives changes of the assumed blocks as it
+//! does from a summary. What a Warmpath worker reports itself is inferred here from requests and responses: which
+//! blocks the server holds, how busy it is, how fast it is. The result is approximate: other routers' requests show
+//! only where the server counts them, and evictions only afterwards, in what the server reuses.
 
 mod footing;
 mod memory;
@@ -29,102 +30,103 @@ pub use self::remembered::{Placed, Residence};
 use self::speed::Speed;
 use self::usage::Usage;
 
-/// Is the most block keys of changes that wait to be taken; beyond it everything is forgotten.
+/// Maximum number of block keys in changes that wait to be taken; beyond it the assumed blocks are dropped as a whole.
 ///
 /// Source: own choice: 1 MB, two million tokens.
 const CHANGED_KEYS_MAX: usize = 1 << 17;
 
-/// Is the shortest computed part of a prompt whose time says how fast a server is. Units: tokens.
+/// Shortest computed part of a prompt whose time is used as a measure of a server's speed. Units: tokens.
 ///
 /// Source: own choice: of fewer tokens, overhead is most.
 const COMPUTED_TOKENS_MIN: f64 = 16.0;
 
-/// Is how many prompt tokens take as long as a token of the answer, where an answer came whole and does not say.
+/// Assumed number of prompt tokens that take as long as one token of the response, where a response came in one piece
+/// and does not say.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 7.5 ms a step of one sequence.
 const PREFILL_FOR_DECODE: f64 = 16.0;
 
-/// Names a request at a stock server.
+/// Id of a request at a stock server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VisitId(u64);
 
-/// Is a request that is sent to a stock server.
+/// A request that is sent to a stock server.
 #[derive(Debug, Clone)]
 pub struct Sending {
-    /// Model whose prompt it is.
+    /// Model of the prompt.
     pub model: Fingerprint,
-    /// Names the blocks of its prompt; none where they are not known or must not be reused.
+    /// Block keys of the prompt; empty where they are unknown or must not be reused.
     pub keys: Vec<BlockKey>,
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt. Units: tokens.
     pub n_tokens: u32,
-    /// Is the number of tokens in a block.
+    /// Number of tokens in a block.
     pub block_size_tokens: u32,
-    /// Is how much of the prompt the router counts on being reused, whole blocks. Units: tokens.
+    /// Prompt tokens that the router expects to be reused, whole blocks. Units: tokens.
     pub cached_tokens: u32,
-    /// Says whether the answer's counts are those of one prompt whose tokens are known here.
+    /// Whether the response's token counts are those of one prompt whose tokens are known here.
     pub is_countable: bool,
 }
 
-/// Says how an answer came.
+/// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ending {
-    /// Is what the answer said.
+    /// Token counts and times that the response reported.
     pub usage: Usage,
-    /// Says whether it came to its end.
+    /// Whether the response is complete.
     pub is_complete: bool,
-    /// Is the number of its events, each about one token; 0 for one that came whole.
+    /// Number of its events, each about one token; 0 for a response in one piece.
     pub n_events: u32,
-    /// Is when it ended.
+    /// Time at which it ended.
     pub at: Instant,
 }
 
-/// Is what came of a prediction.
+/// Outcome of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reused {
-    /// Is the prompt's length by the server. Units: tokens.
+    /// Length of the prompt, counted by the server. Units: tokens.
     pub prompt_tokens: u32,
-    /// Is how much of it was reused, by the server. Units: tokens.
+    /// Prompt tokens that were reused, counted by the server. Units: tokens.
     pub cached_tokens: u32,
-    /// Is how much of it was counted on, in the server's tokens.
+    /// Prompt tokens that were expected to be reused, in the server's tokens.
     pub predicted_tokens: u32,
-    /// Says whether that was less, about as much or more than was counted on.
+    /// Whether the reuse was less than expected, about as much, or more.
     pub outcome: Ordering,
 }
 
-/// Is what a server itself says of its load, all its clients together.
+/// Load that a server reports itself, for all its clients together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pulse {
-    /// Is the number of requests that run.
+    /// Number of running requests.
     pub n_running: u32,
-    /// Is the number of requests that wait.
+    /// Number of waiting requests.
     pub n_waiting: u32,
-    /// Is a count that only grows while the server lives.
+    /// Counter that only grows while the server lives; absent where the server has none.
     pub progress: Option<u64>,
 }
 
-/// Is what has changed since it was last asked.
+/// Changes since they were last taken.
 #[derive(Debug, Default, PartialEq)]
 pub struct News {
-    /// Lists the requests that the load counts.
+    /// Requests that the load includes.
     pub accepted: Vec<RequestId>,
-    /// Says that nothing of what was told before is remembered any more.
+    /// Whether all blocks that were reported before are dropped.
     pub is_forgotten: bool,
-    /// Lists changes of what is remembered.
+    /// Changes of the assumed blocks.
     pub changes: Vec<Change>,
-    /// Is the load.
+    /// Current load.
     pub load: Load,
-    /// Models whose tokens the server counts otherwise than this router does; each said once in a life.
+    /// Models whose tokens the server counts differently from this router; each is reported once in the server's life.
     pub differing: Vec<Fingerprint>,
 }
 
 struct Visit {
     life: u64,
     sending: Sending,
-    /// Is the last use, before this one, of each leading block that could be reused.
+    /// Previous use of each leading block that could be reused.
     known: Vec<Use>,
-    /// Lists the uses of requests that ran when this one came: what they hold may be lent to nobody.
+    /// Uses of the requests that were running when this one arrived; their blocks may not be available to others.
     busy: Vec<Use>,
-    /// Says that it had the server's prefill to itself, as far as this router knows.
+    /// Whether the request had the server's prefill to itself, as far as this router knows.
     is_undisturbed: bool,
     sent_at: Instant,
     begun: Option<Begun>,
@@ -136,14 +138,14 @@ struct Begun {
     used: Use,
 }
 
-/// Is what is known of one stock server.
+/// State of one stock server.
 pub struct StockServer {
     n_slots: u16,
     models: BTreeMap<Fingerprint, Remembered>,
     speed: Speed,
     visits: BTreeMap<VisitId, Visit>,
     next_visit: u64,
-    /// Counts the server's lives; what was sent in an earlier one is lost.
+    /// Number of the server's life; the state of requests from an earlier life is lost.
     life: u64,
     others: Pulse,
     progress: Option<u64>,
@@ -154,7 +156,7 @@ pub struct StockServer {
 }
 
 impl Default for StockServer {
-    /// Returns a server that has not been found.
+    /// Returns a server that has not been found yet.
     fn default() -> Self {
         Self {
             n_slots: 1,
@@ -174,7 +176,7 @@ impl Default for StockServer {
 }
 
 impl StockServer {
-    /// Records how the server's models stand; what was remembered of a model that is gone, or is another one now, is forgotten.
+    /// Records the server's models; the blocks of a model that is gone or has changed are dropped.
     pub fn placed(&mut self, n_slots: u16, models: Vec<Placed>) {
         self.n_slots = n_slots;
         let is_listed = |fingerprint: &Fingerprint| models.iter().any(|placed| placed.fingerprint == *fingerprint);
@@ -195,7 +197,7 @@ impl StockServer {
         self.bound_changes();
     }
 
-    /// Records that the server was lost or has begun anew: it holds nothing of what was sent there.
+    /// Records that the server was lost or has restarted: it holds nothing that was sent before.
     pub fn lost(&mut self) {
         self.life += 1;
         self.others = Pulse::default();
@@ -209,13 +211,13 @@ impl StockServer {
         self.is_forgotten = true;
     }
 
-    /// Records a request that is sent there.
+    /// Records a request that is sent to the server.
     pub fn sent(&mut self, request_id: &RequestId, mut sending: Sending, now: Instant) -> VisitId {
         let remembered = self.models.get(&sending.model).filter(|remembered| remembered.is_cut_like(&sending));
         if remembered.is_none() {
             sending.keys.clear();
         }
-        // At least one token is computed.
+        // At least one token is always computed.
         let blocks_max = sending.n_tokens.saturating_sub(1) / sending.block_size_tokens.max(1);
         let n_reusable = sending.keys.len().min(blocks_max as usize);
         let is_filling = |visit: &Visit| visit.begun.is_none();
@@ -236,7 +238,7 @@ impl StockServer {
         id
     }
 
-    /// Records that the answer to a request has begun: its prompt is computed.
+    /// Records that the response to a request has begun: its prompt is computed.
     pub fn begun(&mut self, id: VisitId, now: Instant) {
         let Some(visit) = self.visits.get_mut(&id).filter(|visit| visit.begun.is_none()) else { return };
         let is_lost = visit.life != self.life;
@@ -247,7 +249,7 @@ impl StockServer {
         self.bound_changes();
     }
 
-    /// Records that a request has left the server, with or without an answer; returns what came of the prediction.
+    /// Records that a request has left the server, with or without a response; returns the outcome of the prediction.
     pub fn ended(&mut self, id: VisitId, ending: Option<Ending>) -> Option<Reused> {
         let visit = self.visits.remove(&id)?;
         let ending = ending.filter(|_| visit.begun.is_some())?;
@@ -269,9 +271,9 @@ impl StockServer {
         Some(reused)
     }
 
-    /// Records what the server says of its load; returns whether it has begun anew since it last did.
+    /// Records the load that the server reports; returns whether the server has restarted since its last report.
     pub fn observed(&mut self, pulse: Pulse) -> bool {
-        // A server that has just begun has nothing to count yet.
+        // A server that has just started may not have any counter yet.
         let is_new = self.progress.is_some_and(|before| pulse.progress.is_none_or(|now| now < before));
         self.progress = pulse.progress;
         let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
@@ -284,7 +286,7 @@ impl StockServer {
         is_new
     }
 
-    /// Takes what has changed.
+    /// Takes the changes.
     pub fn take_news(&mut self) -> News {
         News {
             accepted: std::mem::take(&mut self.accepted),
@@ -295,7 +297,7 @@ impl StockServer {
         }
     }
 
-    /// Returns the number of requests of this router that are there.
+    /// Returns the number of this router's requests at the server.
     pub fn n_visits(&self) -> usize {
         self.visits.len()
     }
@@ -330,7 +332,7 @@ impl StockServer {
             self.speed.answered(n_answered);
         }
         let computed = usage.reuse().map_or(0.0, |(prompt, cached)| {
-            // In tokens as this router counts them, which costs are in.
+            // In tokens as this router counts them, the unit of the cost.
             f64::from(prompt - cached) * f64::from(visit.sending.n_tokens) / f64::from(prompt)
         });
         let (prefill_ms, step_ms) = if n_events > 0 {

@@ -1,46 +1,47 @@
-//! On what footing a stock server stands in the fleet: with whose tokens its prompts are counted.
+//! The source of a stock server's token counts: which vocabulary its prompts are tokenized with, if any.
 //!
-//! Not here: the tokens themselves. The idea: a request is made into one prompt for all workers that serve its model. So a
-//! stock server that serves a name which a Warmpath worker serves too takes that worker's word for what the model is; else
-//! a vocabulary that the operator gives counts; and where there is none, the text itself.
+//! Tokenizing is done elsewhere. A request is made into one prompt for all workers that serve its model. So a stock
+//! server with the name of a Warmpath worker's model is assumed to serve that worker's model. Without such a worker,
+//! the vocabulary that the operator configured is used; without one, the text itself.
 
 use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
 
 use super::{Residence, text};
 
-/// Is what a stock server says of itself.
+/// What a stock server reports about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declared {
-    /// Models that it serves; none where it says that it serves nothing at the moment.
+    /// Models that it serves; empty where it reports that it serves none at the moment.
     pub models: Vec<Listed>,
-    /// Is the number of requests that it runs at a time, as it says or as it is taken to.
+    /// Number of requests that it runs at a time, reported or assumed.
     pub n_slots: u16,
-    /// Models beyond the limit, which it lists as well.
+    /// Number of listed models that were dropped because of the limit.
     pub n_left_out: usize,
 }
 
 /// One model of a stock server, as the server lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Names of the model; at least one.
+    /// Model names; at least one.
     pub names: Vec<String>,
-    /// Longest sequence, as the server says or as it is taken to. Units: tokens.
+    /// Longest sequence, reported or assumed. Units: tokens.
     pub context_tokens: u32,
-    /// What tells it from another model under the same name, as far as the server says.
+    /// What distinguishes the model from another one with the same name, as far as the server reports it.
     pub identity: String,
-    /// Whether the server has it in memory.
+    /// Whether the server has loaded the model.
     pub residence: Residence,
 }
 
-/// Says with whose tokens a stock server's prompts are counted.
+/// Source of a stock server's token counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Footing {
-    /// With those of a vocabulary: a Warmpath worker's, or one that the operator gives.
+    /// A vocabulary: a Warmpath worker's, or one that the operator configured.
     Vocabulary,
-    /// With its text.
+    /// The text of the prompt.
     Text,
-    /// With those of Warmpath workers that serve the same name and count otherwise: nothing is remembered of it.
+    /// The vocabulary of Warmpath workers with the same model name, although the server counts differently; no blocks
+    /// are assumed.
     Load,
 }
 
@@ -55,28 +56,29 @@ impl Footing {
     }
 }
 
-/// Says whether a server's own counts of tokens agree with the vocabulary.
+/// Whether a server's own token counts agree with the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// They do, or have not been compared yet.
+    /// They agree, or have not been compared yet.
     Agree,
-    /// They do not.
+    /// They differ.
     Differ,
 }
 
-/// A model that is in the fleet already, under one of the names of a stock server's.
+/// A model already in the fleet that shares a name with a stock server's model.
 #[derive(Debug, Clone, Copy)]
 pub struct Fellow<'a> {
-    /// Model, as its worker declares it or is taken to.
+    /// The model, as its worker declares it or as it is assumed to be.
     pub model: &'a ModelInfo,
-    /// By whose tokens its prompts are cut.
+    /// Source of the token counts of its prompts.
     pub footing: Footing,
 }
 
-/// Returns the model that a stock server is taken to serve as its `nth`, and on what footing.
+/// Returns the model that a stock server is assumed to serve as its `nth`, and the source of its token counts.
 ///
-/// `fellows` is the models of Warmpath workers, and those of stock servers that have been placed: of one name all prompts are cut
-/// alike. `given` is the vocabulary that the operator gives for the model, if that can be used.
+/// `fellows` are the models of Warmpath workers and of stock servers that have been placed already: all prompts of one
+/// name are tokenized in the same way. `given` is the vocabulary that the operator configured for the model, if it can
+/// be used.
 pub fn place<'a>(
     (declared, nth): (&Declared, usize),
     fellows: impl IntoIterator<Item = Fellow<'a>>,
@@ -102,7 +104,7 @@ pub fn place<'a>(
         (Some(Fellow { model, footing }), _) => (own(model), footing),
         (None, Some(model)) if nth == 0 => (own(model), Footing::Vocabulary),
         (None, Some(model)) => {
-            // Models of one server share no state, also where one vocabulary is given for all of them.
+            // Models of one server share no state, even if one vocabulary is configured for all of them.
             let fingerprint = beside(model, &listed.names[0]);
             (ModelInfo { fingerprint, ..own(model) }, Footing::Vocabulary)
         }
@@ -110,7 +112,8 @@ pub fn place<'a>(
     }
 }
 
-/// Returns the fingerprint of a further model that a server has beside the one of a vocabulary that is given.
+/// Returns the fingerprint of a further model of a server, derived from the configured vocabulary's fingerprint and the
+/// model's name.
 fn beside(model: &ModelInfo, name: &str) -> Fingerprint {
     let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: name.as_bytes(), cache_salt: &[] };
     Fingerprint(root.hash().0)
@@ -155,7 +158,7 @@ mod tests {
             let roots = [0, 1, 2].map(|nth| place((&declared, nth), [], given, Counts::Agree).0.fingerprint);
             assert!(roots[0] != roots[1] && roots[1] != roots[2] && roots[2] != roots[0], "{given:?}");
         }
-        // A server that calls it otherwise takes over how its fellow stands.
+        // A server with another list of names takes over the model of the one that shares a name with it.
         let (first, footing) = place((&declared, 1), [], None, Counts::Agree);
         let other = Declared { models: vec![listed(&["d", "b"])], n_slots: 1, n_left_out: 0 };
         let (second, same) = place((&other, 0), [Fellow { model: &first, footing }], Some(&given), Counts::Differ);

@@ -1,9 +1,9 @@
-//! What a stock server plausibly holds: the blocks of the prompts that were sent there, by their last use.
+//! The blocks that a stock server probably holds: those of the prompts that were sent to it, ordered by last use.
 //!
-//! Not here: who was sent when, and what came of it (`stock`). The idea: such a server keeps what was used last and says
-//! nothing of what it gives up. So the least recently used blocks are forgotten first, leaves before their parents, within
-//! a capacity that follows what answers say: a block that was counted on and had to be computed shows what the server held
-//! in its place; reuse beyond what was remembered shows that it holds more.
+//! Requests and their outcomes are recorded in `stock`. Such a server keeps the most recently used blocks and does not
+//! report evictions. So the least recently used blocks are dropped first, leaves before their parents, beyond a
+//! capacity that is learnt from responses: an expected block that had to be computed shows how much the server held in
+//! its place; reuse beyond the assumed blocks shows that it holds more.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -11,30 +11,31 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
-/// Is how many times its KV cache a server may be found to hold: llama-server moves prompts to its host's memory.
+/// Maximum size of the assumed blocks, as a multiple of the server's KV cache: llama-server moves prompts to host
+/// memory.
 ///
-/// Source: own choice; it bounds what is remembered, answers say how much of it is used.
+/// Source: own choice; it bounds the memory, responses show how much of it is used.
 const SURPASSED_MAX: usize = 4;
 
-/// Is the most blocks that are remembered of one server.
+/// Maximum number of assumed blocks of one server.
 ///
 /// Source: own choice: 33 million tokens in blocks of 16, some 200 MB here.
 const BLOCKS_MAX: usize = 1 << 21;
 
-/// Is the number of a use; a later use has a larger one.
+/// Number of a use; later uses have larger numbers.
 pub(super) type Use = u64;
 
-/// Bounds a memory.
+/// Limits of the assumed blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Is the most blocks that are remembered, whatever answers say.
+    /// Maximum number of blocks, whatever responses show.
     pub blocks_max: usize,
-    /// Is how many are remembered until answers say more.
+    /// Number of blocks until responses show more.
     pub blocks_expected: usize,
 }
 
 impl MemoryLimits {
-    /// Returns the limits of a server that runs a model with the context that it declares in each slot.
+    /// Returns the limits of a server that runs a model with the declared context in each slot.
     pub fn of(model: &ModelInfo) -> Self {
         let tokens = model.context_tokens as usize * usize::from(model.n_slots);
         let blocks = tokens / (model.block_size_tokens as usize).max(1);
@@ -42,15 +43,15 @@ impl MemoryLimits {
     }
 }
 
-/// Remembers blocks.
+/// Assumed blocks, with their last use.
 ///
-/// A block is remembered only together with its parent, which was used no earlier.
+/// A block is kept only together with its parent, whose last use is no earlier.
 #[derive(Debug)]
 pub(super) struct Memory {
     limits: MemoryLimits,
     capacity_blocks: usize,
     last_use: HashMap<BlockKey, Use>,
-    /// Lists uses by age, those of one prompt from its last block to its first; some have a later use.
+    /// Uses by age, those of one prompt from its last block to its first; some blocks have a later use.
     order: VecDeque<(Use, BlockKey)>,
     clock: Use,
 }
@@ -61,28 +62,28 @@ impl Memory {
         Self { limits, capacity_blocks, last_use: HashMap::new(), order: VecDeque::new(), clock: 0 }
     }
 
-    /// Returns every block that is remembered.
+    /// Returns every assumed block.
     pub(super) fn keys(&self) -> Vec<BlockKey> {
         self.last_use.keys().copied().collect()
     }
 
-    /// Forgets every block; the capacity stays what it was.
+    /// Drops every block; the capacity stays.
     pub(super) fn clear(&mut self) {
         self.last_use.clear();
         self.order.clear();
     }
 
-    /// Returns the number of blocks that are remembered.
+    /// Returns the number of assumed blocks.
     pub(super) fn len(&self) -> usize {
         self.last_use.len()
     }
 
-    /// Returns how many more blocks the server has room for, as far as one can tell.
+    /// Returns the assumed number of free blocks.
     pub(super) fn n_free(&self) -> usize {
         self.capacity_blocks.saturating_sub(self.len())
     }
 
-    /// Returns the last use of each leading block that is remembered.
+    /// Returns the last use of each leading block that is assumed.
     pub(super) fn known(&self, keys: &[BlockKey]) -> Vec<Use> {
         keys.iter().map_while(|key| self.last_use.get(key).copied()).collect()
     }
@@ -104,24 +105,24 @@ impl Memory {
         self.clock
     }
 
-    /// Records that the server no longer had a block of the prompt `own`, the use of which before that was `last_use`.
+    /// Records that the server no longer had a block of the prompt `own`; `last_use` is that block's previous use.
     ///
-    /// Cost: looks at every block.
+    /// Cost: O(all assumed blocks).
     pub(super) fn missed(&mut self, last_use: Use, own: &[BlockKey], changes: &mut Vec<Change>) {
         let own: HashSet<_> = own.iter().collect();
         let is_since = |(key, at): &(&BlockKey, &Use)| **at > last_use && !own.contains(key);
         let n_since = self.last_use.iter().filter(is_since).count();
-        // Half way only: a slot that a sibling takes over loses one prompt's end and no other prompt.
+        // Only half way: a slot that another branch takes over loses the end of one prompt and nothing of others.
         self.capacity_blocks = (n_since + self.len()) / 2;
         self.forget(changes);
     }
 
-    /// Records that the server has reused more blocks than were remembered.
+    /// Records that the server has reused `n_blocks` more blocks than were assumed.
     pub(super) fn surpassed(&mut self, n_blocks: usize) {
         self.capacity_blocks = (self.capacity_blocks + n_blocks).min(self.limits.blocks_max);
     }
 
-    /// Forgets what was used least recently, as far as the capacity asks for it.
+    /// Drops the least recently used blocks beyond the capacity.
     fn forget(&mut self, changes: &mut Vec<Change>) {
         let mut removed = Vec::new();
         while let Some(&(at, key)) = self.order.front() {
@@ -140,7 +141,7 @@ impl Memory {
         }
     }
 
-    /// Drops uses that are not the last of their block, where they are most of what is kept.
+    /// Drops outdated uses when they are more than half of the list.
     fn compact(&mut self) {
         if self.order.len() > 2 * self.last_use.len() {
             let last_use = &self.last_use;
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Does the same by looking through a list: key, parent, last use.
+    /// The same, by searching a list: key, last use, depth in its chain.
     #[derive(Default)]
     struct Naive {
         held: Vec<(BlockKey, Use, usize)>,
@@ -192,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Returns a chain: chains of one family share their first `shared` blocks.
+    /// Returns a chain; chains of one family share their first `shared` blocks.
     fn chain(family: u64, branch: u64, shared: u64, len: u64) -> Vec<BlockKey> {
         let key = |at: u64| if at < shared { family << 32 | at } else { family << 32 | (branch + 1) << 16 | at };
         (0..len).map(|at| BlockKey(key(at))).collect()

@@ -1,7 +1,8 @@
-//! What is remembered for one model of a stock server: its blocks, by whose tokens they are cut, and whether these are right.
+//! The assumed state of one model of a stock server: its blocks, the source of its token counts, and whether the counts
+//! agree.
 //!
-//! Not here: requests and load, which all models of a server share (`stock`). The idea: models of one server share no state,
-//! so each has a memory of its own; one that the server no longer lists takes its memory along.
+//! Requests and load, which all models of a server share, are in `stock`. Models of one server share no state, so each
+//! has assumed blocks of its own; they are dropped when the server no longer lists the model.
 
 use std::cmp::Ordering;
 
@@ -13,50 +14,51 @@ use super::memory::{Memory, Use};
 use super::usage::Usage;
 use super::{Footing, MemoryLimits, Reused, Sending};
 
-/// Is how many answers in a row must count other tokens than this router for its vocabulary to be wrong.
+/// Number of consecutive responses whose token count differs from this router's after which the vocabulary is
+/// considered wrong.
 ///
-/// Source: own choice: one may have said the date at midnight.
+/// Source: own choice: a single one may have rendered the date at midnight.
 const DIFFERING_MAX: u32 = 3;
 
-/// One model of a stock server, as it stands in the fleet.
+/// One model of a stock server, as the fleet treats it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// Root of its blocks.
     pub fingerprint: Fingerprint,
-    /// By whose tokens its prompts are cut.
+    /// Source of the token counts of its prompts.
     pub footing: Footing,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size_tokens: u32,
-    /// Bounds of its memory.
+    /// Limits of its assumed blocks.
     pub limits: MemoryLimits,
-    /// What tells it from another model under the same name.
+    /// What distinguishes it from another model with the same name.
     pub identity: String,
-    /// Whether the server has it in memory.
+    /// Whether the server has loaded it.
     pub residence: Residence,
 }
 
-/// Whether a server has one of its models in memory.
+/// Whether a server has loaded one of its models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residence {
-    /// It has, or does not say.
+    /// It has, or does not report it.
     Loaded,
-    /// It loads the model when a request comes, and holds no state until then.
+    /// The server loads the model on the first request, and holds no state until then.
     Unloaded,
 }
 
-/// What an answer shows of the memory that its prompt was compared with.
+/// What a response shows about the assumed blocks.
 pub(super) struct Evidence<'a> {
-    /// Last use, before this one, of each leading block that could be reused.
+    /// Previous use of each leading block that could be reused.
     pub(super) known: &'a [Use],
-    /// Uses of requests that ran when this one came.
+    /// Uses of the requests that were running when this one arrived.
     pub(super) busy: &'a [Use],
-    /// Blocks of the prompt.
+    /// Block keys of the prompt.
     pub(super) keys: &'a [BlockKey],
-    /// Blocks that were reused.
+    /// Number of blocks that were reused.
     pub(super) actual: usize,
 }
 
-/// What is remembered for one model.
+/// Assumed state of one model.
 #[derive(Debug)]
 pub(super) struct Remembered {
     placed: Placed,
@@ -70,7 +72,8 @@ impl Remembered {
         Self { placed, memory, n_differing: 0 }
     }
 
-    /// Takes note of how the model stands; where that is new, what was remembered is forgotten.
+    /// Takes the model's new description; if more than its residence changed, or if it is unloaded, the assumed blocks
+    /// are dropped.
     pub(super) fn place(&mut self, placed: Placed, changes: &mut Vec<Change>) {
         let is_unloaded = placed.residence == Residence::Unloaded;
         let same = Placed { residence: placed.residence, ..self.placed.clone() } == placed;
@@ -84,7 +87,7 @@ impl Remembered {
         self.placed = placed;
     }
 
-    /// Forgets every block, and says so.
+    /// Drops every block and reports their removal.
     pub(super) fn forget(&mut self, changes: &mut Vec<Change>) {
         let keys = self.memory.keys();
         if !keys.is_empty() {
@@ -93,23 +96,24 @@ impl Remembered {
         self.memory.clear();
     }
 
-    /// Forgets every block after the server was lost.
+    /// Drops every block after the server was lost.
     pub(super) fn lost(&mut self) {
         self.memory.clear();
         self.n_differing = 0;
     }
 
-    /// Returns whether prompts of a request can be remembered here.
+    /// Returns whether prompts of a request can be recorded here.
     pub(super) fn is_cut_like(&self, sending: &Sending) -> bool {
         self.placed.footing != Footing::Load && sending.block_size_tokens == self.placed.block_size_tokens
     }
 
-    /// Returns how many tokens there is room for. Units: tokens.
+    /// Returns the assumed free capacity. Units: tokens.
     pub(super) fn free_tokens(&self) -> u64 {
         self.memory.n_free() as u64 * u64::from(self.placed.block_size_tokens)
     }
 
-    /// Compares the server's count of a prompt's tokens; returns whether it differs once too often.
+    /// Compares the server's count of a prompt's tokens; returns true when it has differed [`DIFFERING_MAX`] times in a
+    /// row.
     pub(super) fn compare_counts(&mut self, sending: &Sending, usage: &Usage) -> bool {
         let is_comparable = sending.is_countable && self.placed.footing == Footing::Vocabulary;
         let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
@@ -117,11 +121,11 @@ impl Remembered {
         self.n_differing == DIFFERING_MAX
     }
 
-    /// Compares what was reused with what was counted on; returns that, and how many blocks were reused.
+    /// Compares the reuse with the prediction; returns the outcome and the number of reused blocks.
     pub(super) fn compare_reuse(&self, sending: &Sending, usage: &Usage) -> Option<(Reused, usize)> {
         let (prompt_tokens, cached_tokens) = usage.reuse()?;
         let n_tokens = u64::from(sending.n_tokens.max(1));
-        // In text blocks, the reused share of the tokens is the reused share of the text, nearly.
+        // In text blocks, the reused share of the tokens is roughly the reused share of the text.
         let cached = match self.placed.footing {
             Footing::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
             Footing::Vocabulary | Footing::Load => u64::from(cached_tokens),
@@ -140,22 +144,24 @@ impl Remembered {
         Some((Reused { prompt_tokens, cached_tokens, predicted_tokens, outcome }, actual))
     }
 
-    /// Corrects what is remembered by how many blocks of a prompt were reused.
+    /// Corrects the assumed blocks by how many blocks of a prompt were reused.
     pub(super) fn correct(&mut self, evidence: Evidence<'_>, changes: &mut Vec<Change>) {
         let Evidence { known, busy, keys, actual } = evidence;
         if actual > known.len() {
             self.memory.surpassed(actual - known.len());
         } else if actual < known.len() / 2 {
-            // What is missing at a prompt's end may have been cut off by a sibling: that says nothing of the server's room.
+            // Blocks missing at a prompt's end may have been overwritten by another branch, which shows nothing about
+            // the capacity.
             let last_use = known[actual];
-            // What a running request holds is there, and cannot be lent.
+            // Blocks of a running request are present but cannot be used by others.
             if !busy.contains(&last_use) {
                 self.memory.missed(last_use, keys, changes);
             }
         }
     }
 
-    /// Returns how many blocks a count may be wrong by: none in tokens; in text, markup and rare words are spread unevenly.
+    /// Returns by how many blocks a count may be off: none for tokens; for text some, since markup and rare words are
+    /// spread unevenly.
     fn slack(&self, n_blocks: usize) -> usize {
         match self.placed.footing {
             Footing::Text => 1 + n_blocks / 8,

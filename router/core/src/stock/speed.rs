@@ -1,21 +1,22 @@
-//! How fast a stock server is, learnt from its answers.
+//! The speed of a stock server, learnt from its responses.
 //!
-//! Not here: what an answer says (`stock::Usage`). The idea: the same three rates that a Warmpath worker measures of itself, as
-//! averages in which a long prompt weighs more than a short one, because a short one's time is mostly overhead.
+//! Responses are read in `stock::Usage`. These are the same three rates that a Warmpath worker measures itself. They
+//! are averages in which a long prompt weighs more than a short one, because the time of a short one is mostly
+//! overhead.
 
 use warmpath_common::summary::Rates;
 
-/// Is the weight that the newest answer's sample approaches.
+/// Weight that a new sample approaches with its length.
 ///
-/// Source: own choice: the last five or so count.
+/// Source: own choice: roughly the last five samples count.
 const WEIGHT: f64 = 0.3;
 
-/// Is the number of prompt tokens whose time weighs half of [`WEIGHT`].
+/// Number of prompt tokens whose sample has half of [`WEIGHT`].
 ///
 /// Source: own choice: a quarter of a second on a small machine.
 const HALF_WEIGHT_TOKENS: f64 = 256.0;
 
-/// Learns rates.
+/// Learnt rates of a server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Speed {
     prefill_tokens_per_s: Option<f64>,
@@ -24,23 +25,23 @@ pub(super) struct Speed {
 }
 
 impl Speed {
-    /// Counts a prompt of which `tokens` were computed in `ms`.
+    /// Adds a prompt of which `tokens` were computed in `ms`.
     pub(super) fn prefilled(&mut self, tokens: f64, ms: f64) {
         let weight = WEIGHT * tokens / (tokens + HALF_WEIGHT_TOKENS);
         blend(&mut self.prefill_tokens_per_s, tokens / ms * 1e3, weight);
     }
 
-    /// Counts an answer of `tokens`.
+    /// Adds a response of `tokens`.
     pub(super) fn answered(&mut self, tokens: f64) {
         blend(&mut self.answer_tokens, tokens, WEIGHT);
     }
 
-    /// Counts tokens of an answer that took `ms_per_token`.
+    /// Adds the time per token of a response.
     pub(super) fn decoded(&mut self, ms_per_token: f64) {
         blend(&mut self.decode_step_ms, ms_per_token, WEIGHT);
     }
 
-    /// Returns what was learnt.
+    /// Returns the learnt rates.
     pub(super) fn rates(&self) -> Rates {
         let single = |rate: Option<f64>| rate.map(|rate| rate as f32);
         Rates {
@@ -51,7 +52,7 @@ impl Speed {
     }
 }
 
-/// Counts a sample, if it can be one.
+/// Adds a sample, if it is a positive number.
 fn blend(average: &mut Option<f64>, sample: f64, weight: f64) {
     if sample.is_finite() && sample > 0.0 {
         *average = Some(average.map_or(sample, |average| average + weight * (sample - average)));

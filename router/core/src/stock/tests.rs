@@ -1,4 +1,5 @@
-//! Tests of a stock server: what is remembered, corrected and forgotten, load, speed, and whose tokens count.
+//! Tests of a stock server: which blocks are assumed, corrected and dropped, the load, the speed, and the source of
+//! token counts.
 
 use std::time::Duration;
 
@@ -19,11 +20,11 @@ struct World {
     server: StockServer,
     now: Instant,
     n_sent: u32,
-    /// Is what the index would have.
+    /// Blocks that the index would have.
     told: std::collections::HashSet<BlockKey>,
 }
 
-/// Returns a chain whose first `shared` blocks every chain has.
+/// Returns a chain; all chains have the same first `shared` blocks.
 fn chain(nth: u64, shared: u64, len: u64) -> Vec<BlockKey> {
     (0..len).map(|at| BlockKey(if at < shared { at } else { (nth + 1) << 32 | at })).collect()
 }
@@ -45,7 +46,7 @@ impl World {
         self.now
     }
 
-    /// Sends a prompt of whole blocks and five tokens, all of what is remembered of it counted on.
+    /// Sends a prompt of whole blocks and five tokens; all its assumed blocks are expected to be reused.
     fn send(&mut self, keys: &[BlockKey]) -> VisitId {
         self.send_to(MODEL, keys)
     }
@@ -86,7 +87,7 @@ impl World {
         news
     }
 
-    /// Sends a prompt of which the server reuses `cached` blocks; returns what came of the prediction.
+    /// Sends a prompt of which the server reuses `cached` blocks; returns the outcome of the prediction.
     fn ask(&mut self, keys: &[BlockKey], cached: u32) -> Option<Ordering> {
         let id = self.send(keys);
         self.server.begun(id, self.now);
@@ -249,7 +250,7 @@ fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_differenc
         let id = world.send(&keys);
         world.server.begun(id, world.now);
         world.hear();
-        // The server's tokens are half as many as this router takes them for.
+        // The server counts half as many tokens as this router.
         world.end(id, usage(n_tokens / 2, cached))
     };
     ask(&mut world, 0);
@@ -355,7 +356,7 @@ fn what_becomes_of_one_model_leaves_the_others_as_they_are() {
         assert!(!world.hear().is_forgotten);
         assert_eq!((world.known(&chain(0, 0, 10)), world.known(&chain(1, 0, 10))), (10, 0));
     }
-    // A request that is under way as its model goes brings nothing back.
+    // A request in flight when its model is removed must not restore any blocks.
     let mut world = prepare();
     let id = world.send_to(OTHER, &chain(2, 0, 10));
     world.server.placed(2, vec![same]);

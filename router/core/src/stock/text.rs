@@ -1,8 +1,8 @@
 //! Prompts as text, for servers whose vocabulary is not known: blocks of bytes instead of blocks of tokens.
 //!
-//! Not here: the chain, which is `warmpath-common`'s as everywhere. The idea: four bytes of text stand for a token, which is
-//! about what a token is worth, so lengths and costs keep their unit; blocks of them are hashed by the one chain behind a
-//! root that no model file has. Prompts of one model match as far as their text is the same.
+//! The hash chain is `warmpath-common`'s, as everywhere. Four bytes of text count as one token, which is about the
+//! length of a token, so lengths and costs keep their unit. Blocks of them are hashed by the same chain under a root
+//! that no model file has. Prompts of one model match as far as their texts are equal.
 
 use warmpath_common::block_hash::{ChainRoot, HASH_VERSION};
 use warmpath_common::ids::Token;
@@ -11,27 +11,27 @@ use warmpath_common::openai::ChatPrompt;
 
 use super::Listed;
 
-/// Stands for the chat template of a model whose prompts are cut by their text.
+/// Chat template fingerprint of a model whose prompts are split by their text.
 ///
 /// Source: own choice: 32 bytes that no hash gives.
 pub const TEMPLATE: Fingerprint = Fingerprint(*b"warmpath: prompts by their text.");
 
-/// Is the number of stand-ins for tokens in a block of text: 128 bytes.
+/// Number of tokens in a block of text, which is 128 bytes.
 ///
-/// Source: own choice: other than any worker's default, and short against a message.
+/// Source: own choice: different from any worker's default, and short compared with a message.
 pub const BLOCK_SIZE_TOKENS: u32 = 32;
 
-/// Is the number of bytes that stand for a token.
+/// Number of bytes that count as one token.
 ///
 /// Source: English text, by common tokenizers.
 const TOKEN_BYTES: usize = size_of::<Token>();
 
-/// Stands in front of each message: no JSON text has it unescaped, and few others.
+/// Separator before each message; JSON text never contains it unescaped, and other text rarely.
 const MESSAGE: u8 = 0x1e;
-/// Stands in front of each part of a message.
+/// Separator before each part of a message.
 const PART: u8 = 0x1f;
 
-/// Returns the model of servers that serve `listed` by its text, `n_slots` requests at a time.
+/// Returns the model description of a server that serves `listed` by its text, `n_slots` requests at a time.
 pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
     let name = listed.names.first().map_or("", String::as_str);
     let root = ChainRoot { model_fingerprint: &TEMPLATE.0, lora: name.as_bytes(), cache_salt: &[] };
@@ -49,7 +49,7 @@ pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
         n_slots,
         memory: MemoryKind::Full,
         n_vocab: u32::MAX,
-        // It does not say what it can do, and answers itself for what it cannot.
+        // The server does not declare its capabilities; it returns its own error for what it does not support.
         capabilities: Capability::ALL.to_vec(),
         embedding: None,
         adapters: Vec::new(),
@@ -57,12 +57,12 @@ pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
     }
 }
 
-/// Returns whether prompts of `model` are cut by their text.
+/// Returns whether prompts of `model` are split by their text.
 pub fn is_text(model: &ModelInfo) -> bool {
     model.chat_template_fingerprint == TEMPLATE
 }
 
-/// Returns what stands for the tokens of a text.
+/// Returns the tokens that represent a text.
 ///
 /// Shape: `text` `[n]` bytes -> `[ceil(n / 4)]`.
 pub fn cut(text: &[u8]) -> Vec<Token> {
@@ -74,9 +74,9 @@ pub fn cut(text: &[u8]) -> Vec<Token> {
     text.chunks(TOKEN_BYTES).map(token).collect()
 }
 
-/// Returns what stands for the tokens of a chat: its tools, then each message's role, content and further fields.
+/// Returns the tokens that represent a chat: its tools, then each message's role, content and further fields.
 ///
-/// A chat that goes on begins with what it was.
+/// A continued chat begins with the same tokens as before.
 pub fn chat(chat: &ChatPrompt) -> Vec<Token> {
     let mut text = Vec::new();
     let mut add = |separator: u8, part: &[u8]| {
@@ -89,7 +89,7 @@ pub fn chat(chat: &ChatPrompt) -> Vec<Token> {
     }
     for message in &chat.messages {
         let mut fields: Vec<_> = message.iter().collect();
-        // The order of a message's fields changes no prompt.
+        // The order of a message's fields does not change the prompt.
         fields.sort_by_key(|(name, _)| (*name != "role", *name != "content", *name));
         add(MESSAGE, &[]);
         for (name, value) in fields {

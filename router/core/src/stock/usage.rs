@@ -1,21 +1,21 @@
-//! What an answer says of the tokens behind it: OpenAI's `usage`, and llama-server's `timings` where they are.
+//! Token counts and times in a response: OpenAI's `usage`, and llama-server's `timings` where present.
 //!
-//! Not here: what follows from it (`stock`), the events of a stream (`event_stream`), each of which may say something.
+//! `stock` draws the conclusions; `event_stream` reads the events of a stream, each of which may carry counts.
 
 use serde::Deserialize;
 
-/// Is what an answer says; each part is absent where it does not say it.
+/// Token counts and times of a response; each field is absent where the response does not have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt. Units: tokens.
     pub prompt_tokens: Option<u32>,
-    /// Is how much of it was reused. Units: tokens.
+    /// Prompt tokens that were reused. Units: tokens.
     pub cached_tokens: Option<u32>,
-    /// Is the answer's length. Units: tokens.
+    /// Length of the response. Units: tokens.
     pub completion_tokens: Option<u32>,
-    /// Is the time that the rest of the prompt took. Units: milliseconds.
+    /// Time for the part of the prompt that was computed. Units: milliseconds.
     pub prefill_ms: Option<f64>,
-    /// Is the time of each token of the answer. Units: milliseconds.
+    /// Time of each token of the response. Units: milliseconds.
     pub decode_step_ms: Option<f64>,
 }
 
@@ -23,9 +23,9 @@ pub struct Usage {
 struct Answer {
     usage: Option<Counts>,
     timings: Option<Timings>,
-    /// Holds the counts in the first event of a message.
+    /// First event of an Anthropic message, which has the counts of the prompt.
     message: Option<Counted>,
-    /// Holds the counts in the last event of a response.
+    /// Response object in the last event of an OpenAI response, which has the counts.
     response: Option<Counted>,
 }
 
@@ -42,7 +42,7 @@ struct Counts {
     prompt_tokens_details: Option<Details>,
     output_tokens: Option<u32>,
     input_tokens_details: Option<Details>,
-    /// Is the prompt's length in a response, and what of it was computed in a message.
+    /// The whole prompt in an OpenAI response; only the computed part of it in an Anthropic message.
     input_tokens: Option<u32>,
     cache_read_input_tokens: Option<u32>,
     cache_creation_input_tokens: Option<u32>,
@@ -77,7 +77,7 @@ struct Timings {
 }
 
 impl Usage {
-    /// Adds what a JSON text says; what is no such text says nothing.
+    /// Reads the counts of a JSON text; other text is ignored.
     pub fn read(&mut self, json: &[u8]) {
         let Ok(answer) = serde_json::from_slice::<Answer>(json) else { return };
         let Answer { usage, timings, message, response } = answer;
@@ -97,7 +97,7 @@ impl Usage {
         }
     }
 
-    /// Returns the prompt's length and how much of it was reused, where both are said.
+    /// Returns the prompt's length and how many of its tokens were reused, where both are known.
     pub fn reuse(&self) -> Option<(u32, u32)> {
         let prompt = self.prompt_tokens.filter(|tokens| *tokens > 0)?;
         Some((prompt, self.cached_tokens?.min(prompt)))
