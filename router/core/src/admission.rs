@@ -1,50 +1,49 @@
-//! Whether a worker has room for one more request, and when a fleet that has none will.
+//! Whether a worker can take one more request, and when a fleet that cannot will be able to.
 //!
-//! Not here: who waits and who is next (`fair_queue`), what a request costs (`cost`).
-//! The idea: what waits in a worker's own queue can neither go elsewhere nor let another tenant pass. So a worker gets
-//! what it can start soon, and the rest waits in the router. As long as any worker has room, the choice is free: the
+//! The order of waiting requests is decided in `fair_queue`, the cost of a request in `cost`. A request in a worker's
+//! own queue can neither move to another worker nor let another tenant pass. So a worker gets only what it can start
+//! soon, and other requests wait in the router. As long as any worker has capacity, all workers are candidates: the
 //! cost knows better than a limit when waiting for a prefix pays.
 
 use std::time::Duration;
 
 use crate::cost::Standing;
 
-/// Is the shortest time after which a client is asked to try again.
+/// Shortest time after which a client is asked to try again.
 ///
 /// Source: `Retry-After` counts whole seconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// Is the longest such time: beyond it a prediction says little.
+/// Longest time after which a client is asked to try again; predictions beyond it are too inaccurate.
 ///
 /// Source: own choice.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// Is when a worker that cannot be reached is taken to be back.
+/// Time after which an unreachable worker is assumed to be back.
 ///
-/// Source: a worker that returns is heard within a second, and used again within another.
+/// Source: a worker that returns is noticed within a second, and used again within another.
 pub const RETURN: Duration = Duration::from_secs(2);
 
-/// Bounds what waits at workers.
+/// Limit on the requests that wait at workers.
 #[derive(Debug, Clone, Copy)]
 pub struct AdmissionOptions {
-    /// Is the predicted wait up to which a worker without a free slot has room.
+    /// Predicted wait up to which a worker without a free slot takes requests.
     pub wait_max: Duration,
 }
 
-/// Says whether a worker has room.
+/// Capacity of a worker for one more request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// It can start a request soon.
+    /// The worker can start a request soon.
     Yes,
-    /// It cannot, but if another one can, waiting here may still be the best choice.
+    /// The worker cannot start a request soon; if another one can, waiting here may still be the best choice.
     No,
-    /// It has as many requests as slots and has not measured how fast it is: what it is given beyond that would wait for
-    /// nobody knows how long.
+    /// All slots are taken and the worker has not measured its speed, so the wait of a further request is unknown.
     Unmeasured,
 }
 
 impl AdmissionOptions {
-    /// Returns whether a worker that stands so has room.
+    /// Returns the capacity of a worker with this load.
     pub(crate) fn room(self, standing: &Standing<'_>) -> Room {
         if standing.n_requests() < u64::from(standing.n_slots) {
             Room::Yes
@@ -58,17 +57,17 @@ impl AdmissionOptions {
     }
 }
 
-/// Says how soon a fleet can start one more request.
+/// How soon a fleet can start one more request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relief {
-    /// Is the shortest predicted wait at any worker. Units: milliseconds.
+    /// Shortest predicted wait at any worker. Units: milliseconds.
     pub wait_ms: f64,
-    /// Is the time between two starts, the whole fleet together. Units: milliseconds.
+    /// Time between two starts, the whole fleet together. Units: milliseconds.
     pub interval_ms: f64,
 }
 
 impl Relief {
-    /// Returns when a client should try again that stands behind `n_waiting` requests.
+    /// Returns when a client should try again if `n_waiting` requests are ahead of it.
     pub fn retry_after(self, n_waiting: usize) -> Duration {
         let ms = self.wait_ms + self.interval_ms * n_waiting as f64;
         let seconds = (ms / 1e3).clamp(RETRY_AFTER_MIN.as_secs_f64(), RETRY_AFTER_MAX.as_secs_f64());

@@ -1,9 +1,9 @@
-//! Agreement: whether router and worker, and the workers that serve one model name, hash the same prompt alike.
+//! Compatibility checks: whether router and workers, and all workers of one model name, hash a prompt in the same way.
 //!
-//! Not here: what the router does with a worker that disagrees (it excludes it and says so).
-//! The idea: a worker that hashes differently would silently miss for ever. So a difference is an exclusion with a
-//! reason. Where workers of one name differ among each other, the larger group is right, then the one configured first.
-//! Those that generate and those that embed are groups of their own: one name may stand for a model of each kind.
+//! The router excludes an incompatible worker and logs the reason; that is done elsewhere. A worker that hashes
+//! differently would miss for ever without an error, so a difference is an exclusion with a reason. Where workers of
+//! one name differ, the largest group is right; of equal groups, the one that is configured first. Workers that
+//! generate and workers that embed are compared separately, since one name may stand for a model of each kind.
 
 use std::collections::HashMap;
 
@@ -12,62 +12,62 @@ use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Stamp;
 
-/// Is the largest block that a worker may declare. Units: tokens.
+/// Largest block that a worker may declare. Units: tokens.
 pub const BLOCK_SIZE_TOKENS_MAX: u32 = 4096;
-/// Is the most names that a worker may declare.
+/// Maximum number of names, and of adapters, that a worker may declare.
 pub const NAMES_MAX: usize = 64;
-/// Is the longest name that a worker may declare. Units: bytes.
+/// Longest name that a worker may declare. Units: bytes.
 pub const NAME_BYTES_MAX: usize = 512;
 
-/// Says what keeps router and worker from agreeing.
+/// Reason why a worker is incompatible with the router or with the fleet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// The worker hashes by another version of the chain.
     #[error("the worker hashes blocks by version {worker}, this router by version {HASH_VERSION}")]
     HashVersion {
-        /// Is the worker's version.
+        /// Version of the worker.
         worker: u16,
     },
-    /// The worker declares something that cannot be.
+    /// The worker declares an impossible value.
     #[error("the worker declares {field} = {value}, which cannot be")]
     Nonsense {
-        /// Names the field.
+        /// Name of the field.
         field: &'static str,
-        /// Is its value.
+        /// Declared value.
         value: String,
     },
-    /// The worker serves a name that other workers serve differently.
+    /// Other workers serve the same name with a different model or configuration.
     #[error("the worker serves `{name}` with {field} = {worker}, most of the fleet with {fleet}")]
     Model {
-        /// Is the name that is served differently.
+        /// Name that is served differently.
         name: String,
-        /// Names the first field that differs.
+        /// Name of the first field that differs.
         field: &'static str,
-        /// Is the worker's value.
+        /// Value of this worker.
         worker: String,
-        /// Is the other workers' value.
+        /// Value of the other workers.
         fleet: String,
     },
-    /// The vocabulary that the worker serves is not the one that it declares.
+    /// The vocabulary that the worker serves differs from the one that it declares.
     #[error("the worker declares {field} = {worker}, the vocabulary that it serves says {vocabulary}")]
     Vocabulary {
-        /// Names the field.
+        /// Name of the field.
         field: &'static str,
-        /// Is the declared value.
+        /// Declared value.
         worker: String,
-        /// Is the vocabulary's value.
+        /// Value in the vocabulary.
         vocabulary: String,
     },
     /// The vocabulary that the worker serves would harm a router.
     #[error("the vocabulary that the worker serves is refused: {reason}")]
     Refused {
-        /// The harm.
+        /// Harm that was found.
         reason: String,
     },
-    /// The same process is in the fleet under another URL, and would be counted twice.
+    /// The same process is already in the fleet under another URL, and would be counted twice.
     #[error("the worker is the process that is in the fleet as {first}")]
     Twin {
-        /// Is the URL that was configured first.
+        /// URL that was configured first.
         first: String,
     },
 }
@@ -86,7 +86,7 @@ impl Disagreement {
     }
 }
 
-/// Returns what is wrong with one worker's declaration by itself.
+/// Returns what is wrong with one worker's declaration, regardless of other workers.
 pub fn check_alone(model: &ModelInfo) -> Option<Disagreement> {
     let nonsense =
         |field, value: &dyn std::fmt::Display| Some(Disagreement::Nonsense { field, value: value.to_string() });
@@ -124,7 +124,7 @@ pub fn check_alone(model: &ModelInfo) -> Option<Disagreement> {
 
 /// Returns, for each worker that declares a model, what keeps it out of the fleet.
 ///
-/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected, which has no say.
+/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected, which does not vote.
 pub fn settle(models: &[Option<&ModelInfo>]) -> Vec<Option<Disagreement>> {
     let mut verdicts: Vec<_> = models.iter().map(|model| model.and_then(check_alone)).collect();
     let voters: Vec<(usize, &ModelInfo)> = models
@@ -151,16 +151,17 @@ pub fn settle(models: &[Option<&ModelInfo>]) -> Vec<Option<Disagreement>> {
     verdicts
 }
 
-/// Says what two workers of a fleet have in common that they should not have.
+/// What two entries of the fleet share although each should have its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Twin {
-    /// They are one process, known under two URLs; the place of the first is told.
+    /// Both are one process under two URLs. Contains the position of the first.
     Process(usize),
-    /// They are two processes with one uid; the place of the first is told. Their views are kept apart, by URL.
+    /// Both are processes of their own with the same uid. Contains the position of the first. Their views are kept
+    /// apart by URL.
     Identity(usize),
 }
 
-/// Returns, for each worker, the earlier one that it cannot be told from.
+/// Returns, for each worker, an earlier one with the same process or uid.
 ///
 /// Shape: `lives` `[n]` -> `[n]`; `None` stands for a worker that is not connected.
 pub fn twins(lives: &[Option<Stamp>]) -> Vec<Option<Twin>> {
@@ -179,7 +180,7 @@ pub fn twins(lives: &[Option<Stamp>]) -> Vec<Option<Twin>> {
     lives.iter().enumerate().map(find).collect()
 }
 
-/// Returns the declaration that most agree with; of equals, the first.
+/// Returns the declaration that most workers share; of equal groups, that of the first.
 fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
     let mut groups: Vec<(&ModelInfo, usize)> = Vec::new();
     for model in models {
@@ -188,12 +189,12 @@ fn majority<'a>(models: &[&'a ModelInfo]) -> &'a ModelInfo {
             None => groups.push((model, 1)),
         }
     }
-    // `max_by_key` would take the last of equals.
+    // `max_by_key` would take the last of equal groups.
     let most = groups.iter().map(|(_, n)| *n).max().unwrap_or(0);
     groups.iter().find(|(_, n)| *n == most).map_or(models[0], |(model, _)| model)
 }
 
-/// Returns the first field in which prompts would be hashed differently or texts embedded differently, with both values.
+/// Returns the first field that makes two models hash prompts or embed texts differently, with both values.
 fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, String)> {
     let field = |name, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
         let (a, b) = (a.to_string(), b.to_string());
@@ -220,7 +221,7 @@ fn names_of(adapters: &[AdapterInfo]) -> String {
     adapters.iter().map(of).collect::<Vec<_>>().join(", ")
 }
 
-/// Tells adapters of the same names apart.
+/// Returns the adapters' fingerprints, which differ where their names do not.
 fn other_files(model: &ModelInfo) -> String {
     model.adapters.iter().map(|adapter| adapter.fingerprint.to_string()).collect::<Vec<_>>().join(", ")
 }

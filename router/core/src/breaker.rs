@@ -1,22 +1,23 @@
-//! The circuit breaker of one worker: after repeated failures it gets no requests for a while, then one as a probe.
+//! The circuit breaker of one worker: after repeated failures the worker gets no requests for a while, then one as a
+//! probe.
 //!
-//! Not here: what counts as a failure (`retry`), who asks (`dispatch`).
+//! What counts as a failure is decided in `retry`; `dispatch` consults the breaker.
 
 use std::time::{Duration, Instant};
 
-/// Bounds a breaker.
+/// Limits of a breaker.
 #[derive(Debug, Clone, Copy)]
 pub struct BreakerOptions {
-    /// Is how many failures in a row open it.
+    /// Number of consecutive failures that open the breaker.
     pub failures_max: u32,
-    /// Is how long it stays open at first; each failed probe doubles that.
+    /// First time for which the breaker stays open; doubled with each failed probe.
     pub open_min: Duration,
-    /// Is how long it stays open at most.
+    /// Longest time for which the breaker stays open.
     pub open_max: Duration,
 }
 
 impl Default for BreakerOptions {
-    /// Returns limits under which a worker that failed is tried again within seconds.
+    /// Returns limits under which a failed worker is tried again within seconds.
     ///
     /// Source: own choice; a returned worker resets its breaker by its summary stream anyway.
     fn default() -> Self {
@@ -24,18 +25,18 @@ impl Default for BreakerOptions {
     }
 }
 
-/// Says whether requests pass.
+/// Whether requests pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakerState {
-    /// They do.
+    /// All requests pass.
     Closed,
-    /// One does, as a probe, once the time has come.
+    /// One request passes, as a probe: the time for which the breaker was open is over.
     HalfOpen,
-    /// They don't.
+    /// No request passes.
     Open,
 }
 
-/// The breaker of one worker; a new one takes its place when the worker has answered.
+/// The breaker of one worker; it is replaced by a new one when the worker has answered.
 #[derive(Debug, Clone, Default)]
 pub struct Breaker {
     n_failures: u32,
@@ -53,12 +54,12 @@ impl Breaker {
         }
     }
 
-    /// Returns how long it stays open, zero where it is not.
+    /// Returns how long the breaker stays open; zero where it is not open.
     pub fn remaining(&self, now: Instant) -> Duration {
         self.open_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 
-    /// Records that a request is sent; the first through a half-open breaker shuts it for the others.
+    /// Records that a request is sent; the first request through a half-open breaker closes it to the others.
     pub fn sent(&mut self, options: BreakerOptions, now: Instant) {
         if self.state(now) == BreakerState::HalfOpen {
             self.open_until = Some(now + options.open_min);

@@ -1,7 +1,7 @@
-//! The last decisions of a router, for people to look at: who got which request, why, and what came of it.
+//! The last routing decisions of a router, for operators: which worker got which request, why, and with what outcome.
 //!
-//! Not here: deciding (`dispatch`). The idea: a ring of a fixed number of entries. An entry is written when a worker is chosen and
-//! closed when something comes back; one that has been pushed out meanwhile is closed by nobody. It never holds a prompt.
+//! Decisions are made in `dispatch`. The log is a ring of a fixed number of entries. An entry is written when a worker
+//! is chosen and closed when the outcome is known, unless the ring has dropped it by then. It never holds a prompt.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,74 +12,75 @@ use warmpath_common::model::ModelInfo;
 use crate::choose::Reason;
 use crate::retry::Failure;
 
-/// Is one choice of a worker, as it was made.
+/// One choice of a worker, as it was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
-    /// Is when. Units: milliseconds since 1970.
+    /// Time of the choice. Units: milliseconds since 1970.
     pub at_ms: u64,
-    /// Names the request.
+    /// Id of the request.
     pub request_id: RequestId,
-    /// Is the model that was asked for.
+    /// Requested model.
     pub model: Arc<ModelInfo>,
-    /// Names the worker for people: its URL.
+    /// Name of the worker for people: its URL.
     pub worker: String,
-    /// Says why it was chosen.
+    /// Reason for the choice.
     pub reason: Reason,
-    /// Is the length of the prompt, or a guess of it. Units: tokens.
+    /// Length of the prompt, or an estimate of it. Units: tokens.
     pub prompt_tokens: u32,
-    /// Is how much of it was counted on; absent where the prompt is not known. Units: tokens.
+    /// Prompt tokens that were expected to be reused; absent where the prompt is not known. Units: tokens.
     pub predicted_cached_tokens: Option<u32>,
 }
 
-/// Says what came of a choice.
+/// Outcome of a choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome {
-    /// Nothing yet.
+    /// Not known yet.
     Open,
-    /// The worker has begun to answer.
+    /// The worker has begun to respond.
     Answered {
-        /// Is the answer's status.
+        /// HTTP status of the response.
         status: u16,
-        /// Is the time from the request's arrival, waiting and failed attempts included. Units: milliseconds.
+        /// Time since the request's arrival, including waiting and failed attempts. Units: milliseconds.
         ttft_ms: f64,
-        /// Is how much of the prompt was reused; absent where the worker does not say before the answer's end. Units: tokens.
+        /// Prompt tokens that were reused; absent where the worker does not report them before the response ends.
+        /// Units: tokens.
         cached_tokens: Option<u32>,
     },
-    /// The worker has failed before there was anything to show.
+    /// The worker failed before the response began.
     Failed(Failure),
-    /// The client has left before.
+    /// The client left before the response began.
     Left,
 }
 
-/// Is a choice and what came of it.
+/// A choice and its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Is the choice.
+    /// The choice.
     pub chosen: Chosen,
-    /// Says what came of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// Names an entry, also after it has been pushed out.
+/// Number of an entry, valid also after the ring has dropped the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryNumber(u64);
 
-/// Is the last entries.
+/// Ring of the last entries.
 #[derive(Debug)]
 pub struct DecisionLog {
     entries: VecDeque<Entry>,
     entries_max: usize,
-    /// Counts the entries that were ever written.
+    /// Number of entries ever written.
     n_written: u64,
 }
 
 impl DecisionLog {
-    /// Returns a log that keeps the last `entries_max`.
+    /// Returns a log that keeps the last `entries_max` entries.
     pub fn new(entries_max: usize) -> Self {
         Self { entries: VecDeque::with_capacity(entries_max), entries_max, n_written: 0 }
     }
 
-    /// Writes an entry down, in the place of the oldest where there is no other. Cost: O(1).
+    /// Adds an entry and drops the oldest one when the log is full. Cost: O(1).
     pub fn write(&mut self, chosen: Chosen) -> EntryNumber {
         let number = EntryNumber(self.n_written);
         self.n_written += 1;
@@ -92,7 +93,7 @@ impl DecisionLog {
         number
     }
 
-    /// Says what came of an entry, if that is still here. Cost: O(1).
+    /// Records the outcome of an entry, if the log still has it. Cost: O(1).
     pub fn close(&mut self, EntryNumber(number): EntryNumber, outcome: Outcome) {
         let oldest = self.n_written - self.entries.len() as u64;
         let place = number.checked_sub(oldest).and_then(|place| usize::try_from(place).ok());

@@ -1,7 +1,7 @@
-//! A stream of server-sent events: where each event ends, what it says, and whether the answer is complete.
+//! A stream of server-sent events: where each event ends, what it contains, and whether the response is complete.
 //!
-//! The idea: a client parses whole events, so a relay passes on whole events. The last event of a dialect completes an answer;
-//! the end of the connection says nothing, since a server that fails may end it cleanly.
+//! A client parses whole events, so a relay passes on whole events. The last event of a dialect completes a response;
+//! the end of the connection proves nothing, since a server that fails may close it cleanly.
 
 mod splitter;
 
@@ -14,19 +14,20 @@ use serde::de::IgnoredAny;
 pub use self::splitter::{Ends, Splitter};
 use crate::stock::usage::Usage;
 
-/// Most unfinished choices of one stream that are told apart.
+/// Maximum number of unfinished choices of one stream that are told apart.
 ///
 /// Source: OpenAI's API has at most 128 choices of one prompt; several prompts multiply them.
 const CHOICES_MAX: usize = 4096;
 
-/// What completes a stream, by dialect.
+/// Event that completes a stream, by dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndMark {
-    /// `data: [DONE]`: OpenAI's chats and completions.
+    /// `data: [DONE]`: OpenAI's chat completions and completions.
     Done,
-    /// The same of a server that may leave `[DONE]` out: then an object with the `finish_reason` of the only choice.
+    /// `[DONE]`, from a server that may leave it out: then an object with the `finish_reason` of the only choice.
     DoneOrFinished,
-    /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no `[DONE]`.
+    /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no
+    /// `[DONE]`.
     Stop,
     /// `message_stop`: Anthropic's messages.
     MessageStop,
@@ -34,51 +35,51 @@ pub enum EndMark {
     Response,
 }
 
-/// What events say of the answer's progress, the greatest last.
+/// Progress of the response that events show, the greatest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Says {
-    /// Nothing: comments, events without data, Anthropic's `ping`.
+    /// No progress: comments, events without data, Anthropic's `ping`.
     Nothing,
-    /// That the answer has begun, with nothing generated yet.
+    /// The response has begun, and nothing is generated yet.
     Opening,
-    /// Something of the answer, its end or an error.
+    /// A part of the response, its end or an error.
     Content,
 }
 
-/// What a stream has said so far.
+/// State of a stream so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Told {
-    /// Tokens and times, as far as the stream has told them.
+    /// Token counts and times, as far as the stream has reported them.
     pub usage: Usage,
     /// Events with data, `[DONE]` aside.
     pub n_events: u32,
-    /// Whether the dialect's last event has come.
+    /// Whether the dialect's last event has arrived.
     pub is_complete: bool,
-    /// Whether the server has told of an error.
+    /// Whether the server has reported an error.
     pub has_failed: bool,
 }
 
-/// Reads the events of a stream.
+/// Reader of a stream's events.
 #[derive(Debug, Clone)]
 pub struct EventReader {
     mark: EndMark,
     told: Told,
-    /// Choices that have begun and not ended; known where [`EndMark::Stop`] ends them.
+    /// Choices that have begun and not ended; tracked for [`EndMark::Stop`] only.
     open_choices: BTreeSet<u64>,
-    /// Whether the last object about the choice has told why it ended; known for [`EndMark::DoneOrFinished`].
+    /// Whether the choice's last object had a `finish_reason`; tracked for [`EndMark::DoneOrFinished`] only.
     is_finished: bool,
 }
 
-/// One event, put together from its lines.
+/// One event, assembled from its lines.
 #[derive(Default)]
 struct Event<'a> {
     name: Option<&'a [u8]>,
     content: Option<Cow<'a, [u8]>>,
-    /// Whether it has the field `error`, by which older llama-servers tell of errors.
+    /// Whether it has the field `error`, in which older llama-servers report errors.
     has_error_field: bool,
 }
 
-/// The fields of an event's JSON that are of use here.
+/// The fields of an event's JSON that are read here.
 #[derive(Default, Deserialize)]
 struct Fields<'a> {
     #[serde(borrow, rename = "type")]
@@ -86,14 +87,15 @@ struct Fields<'a> {
     error: Option<IgnoredAny>,
 }
 
-/// The fields of llama-server's own objects that are of use here; `response_fields` may leave out both in the last object.
+/// The fields of llama-server's own objects that are read here; `response_fields` may leave out both in the last
+/// object.
 #[derive(Deserialize)]
 struct NativeFields {
     index: Option<u64>,
     stop: Option<bool>,
 }
 
-/// The fields of a chat's or completion's object that are of use here.
+/// The fields of an object of a chat or completion that are read here.
 #[derive(Deserialize)]
 struct ChoiceFields<'a> {
     #[serde(borrow)]
@@ -114,7 +116,7 @@ impl EventReader {
         Self { mark, told: Told::default(), open_choices: BTreeSet::new(), is_finished: false }
     }
 
-    /// Reads whole events; returns the most that one of them says.
+    /// Reads whole events; returns the furthest progress that one of them shows.
     pub fn read(&mut self, events: &[u8]) -> Says {
         let mut says = Says::Nothing;
         let mut event = Event::default();
@@ -128,22 +130,22 @@ impl EventReader {
         says
     }
 
-    /// Counts an event that is too long to be looked at.
+    /// Counts an event that is too long to be read.
     pub fn skip(&mut self) {
         self.told.n_events += 1;
     }
 
-    /// Returns what the stream has said.
+    /// Returns the state of the stream so far.
     pub fn told(&self) -> Told {
         self.told
     }
 
-    /// Returns whether the stream may end here: the answer is complete, or the client has been told that it is not.
+    /// Returns whether the stream may end here: the response is complete, or the client has received an error.
     pub fn may_end(&self) -> bool {
         self.told.is_complete || self.told.has_failed
     }
 
-    /// Returns whether nothing is missing but `[DONE]`, which this server may leave out.
+    /// Returns whether only `[DONE]` is missing, which this server may leave out.
     pub fn lacks_only_done(&self) -> bool {
         self.is_finished && !self.may_end()
     }
@@ -199,7 +201,8 @@ impl EventReader {
         Says::Content
     }
 
-    /// Reads an object of a chat or a completion with one choice; one without choices, which may tell the usage, changes nothing.
+    /// Reads an object of a chat or a completion with one choice. An object without choices, such as one with the
+    /// usage, changes nothing.
     fn read_choices(&mut self, content: &[u8]) {
         let Ok(ChoiceFields { choices }) = serde_json::from_slice(content) else { return };
         if !choices.is_empty() {
@@ -208,7 +211,7 @@ impl EventReader {
         }
     }
 
-    /// Reads an object of llama-server's own: every object but a choice's last one says `"stop": false`.
+    /// Reads an object of llama-server's own format: every object but a choice's last one contains `"stop": false`.
     fn read_native(&mut self, content: &[u8]) {
         let Ok(NativeFields { index, stop }) = serde_json::from_slice(content) else { return };
         if stop == Some(false) {
@@ -227,6 +230,8 @@ impl EventReader {
 }
 
 impl<'a> Event<'a> {
+    /// Adds a line to the event.
+    ///
     /// Source: the HTML standard, "9.2.6 Interpreting an event stream".
     fn add(&mut self, line: &'a [u8]) {
         let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());

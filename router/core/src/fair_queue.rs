@@ -1,11 +1,12 @@
-//! The queue of requests that no worker can start yet: who is next, who must leave.
+//! The queue of requests that no worker can start yet: which request is next, and which must leave.
 //!
-//! Not here: whether a worker has room (`dispatch`), waking whoever waits (the router's `lifecycle::turn`).
+//! Whether a worker has capacity is decided in `dispatch`; the router's `lifecycle::turn` wakes waiting requests.
 //!
-//! The idea: tenants take turns by the time that they take from workers, not by how many requests they send. Each has a
-//! *tag*, the worker time that it had been given when its next request may start; the smallest tag is next, and a tenant
-//! that starts to wait begins at the tag of the one that was served last, so nobody saves up turns. A full queue gives
-//! the place of the longest line's newest request to whoever has fewer waiting: a flood displaces itself.
+//! Tenants share the workers' time equally, however many requests each of them sends. Each tenant has a *tag*: the
+//! worker time that it had been given when its next request may start. The smallest tag is next. A tenant that starts
+//! to wait begins at the tag of the request that was started last, so no tenant saves up time. When the queue is full,
+//! a request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
+//! so that a flood evicts its own requests.
 //!
 //! Source: Goyal, Vin and Cheng, "Start-time fair queuing" (1996), by tenant; "longest queue drop" for the full queue
 //! (Suter et al., 1998).
@@ -13,51 +14,51 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
-/// Names whoever shares a turn: the hash of a client's key, or one number for all who give none.
+/// Tenant key: the hash of a client's key, or one number for all clients without a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantKey(pub u64);
 
-/// Names one waiting request; smaller ones came first.
+/// Id of a waiting request; smaller ids arrived earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterId(u64);
 
-/// Is a request that is to wait.
+/// A request that is about to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entrant {
-    /// Is whose it is.
+    /// Tenant of the request.
     pub tenant: TenantKey,
-    /// Is until when it may wait.
+    /// Time until which it may wait.
     pub deadline: Instant,
 }
 
-/// Is a request's place in the queue.
+/// Place of a request in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entered {
-    /// Names the request in the queue.
+    /// Id of the request in the queue.
     pub id: WaiterId,
-    /// Names the request that lost its place to it.
+    /// Request that was evicted to make room for it.
     pub displaced: Option<WaiterId>,
 }
 
-/// Says that every place is taken, and that nobody else has more of them.
+/// Error: the queue is full, and no other tenant has enough waiting requests to give up one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting_max} requests wait already")]
 pub struct QueueFull {
-    /// Is the number of places.
+    /// Maximum number of waiting requests.
     pub waiting_max: usize,
 }
 
-/// Keeps the requests that wait.
+/// Queue of waiting requests.
 #[derive(Debug, Clone)]
 pub struct FairQueue {
     waiting_max: usize,
     next_id: u64,
-    /// Is the tag of the request that was started last. Units: microseconds of a worker's time.
+    /// Tag of the request that was started last. Units: microseconds of a worker's time.
     served_us: u64,
     tenants: HashMap<TenantKey, Tenant>,
     waiting: HashMap<WaiterId, Entrant>,
     deadlines: BTreeSet<(Instant, WaiterId)>,
-    /// Lists the tenants that wait, each by its tag and its oldest request.
+    /// Waiting tenants, ordered by tag and then by oldest request.
     order: BTreeSet<(u64, WaiterId, TenantKey)>,
 }
 
@@ -74,7 +75,7 @@ impl Tenant {
 }
 
 impl FairQueue {
-    /// Returns an empty queue of `waiting_max` places.
+    /// Returns an empty queue of at most `waiting_max` requests.
     pub fn new(waiting_max: usize) -> Self {
         Self {
             waiting_max,
@@ -92,7 +93,7 @@ impl FairQueue {
         self.waiting.len()
     }
 
-    /// Returns whether nobody waits.
+    /// Returns whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -107,15 +108,15 @@ impl FairQueue {
         self.order.first().map(|&(_, id, _)| id)
     }
 
-    /// Lets a request wait.
+    /// Adds a request to the queue.
     ///
-    /// Errors: [`QueueFull`] where every place is taken and no tenant has at least two more of them than this one.
+    /// Errors: [`QueueFull`] where the queue is full and no tenant has at least two more requests in it than this one.
     pub fn enter(&mut self, entrant: Entrant) -> Result<Entered, QueueFull> {
         let id = WaiterId(self.next_id);
         self.re_enter(id, entrant)
     }
 
-    /// Lets a request that had started in vain wait again, in the place that it had; if that is taken, in a new one.
+    /// Puts a request back that was started without success, under its old id; under a new id if the old one is taken.
     ///
     /// Errors: [`QueueFull`], as [`FairQueue::enter`].
     pub fn re_enter(&mut self, id: WaiterId, entrant: Entrant) -> Result<Entered, QueueFull> {
@@ -134,9 +135,9 @@ impl FairQueue {
         Ok(Entered { id, displaced })
     }
 
-    /// Records that the request at the head starts, and what it takes of a worker's time.
+    /// Records that the request at the head starts, and how much worker time it takes.
     ///
-    /// Returns whether it was the head; nothing changes otherwise. Units: microseconds.
+    /// Returns whether it was at the head; if not, nothing changes. Units: microseconds.
     pub fn start(&mut self, id: WaiterId, service_us: u64) -> bool {
         if self.head() != Some(id) {
             return false;
@@ -150,14 +151,14 @@ impl FairQueue {
         true
     }
 
-    /// Records that a request no longer waits; returns whether it did.
+    /// Removes a request from the queue; returns whether it was there.
     pub fn leave(&mut self, id: WaiterId) -> bool {
         let left = self.remove(id).is_some();
         self.forget();
         left
     }
 
-    /// Removes the requests whose deadline has come, and returns them.
+    /// Removes and returns the requests whose deadline has passed.
     pub fn expire(&mut self, now: Instant) -> Vec<WaiterId> {
         let mut expired = Vec::new();
         while let Some(&(deadline, id)) = self.deadlines.first()
@@ -169,7 +170,7 @@ impl FairQueue {
         expired
     }
 
-    /// Frees a place for `newcomer`: that of the newest request of the tenant with the most.
+    /// Makes room for a request of `newcomer` by evicting the newest request of the tenant with the most.
     fn displace(&mut self, newcomer: TenantKey) -> Result<WaiterId, QueueFull> {
         let n_own = self.tenants.get(&newcomer).map_or(0, |tenant| tenant.waiting.len());
         let longest = self.tenants.values().max_by_key(|tenant| (tenant.waiting.len(), tenant.waiting.last().copied()));
@@ -188,7 +189,7 @@ impl FairQueue {
         Some(entrant)
     }
 
-    /// Changes a tenant and lists it anew.
+    /// Changes a tenant and updates its position in the order.
     fn change(&mut self, key: TenantKey, change: impl FnOnce(&mut Tenant)) {
         let tenant = self.tenants.entry(key).or_default();
         tenant.key(key).map(|listed| self.order.remove(&listed));
@@ -196,7 +197,8 @@ impl FairQueue {
         tenant.key(key).map(|listed| self.order.insert(listed));
     }
 
-    /// Forgets tenants that do not wait: those that owe nothing, and all of them where there are too many.
+    /// Drops tenants without waiting requests: first those whose tag is not ahead, then all of them if there are still
+    /// too many.
     fn forget(&mut self) {
         let n_idle = self.tenants.len() - self.order.len();
         if n_idle <= self.waiting_max {

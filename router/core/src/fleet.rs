@@ -1,7 +1,7 @@
 //! The fleet as the router sees it at one moment: an immutable value that many requests read at once.
 //!
-//! Not here: how it is kept up to date (the router's tracker), who holds which prefix (`index`), what this router has sent
-//! and the workers have not yet reported (`dispatch`).
+//! The router's tracker keeps it up to date. Which worker holds which prefix is in `index`; requests that this router
+//! has sent and no worker has reported yet are in `dispatch`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,124 +15,127 @@ use crate::WorkerIdx;
 use crate::agreement::Disagreement;
 use crate::stock::Footing;
 
-/// Is how long a view may be stale before its worker gets no more requests.
+/// Age of a view beyond which its worker gets no more requests.
 ///
-/// Source: docs/decisions/0000-measured-before.md: load views that are 5 s old triple the p99; a resync takes well below a second.
+/// Source: docs/decisions/0000-measured-before.md: load views that are 5 s old triple the p99; a resync takes well
+/// below a second.
 pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
 
-/// How long after a worker has joined a request may still be for a model that it has not named yet.
+/// Time after a worker has joined in which a request may still be for a model that the worker has not declared yet.
 ///
 /// Source: own choice: a worker says its model's names as soon as it listens, some seconds after its machine has it.
 pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
 
-/// Says how the router is connected to a worker.
+/// State of the connection to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// Nothing has been heard of the worker yet.
+    /// The worker has not reported anything yet.
     Connecting,
-    /// The summary stream is being followed.
+    /// The summary stream is open.
     Live,
-    /// The stream was lost; the view is the last one that it gave.
+    /// The summary stream was lost; the view is the last one that it gave.
     Stale {
-        /// Is when it was lost.
+        /// Time of the loss.
         since: Instant,
     },
     /// The worker cannot be reached.
     Down {
-        /// Is when that was found.
+        /// Time at which that was found.
         since: Instant,
     },
-    /// The worker answers, and does not let this router in.
+    /// The worker responds but rejects this router's credentials.
     Refused {
-        /// Is when that was found.
+        /// Time at which that was found.
         since: Instant,
     },
-    /// The worker answers, and its model is being loaded.
+    /// The worker responds and is still loading its model.
     Loading {
-        /// When that was found.
+        /// Time at which that was found.
         since: Instant,
     },
 }
 
 impl Link {
-    /// Returns whether the worker is there as far as is known: it may not have been heard yet.
+    /// Returns whether the worker is present as far as is known; true also before its first report.
     pub fn is_there(self) -> bool {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
     }
 }
 
-/// Blocks that the index has of a worker.
+/// Blocks of a worker in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KnownBlocks {
-    /// Their number.
+    /// Number of blocks.
     pub n_blocks: usize,
-    /// Their digest; absent where some are missing for the index's memory limit, or nothing has been heard of the worker.
+    /// Digest of the blocks; absent where the index dropped some for its memory limit, or where the worker has reported
+    /// nothing.
     pub digest: Option<Digest>,
-    /// Whether that is what the worker says; otherwise it is what it said before its stream was lost.
+    /// Whether these are the blocks that the worker reports now; otherwise those that it reported before its stream was
+    /// lost.
     pub is_current: bool,
 }
 
-/// Is what the router knows of one worker.
+/// What the router knows of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerView {
-    /// Names the worker in this router.
+    /// Index of the worker in this router.
     pub idx: WorkerIdx,
-    /// Names the worker for people: its URL.
+    /// Name of the worker for people: its URL.
     pub name: String,
-    /// Names the worker for itself; absent until it has been heard.
+    /// The worker's own id; absent until it has reported it.
     pub uid: Option<WorkerUid>,
-    /// Declares the model; absent until it has been heard. Of a stock server with several it is the first.
+    /// Declared model; absent until the worker has reported it. The first one of a stock server with several.
     pub model: Option<Arc<ModelInfo>>,
-    /// Further models of a stock server; a Warmpath worker has none.
+    /// Further models of a stock server; empty for a Warmpath worker.
     pub further: Vec<Arc<ModelInfo>>,
-    /// Names under which the worker said it will serve when it has loaded; none once it serves.
+    /// Model names that the worker will serve once it has loaded its model; empty once it serves.
     pub awaited: Vec<String>,
-    /// When the worker joined the fleet.
+    /// Time at which the worker joined the fleet.
     pub joined_at: Instant,
-    /// Is the last load that it reported; as old as the link says, at most a second while it is live.
+    /// Last load that the worker reported; as old as `link` tells, at most a second while the stream is live.
     pub load: Load,
-    /// Says how the router is connected to it.
+    /// State of the connection to the worker.
     pub link: Link,
-    /// Says why it cannot be followed, as of the last try; absent where it is.
+    /// Reason why the last try to open the summary stream failed; absent while the stream is open.
     pub trouble: Option<Arc<str>>,
-    /// Says why it is kept out of the fleet; absent where it is not.
+    /// Reason why the worker is excluded from the fleet; absent where it is not.
     pub excluded: Option<Disagreement>,
-    /// What the index has of its blocks.
+    /// Blocks of the worker in the index.
     pub blocks: KnownBlocks,
-    /// Says on what footing a stock server stands; absent for a Warmpath worker.
+    /// Source of the token counts of a stock server; absent for a Warmpath worker.
     pub stock: Option<Footing>,
-    /// Says that it is found no longer, or was told to end.
+    /// Whether discovery has lost the worker, or the worker was told to shut down.
     pub is_leaving: bool,
 }
 
-/// Says why a worker cannot be given a request.
+/// Reason why a worker cannot be given a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unavailable {
-    /// Nothing has been heard of it yet.
+    /// The worker has not reported anything yet.
     Connecting,
-    /// It cannot be reached.
+    /// The worker cannot be reached.
     Down,
-    /// It does not let this router in.
+    /// The worker rejects this router's credentials.
     Refused,
-    /// Its model is being loaded.
+    /// The worker is loading its model.
     Loading,
-    /// Its view is too old.
+    /// The view of the worker is too old.
     Stale,
-    /// It disagrees with the fleet.
+    /// The worker is incompatible with the fleet.
     Excluded,
-    /// It is shutting down.
+    /// The worker is shutting down.
     Draining,
-    /// It is found no longer, or was told to end.
+    /// Discovery has lost the worker, or the worker was told to shut down.
     Leaving,
-    /// It has refused a request a moment ago because its queue was full.
+    /// The worker refused a request a moment ago because its queue was full.
     Full,
-    /// It cannot start a request soon.
+    /// The worker cannot start a request soon.
     Busy,
-    /// It has said a moment ago that it does not serve.
+    /// The worker reported a moment ago that it cannot serve.
     Unready,
-    /// It has failed too often.
+    /// The worker has failed too often.
     BreakerOpen,
-    /// This very request has failed there.
+    /// This request has already failed at the worker.
     Tried,
 }
 
@@ -158,7 +161,7 @@ impl Unavailable {
 }
 
 impl WorkerView {
-    /// Returns why the worker cannot be used by what it says itself, or `None` where it can.
+    /// Returns why the worker cannot be used, going by its own reports and its membership, or `None` where it can.
     pub fn unavailable(&self, now: Instant) -> Option<Unavailable> {
         if self.excluded.is_some() {
             return Some(Unavailable::Excluded);
@@ -196,86 +199,87 @@ impl WorkerView {
         name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| awaited == name))
     }
 
-    /// Returns whether the worker will serve `name`, or does and is kept out of the fleet; no name means anything.
+    /// Returns whether the worker will serve `name`, or does and is excluded from the fleet. No name means any name
+    /// that will be served.
     fn is_awaited_for(&self, name: Option<&str>) -> bool {
         let is_kept_out = |name| self.excluded.is_some() && self.models().any(|model| model.answers_to(name));
         self.is_loading(name) || name.is_some_and(is_kept_out)
     }
 
-    /// Returns whether the worker has joined of late and has not named any model.
+    /// Returns whether the worker has joined recently and has not declared any model.
     fn is_unheard(&self, now: Instant) -> bool {
         let is_silent = self.model.is_none() && self.awaited.is_empty() && !self.is_leaving;
         is_silent && now.saturating_duration_since(self.joined_at) <= UNHEARD_GRACE
     }
 
-    /// Returns whether the worker can be asked for `wanted`; one that has not been heard may be able to.
+    /// Returns whether the worker supports `wanted`; true also for a worker that has not declared its model yet.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
         self.model.is_none() || self.models().any(|model| model.can(wanted))
     }
 }
 
-/// Is all workers, in the order of their places, in which they joined.
+/// All workers, ordered by index.
 #[derive(Debug, Clone, Default)]
 pub struct FleetView {
-    /// Lists the workers.
+    /// Workers, ordered by index.
     pub workers: Vec<Arc<WorkerView>>,
 }
 
-/// Says why no model can be found for a request.
+/// Reason why no model can be found for a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// No worker has been heard yet, or none that agrees.
+    /// No worker has declared a model yet, or none that is compatible.
     #[error("no worker is ready: {n_known} known, {n_connected} connected; a worker connects once its model is loaded")]
     NoWorkers {
-        /// Workers that are configured or found.
+        /// Workers that are configured or discovered.
         n_known: usize,
-        /// Those of them whose summaries are followed.
+        /// Those of them whose summary stream is open.
         n_connected: usize,
-        /// Name that was asked for, if one was.
+        /// Requested name; absent where the request has none.
         name: Option<String>,
     },
-    /// A worker will serve the name and does not yet, or is kept out of the fleet.
+    /// A worker will serve the name but is still loading it, or serves it and is excluded from the fleet.
     #[error("{} not ready yet: a worker is loading it", awaited(.name.as_deref()))]
     Loading {
-        /// Name that was asked for, if one was.
+        /// Requested name; absent where the request has none.
         name: Option<String>,
     },
-    /// No worker that has been heard serves the name, and some have not been heard yet.
+    /// No worker that has reported serves the name, and some have not reported yet.
     #[error("{} not known yet: {n_unheard} of the workers have not said what they serve", awaited(.name.as_deref()))]
     Unheard {
-        /// Name that was asked for, if one was.
+        /// Requested name; absent where the request has none.
         name: Option<String>,
-        /// Workers that have not been heard.
+        /// Workers that joined recently and have not declared a model.
         n_unheard: usize,
     },
     /// No worker serves the name.
     #[error("the model `{name}` does not exist; there is {}", some(.known))]
     Unknown {
-        /// Is the name that was asked for.
+        /// Requested name.
         name: String,
-        /// Lists the names that are served.
+        /// Served names.
         known: Vec<String>,
     },
-    /// The request names no model, and there are several that could answer it.
+    /// The request names no model, and several could serve it.
     #[error("`model` is missing, and there are several: {}", list(.known))]
     Ambiguous {
-        /// Lists their names.
+        /// The models' names.
         known: Vec<String>,
     },
-    /// Workers serve the name, or some name, but none of them does what is wanted.
+    /// Workers serve the name, or some name, but none of them supports what is wanted.
     #[error("{} {wanted}; {}", subject(.name.as_deref()), others(.able))]
     Incapable {
-        /// Is the name that was asked for, if one was.
+        /// Requested name; absent where the request has none.
         name: Option<String>,
-        /// Is what is wanted.
+        /// What is wanted.
         wanted: Capability,
-        /// Lists the names of models that do it.
+        /// Models that support it, by name.
         able: Vec<String>,
     },
 }
 
 impl LookupError {
-    /// Returns the name that was asked for, if one was.
+    /// Returns the requested name, if the request has one.
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::NoWorkers { name, .. }
@@ -304,9 +308,9 @@ fn others(names: &[String]) -> String {
     if names.is_empty() { "nor does any other".to_owned() } else { format!("those that do: {}", list(names)) }
 }
 
-/// Most names that a message lists.
+/// Maximum number of names that a message lists.
 ///
-/// Source: own choice: more is read by nobody; `/v1/models` has them all.
+/// Source: own choice: longer lists are not read; `/v1/models` has all names.
 const LISTED_MAX: usize = 64;
 
 fn list(names: &[String]) -> String {
@@ -319,17 +323,17 @@ fn list(names: &[String]) -> String {
 }
 
 impl FleetView {
-    /// Returns the worker of a place, if there is one. Cost: O(log workers).
+    /// Returns the worker with an index, if there is one. Cost: O(log workers).
     pub fn worker(&self, idx: WorkerIdx) -> Option<&Arc<WorkerView>> {
         self.workers.binary_search_by_key(&idx, |worker| worker.idx).ok().map(|place| &self.workers[place])
     }
 
-    /// Returns one more than the last worker's index.
+    /// Returns one more than the largest index in use.
     pub fn n_places(&self) -> usize {
         self.workers.last().map_or(0, |worker| worker.idx.0 as usize + 1)
     }
 
-    /// Returns the model that a request for `wanted` means; a missing name means the only one that does it.
+    /// Returns the model that a request for `wanted` means; without a name, the only model that supports it.
     ///
     /// Errors: every [`LookupError`]. Workers that are down count: their model exists.
     pub fn lookup(
@@ -350,7 +354,7 @@ impl FleetView {
         Ok(Arc::clone(first))
     }
 
-    /// Returns why nobody serves a name, or what is `wanted` under it.
+    /// Returns why no worker serves a name, or supports what is `wanted` under it.
     fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
         let owned = name.map(str::to_owned);
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
@@ -374,8 +378,8 @@ impl FleetView {
         }
     }
 
-    /// Returns whether a request for `wanted` is worth holding: no worker that is ready serves it, and one is loading the model
-    /// or has joined of late and not said what it serves.
+    /// Returns whether a request for `wanted` is worth holding: no available worker serves it, and a worker is loading
+    /// the model or has joined recently without declaring one.
     pub fn is_awaited(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> bool {
         let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(wanted);
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
@@ -391,7 +395,7 @@ impl FleetView {
         self.workers.iter().filter(|worker| worker.excluded.is_none()).flat_map(|worker| worker.models())
     }
 
-    /// Returns every name that is served, each once, in the order of the workers.
+    /// Returns all served names without duplicates, in the order of the workers.
     pub fn names(&self) -> Vec<String> {
         self.names_for(None)
     }

@@ -1,122 +1,122 @@
-//! Follows the summary of one worker from stream to stream: decoded frames in, changes of the view out.
+//! The reader of one worker's summary, across its streams: takes decoded frames, returns changes of the view.
 //!
-//! Not here: bytes and sockets (the router's subscriber), the view itself (`index`, `fleet`).
-//! The idea: a stream is one snapshot and then updates without a gap. A snapshot is collected until its end and then
-//! replaces the view as a whole; until then the old view stays. Anything else than the next expected frame, and anything
-//! that cannot be true, ends the stream. The next one is asked for what comes behind the view, as long as the view can be
-//! trusted; the worker's ring has it, or a snapshot comes.
+//! The router's subscriber reads bytes and sockets; the view itself is in `index` and `fleet`. A stream is one
+//! snapshot, or a confirmation that the view is right, followed by updates without a gap. A snapshot is collected until
+//! its end and then replaces the view as a whole; the old view stays until then. Any frame other than the next expected
+//! one, and any impossible value, ends the stream. As long as the view can be trusted, the next stream is opened at the
+//! view's position: the worker sends the missed updates from its replay buffer, or else a snapshot.
 
 use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Opening, Run, Stamp};
 
-/// Bounds what a worker may say.
+/// Limits on what a worker may report.
 #[derive(Debug, Clone, Copy)]
 pub struct FollowerLimits {
-    /// Is the most blocks of one worker.
+    /// Maximum number of blocks of one worker.
     pub blocks_max: usize,
 }
 
-/// Is a worker that has begun to show a snapshot: it can be used, whatever it holds.
+/// A worker that has begun to send a snapshot. It can be used before the blocks have arrived.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewWorker {
-    /// Orders the snapshot.
+    /// Stamp of the snapshot.
     pub stamp: Stamp,
-    /// Declares the model and the load.
+    /// Declared model and load.
     pub opening: Opening,
 }
 
-/// Is a complete snapshot of what a worker holds.
+/// A complete snapshot of a worker's blocks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewView {
-    /// Orders the snapshot.
+    /// Stamp of the snapshot.
     pub stamp: Stamp,
-    /// Lists what is held.
+    /// Block runs that the worker holds.
     pub runs: Vec<Run>,
 }
 
-/// Says what a frame changes.
+/// What a frame changes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// A snapshot has begun: model and load are known, the blocks are as before.
+    /// A snapshot has begun: model and load are known, the blocks are unchanged.
     Opened(Box<NewWorker>),
-    /// Nothing yet: the frame is part of a snapshot that is not complete.
+    /// Nothing yet: the frame is part of an incomplete snapshot.
     Partial,
     /// All blocks are replaced.
     Replace(Box<NewView>),
-    /// The view is right and updates follow.
+    /// The view is up to date; updates follow.
     Resumed,
     /// The view changes.
     Update {
-        /// Lists the changes in order.
+        /// Changes in order.
         changes: Vec<Change>,
-        /// Is the new load, where it changed.
+        /// New load, where it changed.
         load: Option<Load>,
-        /// Is the digest of the blocks after the changes, where the worker says it.
+        /// Digest of the blocks after the changes, where the worker sends one.
         digest: Option<Digest>,
     },
 }
 
-/// Says why a stream cannot be followed any further.
+/// Reason why a stream cannot be read any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A frame came where another kind of frame has to stand.
+    /// A frame arrived where another kind of frame was expected.
     #[error("a frame `{got}` came where `{expected}` has to stand")]
     OutOfPlace {
-        /// Names the frame that came.
+        /// Kind of the frame that arrived.
         got: &'static str,
-        /// Names what may stand there.
+        /// Kinds that were expected.
         expected: &'static str,
     },
     /// Updates are missing.
     #[error("update {got} came where update {expected} has to stand")]
     Gap {
-        /// Is the number that came.
+        /// Number that arrived.
         got: u64,
-        /// Is the number that had to come.
+        /// Number that was expected.
         expected: u64,
     },
-    /// An update came twice, or an old one came late.
+    /// An update arrived twice or late.
     #[error("update {got} came again")]
     Duplicate {
-        /// Is the number that came.
+        /// Number that arrived.
         got: u64,
     },
-    /// The stream goes on as another worker, or as another life of the worker.
+    /// The stream continues as another worker, or with another boot epoch.
     #[error("the stream changed its worker or its life")]
     Identity,
-    /// The worker shows an older state than it has shown before.
+    /// The worker sends an older state than it has sent before.
     #[error("the snapshot is of {got}, an older life or state than {newest}")]
     OldLife {
-        /// Is the snapshot's stamp.
+        /// Stamp of the snapshot.
         got: Stamp,
-        /// Is the newest stamp that was seen.
+        /// Newest stamp so far.
         newest: Stamp,
     },
-    /// The frames of one snapshot show different states, or some are missing.
+    /// The frames of one snapshot belong to different states, or some are missing.
     #[error("the frames of a snapshot do not belong together")]
     TornSnapshot,
-    /// The worker claims more blocks than are believed.
+    /// The worker reports more blocks than are allowed.
     #[error("the worker claims more than {blocks_max} blocks")]
     TooManyBlocks {
-        /// Is the limit.
+        /// Limit.
         blocks_max: usize,
     },
-    /// A run has no blocks.
+    /// A block run is empty.
     #[error("a run has no blocks")]
     EmptyRun,
     /// A slot is named that the worker does not have.
     #[error("slot {slot} is named, of {n_slots}")]
     UnknownSlot {
-        /// Is the slot.
+        /// Named slot.
         slot: u16,
-        /// Is the number of slots.
+        /// Number of slots.
         n_slots: u16,
     },
-    /// A load says what cannot be.
+    /// A load has an impossible value.
     #[error("the load says {field} = {value}")]
     Load {
-        /// Names the field.
+        /// Name of the field.
         field: &'static str,
-        /// Is its value.
+        /// Reported value.
         value: String,
     },
 }
@@ -144,7 +144,7 @@ impl Violation {
     }
 }
 
-/// Is where in a stream the next frame stands.
+/// Position in a stream, which decides what the next frame may be.
 enum State {
     Closed,
     Opened,
@@ -152,55 +152,55 @@ enum State {
     Live(Progress),
 }
 
-/// Says whether a stream has brought the view any further.
+/// Whether a stream has advanced the view.
 #[derive(PartialEq, Eq)]
 enum Progress {
     None,
     Some,
 }
 
-/// Is the view that the caller keeps.
+/// Position of the view that the caller keeps.
 #[derive(Clone, Copy)]
 struct Known {
     stamp: Stamp,
     n_slots: u16,
 }
 
-/// Follows one worker through all its streams.
+/// Reader of one worker's summary, across all its streams.
 pub struct Follower {
     limits: FollowerLimits,
     state: State,
-    /// Is absent where there is no view, or none to go on from.
+    /// Position of the view; absent where there is no view, or none that can be continued.
     view: Option<Known>,
-    /// Is the newest stamp that was believed, also of a view that is gone.
+    /// Newest accepted stamp, also of a view that is gone.
     newest: Option<Stamp>,
-    /// Is the stamp of the last snapshot that was refused because it was old.
+    /// Stamp of the last snapshot that was rejected for its age.
     refused: Option<Stamp>,
 }
 
 impl Follower {
-    /// Returns a follower of a worker of which nothing has been read.
+    /// Returns a reader of a worker that has sent nothing yet.
     pub fn new(limits: FollowerLimits) -> Self {
         Self { limits, state: State::Closed, view: None, newest: None, refused: None }
     }
 
-    /// Begins a new stream; returns the stamp behind which it should go on, or `None` where a snapshot is needed.
+    /// Begins a new stream; returns the stamp after which it should continue, or `None` where a snapshot is needed.
     pub fn open(&mut self) -> Option<Stamp> {
         self.state = State::Opened;
         self.view.map(|view| view.stamp)
     }
 
-    /// Takes note that the view is gone or cannot be trusted, so that the next stream starts with a snapshot.
+    /// Records that the view is gone or cannot be trusted, so that the next stream starts with a snapshot.
     pub fn forget(&mut self) {
         self.view = None;
     }
 
-    /// Takes the next frame.
+    /// Applies the next frame.
     ///
     /// Errors: any [`Violation`]; the stream must then be dropped, and the next one be opened by [`Self::open`].
     pub fn apply(&mut self, frame: Frame) -> Result<Step, Violation> {
         let state = std::mem::replace(&mut self.state, State::Closed);
-        // A stream whose first frame is out of order again would go on so for ever.
+        // If the first update of a stream is out of order again, resuming would repeat that for ever.
         let is_in_vain = matches!(state, State::Live(Progress::None));
         self.advance(state, frame).inspect_err(|violation| {
             if !violation.is_of_order() || is_in_vain {
@@ -261,8 +261,8 @@ impl Follower {
 
     /// Checks that the worker does not go back in time.
     ///
-    /// What is older is most likely a replay, or another process that has the same address and identity. A machine whose
-    /// clock was put back is what remains: it shows the same life again, and is believed then.
+    /// An older state is most likely a replay, or another process with the same address and identity. It can also come
+    /// from a machine whose clock was set back; such a worker sends the same epoch again and is then accepted.
     fn check_life(&mut self, stamp: Stamp) -> Result<(), Violation> {
         let is_older = |than: Stamp| {
             stamp.worker_uid == than.worker_uid && (stamp.boot_epoch, stamp.seq) < (than.boot_epoch, than.seq)
@@ -288,7 +288,7 @@ impl Follower {
         if n_blocks > blocks_max { Err(Violation::TooManyBlocks { blocks_max }) } else { Ok(()) }
     }
 
-    /// Checks runs by themselves.
+    /// Checks that each run has blocks and names an existing slot.
     fn check_runs<'a>(&self, mut runs: impl Iterator<Item = &'a Run>, n_slots: u16) -> Result<(), Violation> {
         runs.try_for_each(|run| {
             if run.keys.is_empty() {
@@ -336,7 +336,8 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
     if load.n_decoding > u32::from(n_slots) {
         return nonsense("n_decoding", &load.n_decoding);
     }
-    // Where nothing is generated, a step takes no time and an answer has no tokens; nobody computes at no speed.
+    // Where nothing is generated, a step takes no time and a response has no tokens; a prefill rate of zero is
+    // impossible.
     let rates = [
         ("prefill_tokens_per_s", load.rates.prefill_tokens_per_s, f32::MIN_POSITIVE),
         ("decode_step_ms", load.rates.decode_step_ms, 0.0),

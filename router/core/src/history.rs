@@ -1,34 +1,36 @@
-//! What a router has counted lately: totals that are noted from time to time, and differences of these.
+//! Recent counts of a router: totals that are recorded from time to time, and their differences.
 //!
-//! Not here: counting, and when it is noted (the shell). The idea: totals only grow, so what happened between two notes is one minus
-//! the other, over any stretch; a note is written outside of any request's way, and a ring of them is all the memory there is.
+//! The shell counts, and decides when to record. Totals only grow, so what happened between two records is the
+//! difference of both, over any period. Records are made outside the requests' path, and a ring of them is all the
+//! memory that is needed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Is what has been counted since the router started.
+/// Totals since the router started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Is when, after the router's start.
+    /// Time of the record, from the router's start.
     pub at: Duration,
-    /// Is the requests that were answered, whatever with.
+    /// Requests that got a response of any status.
     pub requests: u64,
-    /// Is those of them that a client in good standing did not get: 429, or 500 and above.
+    /// Requests that a client within its limits lost: status 429, or 500 and above.
     pub failures: u64,
-    /// Is the prompt tokens of requests whose worker said what it reused.
+    /// Prompt tokens of requests whose worker reported what it reused.
     pub prompt_tokens: u64,
-    /// Is what could have been reused at best. Units: tokens.
+    /// Upper bound of the prompt tokens that could have been reused. Units: tokens.
     pub held_tokens: u64,
-    /// Is what was predicted to be reused. Units: tokens.
+    /// Prompt tokens that were predicted to be reused. Units: tokens.
     pub predicted_cached_tokens: u64,
-    /// Is what was reused. Units: tokens.
+    /// Prompt tokens that were reused. Units: tokens.
     pub cached_tokens: u64,
-    /// Is the answers whose time to the first byte was at most each bound, and behind the bounds all of them.
+    /// Responses whose time to the first byte was at most each bound; the element after the last bound counts all of
+    /// them.
     pub ttft: Vec<u64>,
 }
 
 impl Totals {
-    /// Returns what has happened since `earlier`, which has the same bounds.
+    /// Returns the difference to `earlier`, which has the same bounds.
     fn since(&self, earlier: &Self) -> Self {
         let first = earlier.ttft.iter().copied().chain(std::iter::repeat(0));
         Self {
@@ -43,10 +45,10 @@ impl Totals {
         }
     }
 
-    /// Returns the value below which a share `q` of the times lies, if there were any: between bounds as if they were spread evenly,
-    /// beyond the last bound that bound. Units: as `bounds`.
+    /// Returns the value below which a share `q` of the times lies, if there are any: interpolated linearly between
+    /// bounds, and the last bound for times beyond it. Units: as `bounds`.
     ///
-    /// Source: Prometheus' `histogram_quantile`, so that page and dashboards say the same.
+    /// Source: Prometheus' `histogram_quantile`, so that the page and the dashboards agree.
     pub fn ttft_quantile(&self, q: f64, bounds: &[f64]) -> Option<f64> {
         let all = *self.ttft.last()?;
         if all == 0 {
@@ -64,16 +66,16 @@ impl Totals {
     }
 }
 
-/// Is what happened in a stretch of time.
+/// What was counted in a period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
-    /// Is its end, after the router's start.
+    /// End of the period, from the router's start.
     pub end: Duration,
-    /// Is what was counted in it; its `at` is how long it lasted.
+    /// What was counted in the period; `at` is its duration.
     pub counted: Totals,
 }
 
-/// Is the last notes.
+/// Ring of the last records.
 #[derive(Debug)]
 pub struct History {
     notes: VecDeque<Totals>,
@@ -81,14 +83,14 @@ pub struct History {
 }
 
 impl History {
-    /// Returns a history that keeps the last `notes_max` notes, at least one, and begins when nothing has been counted.
+    /// Returns a history that keeps the last `notes_max` records, at least one, and begins with a record of zeros.
     pub fn new(notes_max: usize) -> Self {
         let mut notes = VecDeque::with_capacity(notes_max.max(1));
         notes.push_back(Totals::default());
         Self { notes, notes_max: notes_max.max(1) }
     }
 
-    /// Notes what has been counted, in the place of the oldest note where there is no other.
+    /// Records totals, and drops the oldest record when the history is full.
     pub fn note(&mut self, totals: Totals) {
         if self.notes.len() == self.notes_max {
             self.notes.pop_front();
@@ -96,8 +98,9 @@ impl History {
         self.notes.push_back(totals);
     }
 
-    /// Returns what happened from note to note within `window` before `now`, and from the last one until now, in order; and all of it
-    /// together. The first stretch begins at or before the window's start, if the history goes back so far.
+    /// Returns the counts between consecutive records within `window` before `now`, and from the last record until now,
+    /// in order; then their sum. The first period begins at or before the start of the window, if the history is long
+    /// enough.
     pub fn within(&self, window: Duration, now: &Totals) -> (Vec<Stretch>, Totals) {
         let start = now.at.saturating_sub(window);
         let first = self.notes.iter().rposition(|note| note.at <= start).unwrap_or(0);

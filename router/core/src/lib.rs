@@ -1,8 +1,8 @@
-//! The routing decision, pure: what each worker holds, what a request would cost there, which worker gets it.
+//! The routing decision, without IO: what each worker holds, what a request would cost there, and which worker gets it.
 //!
-//! Not here: HTTP, sockets, clocks, metrics (the `warmpath-router` crate reads the world and does what is decided here).
-//! The idea: inputs are values (`now`, decoded frames, a random source), outputs are values that say what to do, so that
-//! the same code decides in production and in the simulation.
+//! HTTP, sockets, clocks and metrics belong to the `warmpath-router` crate, which reads the world and does what is
+//! decided here. Inputs are values (`now`, decoded frames, a random source) and outputs are values that describe an
+//! action, so that the same code decides in production and in the simulation.
 
 pub mod admission;
 pub mod agreement;
@@ -30,11 +30,11 @@ pub mod stock;
 #[cfg(test)]
 mod testing;
 
-/// Names one worker of the fleet as long as the router runs; assigned in the order of configuration.
+/// Index of a worker, valid as long as the router runs; assigned in the order of configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerIdx(pub u32);
 
 impl WorkerIdx {
-    /// Is one more than the largest index: the prefix index packs it into 24 bits.
+    /// One more than the largest index; the prefix index packs an index into 24 bits.
     pub const COUNT_MAX: u32 = 1 << 24;
 }

@@ -1,9 +1,10 @@
-//! Who is in the fleet: what was found outside, and the place that each worker has here.
+//! The members of the fleet: which workers were discovered, and the index of each.
 //!
-//! Not here: finding workers (the router's `discovery`), listening to them, choosing one.
-//! The idea: a place is the index under which everything else keeps what it knows of a worker. What is found no longer gets
-//! no new requests from that moment, but keeps its place and what is known of it for a while, because most such losses are
-//! flaps of what does the finding. Then it leaves, and its place is given away only when nobody can mean it any more.
+//! Workers are discovered by the router's `discovery`; connecting to them and choosing one happen elsewhere too. A
+//! place is the index under which all other parts keep their state of a worker. A worker that discovery no longer finds
+//! gets no new requests from that moment, but keeps its place and its state for a while, because most such losses are
+//! flaps of the discovery. Then it leaves, and its place is given to another worker only when no request can refer to
+//! it any more.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -11,68 +12,68 @@ use std::time::{Duration, Instant};
 
 use crate::WorkerIdx;
 
-/// Bounds a fleet.
+/// Limits of a fleet.
 #[derive(Debug, Clone, Copy)]
 pub struct MembershipOptions {
-    /// Is the most workers.
+    /// Maximum number of workers.
     pub workers_max: usize,
-    /// Is how long a worker that is found no longer keeps its place.
+    /// Time for which a worker that is no longer found keeps its place.
     pub linger: Duration,
-    /// Is how long a place stays empty before it is given to another worker.
+    /// Time for which a place stays empty before it is given to another worker.
     pub vacancy: Duration,
 }
 
-/// Is one worker as it was found.
+/// One worker as discovery found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found<A> {
-    /// Says where it is and what it speaks.
+    /// Address and protocol of the worker.
     pub address: A,
-    /// Says whether it has been told to end.
+    /// Whether the worker has been told to shut down.
     pub is_ending: bool,
 }
 
-/// Is what becomes of a place.
+/// Change of a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<A> {
-    /// A worker gets a place of which nothing is known.
+    /// A worker gets a place without any state.
     Joined {
-        /// Is the place.
+        /// Place of the worker.
         worker: WorkerIdx,
-        /// Is the worker.
+        /// Address of the worker.
         address: A,
     },
     /// A worker must get no more requests.
     Leaving {
-        /// Is its place.
+        /// Place of the worker.
         worker: WorkerIdx,
     },
     /// A worker that was leaving stays.
     Stayed {
-        /// Is its place.
+        /// Place of the worker.
         worker: WorkerIdx,
     },
     /// A worker has left.
     Left {
-        /// Was its place.
+        /// Former place of the worker.
         worker: WorkerIdx,
     },
 }
 
-/// Is what a look at the fleet changes.
+/// Changes that follow from one result of discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update<A> {
-    /// Lists the changes in order.
+    /// Changes in order.
     pub changes: Vec<Change<A>>,
-    /// Is the number of workers that were found and got no place.
+    /// Number of workers that were found and got no place.
     pub n_refused: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Staying,
-    /// It is still found, and is ending.
+    /// The worker is still found, and is shutting down.
     Ending,
-    /// It is found no longer.
+    /// The worker is no longer found.
     Gone {
         since: Instant,
     },
@@ -84,7 +85,7 @@ enum Place<A> {
     Vacant { since: Instant },
 }
 
-/// Gives places to workers.
+/// Assignment of places to workers.
 #[derive(Debug)]
 pub struct Membership<A> {
     places: Vec<Place<A>>,
@@ -98,9 +99,9 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         Self { places: Vec::new(), by_address: HashMap::new(), options }
     }
 
-    /// Takes note of the workers that are there now; an address that is listed twice ends only where each of them does.
+    /// Takes the workers that discovery finds now. An address that is listed twice is ending only if both entries are.
     ///
-    /// `is_idle` says whether no request is at the worker of a place. Cost: O(places + found).
+    /// `is_idle` returns whether the worker of a place has no requests. Cost: O(places + found).
     pub fn update(&mut self, found: &[Found<A>], now: Instant, is_idle: impl Fn(WorkerIdx) -> bool) -> Update<A> {
         let staying: HashSet<&A> = found.iter().filter(|found| !found.is_ending).map(|found| &found.address).collect();
         let ending: HashSet<&A> = found.iter().filter(|found| found.is_ending).map(|found| &found.address).collect();
@@ -128,7 +129,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
             }
         }
         let mut n_refused = 0;
-        // In the order in which they are listed, and none that is only about to end.
+        // In the order of the list; a worker that is about to end does not join.
         for Found { address, .. } in found.iter().filter(|found| !found.is_ending) {
             if self.by_address.contains_key(address) {
                 continue;

@@ -1,46 +1,46 @@
-//! Whether a failed attempt is tried on another worker.
+//! Whether a failed attempt is repeated at another worker.
 //!
-//! Not here: which worker is next (`dispatch`), how a failure is noticed (the router's upstream).
-//! The idea: an answer may be computed twice but never shown twice, so everything may be retried until the first byte has
-//! reached the client, and nothing after that. All requests together pay their repetitions from one budget, which grows
-//! with the requests: when most attempts fail, the fleet gets a little more work than was asked of it, not a multiple.
+//! Which worker is next is decided in `dispatch`; the router's upstream module notices failures. A response may be
+//! computed twice but never shown twice, so an attempt may be repeated until the first byte has reached the client, and
+//! never after that. All requests pay their retries from one budget, which grows with the number of requests: when most
+//! attempts fail, the fleet gets a little more work than was requested, not a multiple.
 
 use std::time::{Duration, Instant};
 
-/// Says how an attempt at a worker failed.
+/// How an attempt at a worker failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// No connection came about.
+    /// No connection was established.
     Connect,
-    /// The worker did not begin to answer in time.
+    /// The worker did not begin to respond in time.
     Timeout,
     /// The worker's queue is full (429).
     Full,
-    /// The worker cannot serve now (503): it loads or shuts down.
+    /// The worker cannot serve now (503): it is loading or shutting down.
     Unready,
-    /// The worker does not take the fleet's token (401).
+    /// The worker rejects the fleet's token (401).
     Refused,
-    /// The connection broke, or the answer made no sense, before any of it reached the client.
+    /// The connection broke, or the response was malformed, before any of it reached the client.
     Broken,
-    /// The worker answered with an error of its own (500, 502, 504 and the like).
+    /// The worker responded with an error of its own (500, 502, 504 and the like).
     Error,
-    /// The worker was lost while the request waited for its answer.
+    /// The worker was lost while the request waited for its response.
     Lost,
 }
 
-/// Who is to blame for a failure, as far as the failure itself tells.
+/// Cause of a failure, as far as the failure itself shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// The worker: it failed before it saw the request.
     Worker,
-    /// The worker or the request; that another worker answers the request proves that it was the worker.
+    /// The worker or the request; if another worker completes the request, it was the worker.
     Unproven,
     /// Neither: the worker is busy or known to be lost, or the request takes long.
     Nobody,
 }
 
 impl Failure {
-    /// Returns who is to blame.
+    /// Returns the cause.
     pub fn blame(self) -> Blame {
         match self {
             Self::Connect | Self::Refused => Blame::Worker,
@@ -64,57 +64,58 @@ impl Failure {
     }
 }
 
-/// What a worker that takes no request says of the next one.
+/// What a worker that rejects a request says of further ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Terms<'a> {
-    /// The name of the model whose requests it refuses; absent where it may be all of them.
+    /// Name of the model whose requests the worker rejects; absent where it may reject all requests.
     pub model_name: Option<&'a str>,
-    /// The time for which it wants none; absent where it does not say.
+    /// Time for which the worker wants no requests; absent where it names none.
     pub retry_after: Option<Duration>,
 }
 
-/// Bounds the attempts at one request.
+/// Limits on the attempts at one request.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryOptions {
-    /// Is how many workers a request is tried on at most, the first included.
+    /// Maximum number of workers that a request is sent to, including the first.
     pub attempts_max: u32,
     /// Time after the request's first failure in which a new attempt may still begin.
     pub elapsed_max: Duration,
 }
 
-/// Says what follows a failed attempt.
+/// What follows a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Another worker gets the request.
+    /// The request goes to another worker.
     TryAnother,
-    /// The client hears of the failure.
+    /// The client gets the error.
     GiveUp,
 }
 
 impl RetryOptions {
-    /// Returns what follows the failure of attempt `n_attempts`, which nobody has told the client of, so long after the first.
+    /// Returns what follows the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
+    /// client has received nothing yet.
     ///
-    /// What a worker did before a request failed there for the first time is no time spent on repetitions, nor is the time in
-    /// which the loss of a worker was found out.
+    /// The time that a worker spent before the request's first failure is not spent on retries. Nor is the time that it
+    /// took to notice the loss of a worker.
     pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> Verdict {
         let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
         if n_attempts < self.attempts_max && is_in_time { Verdict::TryAnother } else { Verdict::GiveUp }
     }
 }
 
-/// Bounds the repetitions of all requests together.
+/// Limits on the retries of all requests together.
 #[derive(Debug, Clone, Copy)]
 pub struct BudgetOptions {
-    /// Is how many repetitions each request adds.
+    /// Retries that each request adds to the budget.
     pub per_request: f64,
-    /// Is how many repetitions each second adds, so that a router with few requests can repeat them too.
+    /// Retries that each second adds, so that a router with few requests can repeat them too.
     pub per_s: f64,
-    /// Is the most repetitions that are saved up.
+    /// Maximum number of saved retries.
     pub saved_max: f64,
 }
 
 impl Default for BudgetOptions {
-    /// Returns a fifth of the requests and ten a second.
+    /// Returns a budget of a fifth of the requests and ten retries a second.
     ///
     /// Source: the defaults of Finagle's and linkerd2-proxy's retry budgets; they save up ten seconds.
     fn default() -> Self {
@@ -122,7 +123,7 @@ impl Default for BudgetOptions {
     }
 }
 
-/// Is the repetitions that all requests together may still cost.
+/// Retries that all requests together may still use.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
     options: BudgetOptions,
@@ -136,12 +137,12 @@ impl RetryBudget {
         Self { options, saved: options.saved_max, at: now }
     }
 
-    /// Adds what a new request brings.
+    /// Adds the share of a new request.
     pub fn deposit(&mut self) {
         self.add(self.options.per_request);
     }
 
-    /// Takes one repetition; returns whether there was one.
+    /// Takes one retry; returns whether there was one.
     pub fn withdraw(&mut self, now: Instant) -> bool {
         self.add(self.options.per_s * now.saturating_duration_since(self.at).as_secs_f64());
         self.at = self.at.max(now);

@@ -1,4 +1,4 @@
-//! Values that the tests of several modules start from.
+//! Sample values for the tests of several modules.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use warmpath_common::summary::{Load, Rates};
 use crate::WorkerIdx;
 use crate::fleet::{KnownBlocks, Link, WorkerView};
 
-/// Returns a declaration in which nothing is wrong.
+/// Returns a valid model declaration.
 pub(crate) fn model() -> ModelInfo {
     ModelInfo {
         names: vec!["m".into()],
@@ -39,7 +39,7 @@ pub(crate) fn idle() -> Load {
     Load { free_cells: 32_768, rates, ..Load::default() }
 }
 
-/// Returns an idle worker that is connected.
+/// Returns a connected, idle worker.
 pub(crate) fn worker(idx: u32) -> WorkerView {
     WorkerView {
         idx: WorkerIdx(idx),

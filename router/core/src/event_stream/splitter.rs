@@ -1,28 +1,28 @@
-//! Where whole events end in a stream that is cut anywhere.
+//! Where whole events end in a stream that is cut at any byte.
 //!
-//! The idea: an event ends with an empty line, and a line with `\n`, `\r\n` or `\r`. A comment with no field before it is whole
-//! by itself, as many servers send one line to keep a connection.
+//! An event ends with an empty line, and a line ends with `\n`, `\r\n` or `\r`. A comment with no field before it
+//! counts as whole by itself, since many servers send a single line to keep a connection open.
 
 /// Where whole events end in a piece of a stream. Units: bytes from the piece's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// End of the event with which the piece begins, or goes on.
+    /// End of the event with which the piece begins, or which it continues.
     pub first: usize,
     /// End of the last whole event.
     pub last: usize,
 }
 
-/// Finds the ends of events.
+/// Finder of the ends of events.
 #[derive(Debug, Clone, Default)]
 pub struct Splitter {
     line: Line,
-    /// Whether the event has a line that is no comment.
+    /// Whether the event has a line other than a comment.
     has_fields: bool,
     /// Whether the last byte was a carriage return, whose line feed may follow.
     after_return: bool,
 }
 
-/// The line that has begun.
+/// Kind of the line that is being read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Line {
     #[default]
@@ -32,7 +32,7 @@ enum Line {
 }
 
 impl Splitter {
-    /// Returns where events end in the next piece of the stream, or nothing where none does.
+    /// Returns where events end in the next piece of the stream, or `None` where none does.
     ///
     /// Cost: O(n), no allocation.
     pub fn split(&mut self, piece: &[u8]) -> Option<Ends> {
@@ -40,7 +40,7 @@ impl Splitter {
         for (at, &byte) in piece.iter().enumerate() {
             let is_rest_of_end = byte == b'\n' && self.after_return;
             let is_event_end = match byte {
-                // The line feed belongs to the return before it, and to the event that this one has ended.
+                // The line feed belongs to the carriage return before it, and to the event that ended with that.
                 b'\n' if is_rest_of_end => self.is_between_events(),
                 b'\n' | b'\r' => self.end_line(),
                 _ => self.go_on(byte),
@@ -56,7 +56,7 @@ impl Splitter {
         ends
     }
 
-    /// Returns whether no event has begun and not ended.
+    /// Returns whether the stream is between two events.
     pub fn is_between_events(&self) -> bool {
         self.line == Line::Empty && !self.has_fields
     }
@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the ends of all events in a text that is there as a whole, by a naive reading of its lines.
+    /// Returns the ends of all events in a complete text, by a naive reading of its lines.
     fn naive_ends(text: &str) -> Vec<usize> {
         let (mut ends, mut has_fields, mut at) = (Vec::new(), false, 0);
         while let Some(len) = text[at..].find(['\n', '\r']) {
@@ -137,7 +137,8 @@ mod tests {
                 let piece = &text.as_bytes()[at..(at + len).min(text.len())];
                 if let Some(ends) = splitter.split(piece) {
                     prop_assert!(ends.first <= ends.last);
-                    // No end lies between the one before and the first of this piece, but for a line feed behind its return.
+                    // No end lies between the previous one and this piece's first one, except for a line feed after its
+                    // carriage return.
                     let skipped = naive_ends(&text).into_iter().filter(|end| *end > last_end && *end < at + ends.first);
                     prop_assert_eq!(skipped.collect::<Vec<_>>(), Vec::<usize>::new());
                     last_end = at + ends.last;

@@ -1,4 +1,4 @@
-//! Tests of what events say, in each dialect.
+//! Tests of reading events, in each dialect.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn read(mark: EndMark, events: &str) -> (Says, EventReader) {
     (reader.read(events.as_bytes()), reader)
 }
 
-/// Checks whether a stream of these events may end behind the last one.
+/// Checks whether a stream of these events may end after the last one.
 fn check_end(mark: EndMark, events: &str, expected: bool) {
     assert_eq!(read(mark, events).1.may_end(), expected, "{mark:?}: {events}");
 }
@@ -26,7 +26,7 @@ fn each_dialect_has_an_end_of_its_own() {
         check_end(mark, "", false);
         check_end(mark, ": a comment\n\n", false);
         check_end(mark, own, true);
-        // To llama-server's own completions every other object is a last one, and `[DONE]` an end too.
+        // In llama-server's own completions every other object is a last one, and `[DONE]` is an end too.
         let foreign = ends.iter().filter(|(other, _)| *other != mark && mark != EndMark::Stop);
         foreign.for_each(|(_, end)| check_end(mark, end, false));
     }

@@ -1,4 +1,4 @@
-//! Tests of the queue: against a naive model, and the promises of fairness, bound and deadline by themselves.
+//! Tests of the queue: against a naive model, and of fairness, limit and deadlines one by one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::*;
 
 const PLACES: usize = 6;
 
-/// Does what the queue promises, by looking at everything every time.
+/// A naive queue that looks at every request every time.
 #[derive(Default)]
 struct Naive {
     served_us: u64,
@@ -34,7 +34,7 @@ impl Naive {
         Some(self.waiting.remove(at).1)
     }
 
-    /// Returns who must go for `tenant`, or that nobody has to.
+    /// Returns the request that gives its place to one of `tenant`; `None` where no tenant has enough more of them.
     fn victim(&self, tenant: TenantKey) -> Option<WaiterId> {
         let newest = |of| self.waiting.iter().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
         let longest = self.waiting.iter().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;
@@ -77,7 +77,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..120)
 }
 
-/// Is the queue beside its model, and what became of every request.
+/// The queue beside its model, and the outcome of every request.
 struct Pair {
     queue: FairQueue,
     naive: Naive,
@@ -194,7 +194,7 @@ proptest! {
         let mut owner = HashMap::new();
         let mut given_us = vec![0u64; n_tenants as usize];
         for tenant in (0..n_tenants).map(TenantKey) {
-            // The first sends all that it has at once, the others one by one.
+            // The first tenant sends all its requests at once, the others one by one.
             for _ in 0..if tenant.0 == 0 { 20 } else { 1 } {
                 owner.insert(queue.enter(Entrant { tenant, deadline }).expect("a place").id, tenant);
             }

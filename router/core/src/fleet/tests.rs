@@ -1,4 +1,4 @@
-//! Tests of a view: which model a name means, why nobody serves one, and why a worker cannot be used.
+//! Tests of a view: which model a name means, why no worker serves a name, and why a worker cannot be used.
 
 use super::*;
 use crate::testing::{model, worker};
@@ -76,13 +76,13 @@ fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() 
     check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, unheard);
     check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
     check(vec![silent(1), silent(2)], Some("c"), None, "no worker is ready: 2 known, 0 connected");
-    // What is silent for long may never speak, and what leaves need not.
+    // A worker that is silent for long may never report, and one that leaves need not.
     let late = || WorkerView { joined_at: now.checked_sub(2 * UNHEARD_GRACE).expect("an old clock"), ..silent(1) };
     let leaving = || WorkerView { is_leaving: true, ..silent(1) };
     for quiet in [late(), leaving()] {
         check(vec![named(0, "a", 1), quiet], Some("c"), None, "the model `c` does not exist");
     }
-    // One name may be that of a model of each kind.
+    // One name may stand for a model of each kind.
     check(vec![named(0, "b", 1), loading()], Some("b"), Some(Capability::Embedding), loads);
     check(vec![named(0, "b", 1)], Some("b"), Some(Capability::Embedding), "does not serve embedding");
     assert!(fleet(vec![named(0, "a", 1), loading()]).lookup(None, None, now).is_ok(), "it is the only one so far");
@@ -106,7 +106,7 @@ fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does(
     check(vec![named(0, "a", 1), loading()], Some("b"), true);
     check(vec![named(0, "a", 1), loading()], None, false);
     check(vec![named(0, "b", 1), loading()], Some("b"), false);
-    // One that comes back with the same model has it all the while.
+    // A worker that comes back with the same model is not counted as loading another one.
     check(vec![WorkerView { model: named(1, "b", 1).model, ..loading() }], Some("b"), true);
     check(vec![down(0)], Some("b"), false);
     check(vec![down(0), loading()], Some("b"), true);
@@ -140,7 +140,7 @@ fn what_is_wanted_decides_which_model_is_meant() {
     let fleet = fleet(vec![named(0, "a", 1), embedder]);
     let first_name =
         |name, wanted| fleet.lookup(name, Some(wanted), Instant::now()).map(|model| model.names[0].clone());
-    // One name may stand for a model of each kind, and no name for the only one of its kind.
+    // One name may stand for a model of each kind, and no name means the only one of its kind.
     for name in [None, Some("shared")] {
         assert_eq!(first_name(name, Capability::Completion).as_deref(), Ok("a"));
         assert_eq!(first_name(name, Capability::Embedding).as_deref(), Ok("e"));

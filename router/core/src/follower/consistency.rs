@@ -1,8 +1,8 @@
-//! The property that matters of the follower: whatever happens to the streams, the view is one that the worker had, and
-//! once nothing happens any more it is the worker's own.
+//! The main property of the follower: whatever happens to the streams, the view is always one that the worker had, and
+//! once nothing happens any more it is the worker's current one.
 //!
-//! Not here: single violations (`tests`). The idea: a naive worker that remembers every state it was in, the ring that
-//! real workers keep, and a wire that loses, doubles, swaps, replays and cuts.
+//! Single violations are tested in `tests`. The model is a naive worker that remembers all its states, the replay
+//! buffer of real workers, and a wire that loses, doubles, swaps, replays and cuts.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -16,35 +16,35 @@ use crate::testing::{idle, model};
 
 type Held = BTreeSet<BlockKey>;
 
-/// Is what can happen.
+/// Events that can happen.
 #[derive(Debug, Clone)]
 enum Event {
-    /// The worker takes blocks in.
+    /// The worker stores blocks.
     Store(u64, u64),
-    /// The worker gives blocks up.
+    /// The worker removes blocks.
     Remove(u64, u64),
-    /// The worker starts anew, with nothing.
+    /// The worker restarts, empty.
     Restart,
-    /// So many frames arrive.
+    /// That many frames arrive.
     Deliver(usize),
-    /// A frame on the way is lost.
+    /// A frame in transit is lost.
     Lose(usize),
-    /// A frame on the way comes twice.
+    /// A frame in transit arrives twice.
     Double(usize),
-    /// Two neighbours on the way change places.
+    /// Two adjacent frames in transit are swapped.
     Swap(usize),
-    /// A frame that was sent long ago comes again.
+    /// A frame that was sent long ago arrives again.
     Replay(usize),
-    /// The connection breaks, with all that is on the way.
+    /// The connection breaks, with all frames in transit.
     Cut,
-    /// The router loses a block from its view and does not know.
+    /// The router loses a block from its view without noticing.
     Forget,
 }
 
 struct Worker {
     held: Held,
     ring: Ring<Frame>,
-    /// Remembers what was held at each stamp.
+    /// Blocks that were held at each stamp.
     past: HashMap<(u64, u64), Held>,
     sent: Vec<Frame>,
 }
@@ -52,7 +52,7 @@ struct Worker {
 impl Worker {
     fn new(boot_epoch: u64) -> Self {
         let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch, seq: 0 };
-        // Short, so that snapshots are needed too.
+        // A short buffer, so that snapshots are needed too.
         let limits = RingLimits { updates_max: 6, bytes_max: usize::MAX };
         let past = HashMap::from([((boot_epoch, 0), Held::new())]);
         Self { held: Held::new(), ring: Ring::new(limits, stamp), past, sent: Vec::new() }
@@ -99,9 +99,9 @@ fn keys(from: u64, n: u64) -> Vec<BlockKey> {
 struct Router {
     follower: Follower,
     view: Held,
-    /// Is the stamp whose state the view shows; absent before the first snapshot.
+    /// Stamp of the state that the view shows; absent before the first snapshot.
     at: Option<Stamp>,
-    /// Says that the view was spoilt behind the router's back.
+    /// Whether a block was removed from the view without the router's knowledge.
     is_spoilt: bool,
     wire: VecDeque<Frame>,
     n_resumed: usize,
@@ -112,7 +112,7 @@ impl Router {
         self.wire = worker.stream(self.follower.open());
     }
 
-    /// Takes the next frame as the router's tasks do together.
+    /// Applies the next frame as the router's tasks do together.
     fn deliver(&mut self, worker: &Worker) {
         let Some(frame) = self.wire.pop_front() else { return };
         let stamp = frame.stamp;
@@ -212,7 +212,8 @@ proptest! {
                 prop_assert_eq!(&router.view, then, "after {:?} at {}", event, at);
             }
         }
-        // The wire is whole from here on; what is on it may be refused once more, and the heartbeat tells the digest.
+        // From here on the wire is reliable. A frame in transit may be rejected once more; the heartbeat carries the
+        // digest.
         router.connect(&worker);
         let heartbeat = worker.update(None);
         router.wire.push_back(heartbeat);

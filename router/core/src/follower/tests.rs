@@ -1,4 +1,4 @@
-//! Tests of the follower: what is followed, and everything that ends a stream.
+//! Tests of the follower: what it accepts, and everything that ends a stream.
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;
@@ -44,7 +44,7 @@ fn frame(stamp: Stamp, body: Body) -> Frame {
     Frame { stamp, body }
 }
 
-/// Feeds frames, each with its sequence number, and returns the last answer.
+/// Applies frames, each with its sequence number, and returns the last result.
 fn feed(frames: Vec<(u64, Body)>) -> Result<Step, Violation> {
     let mut follower = Follower::new(LIMITS);
     assert_eq!(follower.open(), None);
@@ -107,7 +107,7 @@ fn a_gap_or_a_duplicate_ends_the_stream() {
     assert_eq!(live(vec![(4, update(Vec::new(), None))]), Err(Violation::Duplicate { got: 4 }));
 }
 
-/// Returns a follower whose view is that of `stamp`, and whose stream has ended.
+/// Returns a follower whose view is that of `stamp` and whose stream has ended.
 fn known(stamp: Stamp) -> Follower {
     let mut follower = Follower::new(LIMITS);
     follower.open();

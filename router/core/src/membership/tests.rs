@@ -96,7 +96,7 @@ fn more_than_the_most_get_no_place() {
     assert_eq!(update, Update { changes: vec![Change::Left { worker: WorkerIdx(0) }, joined(2, 3)], n_refused: 1 });
 }
 
-/// Is what the model knows of a place.
+/// State of a place in the model.
 #[derive(Debug, Default, Clone, Copy)]
 struct Seat {
     address: Option<u32>,
@@ -166,7 +166,7 @@ fn apply(
     }
 }
 
-/// Checks that exactly those who are found and stay get requests, but for those that were refused.
+/// Checks that exactly the workers that are found and stay get requests, except for refused ones.
 fn check(seats: &BTreeMap<u32, Seat>, listed: &[Found<u32>], n_refused: usize) {
     let taken = || seats.values().filter(|seat| seat.address.is_some());
     assert!(taken().count() <= 6);
