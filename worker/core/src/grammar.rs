@@ -1,10 +1,10 @@
 //! Grammars of clients, in llama.cpp's GBNF: which tokens may come next in an answer that follows one.
 //!
-//! Not here: the vocabulary and its bytes, choosing a token (the engine).
-//! The idea: a grammar is read (`reader`), what no text can follow is left out (`compile`), and an answer is followed by rows
-//! (`automaton`): a row is everything that the grammar may be in the middle of, with what comes behind it shared and each row
-//! kept once, so that ambiguity adds to a row instead of multiplying stacks. All work is counted, and what would be too
-//! much is told instead of done.
+//! Not here: the vocabulary and its bytes, the choice of a token (the engine).
+//! A grammar is parsed (`reader`), and parts that no text can match are removed (`compile`). An answer is followed by
+//! rows (`automaton`). A row is everything that the grammar may be in the middle of. Items share their callers and each
+//! row exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the
+//! limit is an error.
 
 mod automaton;
 mod chars;
@@ -23,12 +23,12 @@ pub use automaton::Exhausted;
 pub use compile::Grammar;
 pub use follower::{ByName, Follower, Place};
 
-/// Says what is wrong with a grammar.
+/// Error in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct GrammarError {
-    /// Is the line, counted from 1; absent where the whole grammar is meant.
+    /// Line, counted from 1; absent if the whole grammar is meant.
     pub line: Option<usize>,
-    /// Says what is wrong, fit for the client.
+    /// Description of the error, fit for the client.
     pub reason: String,
 }
 
@@ -41,11 +41,11 @@ impl fmt::Display for GrammarError {
     }
 }
 
-/// Is what a grammar needs to know of the vocabulary.
+/// Vocabulary, as far as a grammar depends on it.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
-    /// Is how many tokens there are.
+    /// Number of tokens.
     pub n_vocab: u32,
-    /// Returns the token that is written like this, as `<think>`, if there is one.
+    /// Function that returns the token with this text, such as `<think>`, if there is one.
     pub named: &'a dyn Fn(&str) -> Option<Token>,
 }

@@ -1,12 +1,12 @@
-//! The sampler for code that fills a gap: fewer, safer candidates, and the end rather than a guess.
+//! The sampler for code that fills a gap: it keeps fewer, safer candidates, and ends the answer rather than guess.
 //!
 //! Not here: how the token is then drawn (llama.cpp's samplers).
-//! The idea: candidates of which one begins the other count as one; what is still unlikely then is dropped, and where
-//! nothing likely is left the answer ends. llama.cpp's own implementation takes quadratic time over all candidates and ends
-//! the process on some vocabularies, so this one compares a limited number.
+//! Candidates of which one is a prefix of the other count as one. Those that are still unlikely then are dropped, and
+//! if no likely text is left the answer ends. llama.cpp's own implementation takes quadratic time over all candidates
+//! and ends the process on some vocabularies, so this one compares a limited number.
 //! Source: the comment of `llama_sampler_init_infill` in llama.cpp's `llama.h`.
 
-/// Most candidates that are compared with each other; the likeliest count.
+/// Most candidates that are compared with each other, the likeliest ones.
 ///
 /// Source: own choice: the comparisons take about a millisecond, and editors ask for the 40 likeliest.
 const COMPARED_MAX: usize = 512;
@@ -14,13 +14,14 @@ const COMPARED_MAX: usize = 512;
 /// Probability below which a candidate is dropped. Source: llama.cpp.
 const PROBABILITY_MIN: f32 = 0.2;
 
-/// Weight of the ends' probability against that of text, times the number of candidates. Source: llama.cpp.
+/// Weight of the end tokens' probability against that of text, multiplied by the number of candidates. Source:
+/// llama.cpp.
 const END_WEIGHT: f32 = 3.0;
 
 /// A token that may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Logit of the token.
+    /// Logit.
     pub logit: f32,
     /// Whether the token ends the answer.
     pub is_end: bool,
@@ -29,13 +30,13 @@ pub struct Candidate {
 /// Candidates that stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// Places of these candidates, ascending.
+    /// Indices of the kept candidates, ascending.
     Candidates(Vec<usize>),
     /// No text is likely enough: the answer ends.
     End,
 }
 
-/// Returns which candidates stay; `piece` returns the text of the candidate at a place, empty for a control token.
+/// Returns the candidates that stay; `piece` returns the text of the candidate at an index, empty for a control token.
 ///
 /// Shape: `candidates[1..]`, by descending logit. Cost: O(n), and at most `COMPARED_MAX`² comparisons of texts.
 pub fn keep(candidates: &[Candidate], piece: impl Fn(usize) -> Vec<u8>) -> Kept {
@@ -68,7 +69,7 @@ fn softmax(candidates: &[Candidate]) -> Vec<f32> {
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// Adds the probabilities of candidates of which one's text begins the other's; the likelier one stays, the other has none.
+/// Merges candidates of which one's text is a prefix of the other's: the likelier one gets the probability of both.
 fn merge(probabilities: &mut [f32], piece: impl Fn(usize) -> Vec<u8>) {
     let texts: Vec<Vec<u8>> = (0..probabilities.len()).map(piece).collect();
     let mut is_merged: Vec<bool> = probabilities.iter().map(|probability| *probability == 0.0).collect();
@@ -96,7 +97,7 @@ mod tests {
 
     const END: &str = "<end>";
 
-    /// Checks which texts stay of candidates with these probabilities, the likeliest first; none where the answer ends.
+    /// Checks which texts stay of candidates with these probabilities, the likeliest first; none if the answer ends.
     fn check(candidates: &[(&str, f32)], expected: &[&str]) {
         let read = |(text, p): &(&str, f32)| Candidate { logit: p.ln(), is_end: *text == END };
         let texts = |idx: usize| if candidates[idx].0 == END { Vec::new() } else { candidates[idx].0.into() };

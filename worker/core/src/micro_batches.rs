@@ -1,17 +1,17 @@
-//! The micro-batches of a batch, which go to llama.cpp one by one.
+//! The micro-batches of a batch, which are passed to llama.cpp one by one.
 //!
 //! Not here: the shares of a batch (`batch_plan`), their order (`runs`).
-//! The idea: llama.cpp cuts a batch into micro-batches by itself, but then nothing can be done before the last of them.
-//! Cut here in the same places, a batch costs the same, and its rest can be given up when something arrives.
+//! llama.cpp cuts a batch into micro-batches by itself, but then the shell cannot do anything before the last of them.
+//! Cut here at the same places, a batch costs the same, and its rest can be abandoned when a request arrives.
 
 use crate::batch_plan::{Passes, Room, Share};
 
-/// Takes the next micro-batch from `rest`, what is left of a batch in its order.
+/// Takes the next micro-batch from `rest`, the remaining shares of a batch in their order.
 ///
 /// A rest that fits into a micro-batch is taken whole.
 ///
-/// Shape: empty only where `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` where slots share their
-/// cells, else `split_equal`, sequential.
+/// Shape: empty only if `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` if slots share their cells,
+/// otherwise `split_equal`, sequential.
 pub fn take(rest: &mut Vec<Share>, room: Room) -> Vec<Share> {
     let n_left: u64 = rest.iter().map(|share| u64::from(share.n_tokens)).sum();
     if n_left <= u64::from(room.ubatch_tokens) {
@@ -34,7 +34,7 @@ pub fn take(rest: &mut Vec<Share>, room: Room) -> Vec<Share> {
     taken
 }
 
-/// Returns how many of the first shares go through the model together, and how many tokens of each.
+/// Returns the number of the first shares that go through the model together, and the number of tokens of each.
 fn first_pass(shares: &[Share], ubatch_tokens: u32) -> (usize, u32) {
     let n_shares =
         1 + shares.windows(2).take_while(|pair| u32::from(pair[1].slot.0) == u32::from(pair[0].slot.0) + 1).count();

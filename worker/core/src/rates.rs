@@ -1,8 +1,8 @@
-//! What the worker has measured of itself, as moving averages.
+//! Measured speeds of the worker, as moving averages.
 //!
 //! Not here: the clock (durations are passed in), counters for metrics.
-//! The idea: every sum decays with the busy time that passes, so an average follows the last seconds of work, weighs
-//! long steps as much as they lasted, and stands still while nothing runs.
+//! Every sum decays with the busy time that passes. So an average follows the last seconds of work, weighs each step by
+//! its duration, and does not change while the worker is idle.
 
 use std::time::Duration;
 
@@ -10,24 +10,25 @@ use warmpath_common::summary::Rates;
 
 use crate::batch_plan::Pace;
 
-/// Is the busy time after which a measurement counts half.
+/// Busy time after which the weight of a measurement is halved.
 ///
-/// Source: docs/decisions/0016-overload.md: long enough for a few batches of a large model on a slow machine, short enough that a worker
-/// that slows down loses traffic within seconds.
+/// Source: docs/decisions/0016-overload.md: long enough for a few batches of a large model on a slow machine, short
+/// enough that a worker that slows down loses traffic within seconds.
 const HALF_LIFE: Duration = Duration::from_secs(3);
 
-/// Is the fewest prompt tokens of a step whose speed says something about prompts.
+/// Fewest prompt tokens of a step from which the speed of prefill is measured.
 ///
 /// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
 const PREFILL_TOKENS_MIN: u32 = 16;
 
-/// Is the least spread of the sizes of batches, of the sum of their squares, from which a line follows. Source: rounding.
+/// Least spread of the batches' sizes, relative to the sum of their squares, from which a line is derived. Source:
+/// rounding.
 const SPREAD_MIN: f64 = 1e-6;
 
-/// Is the weight of the newest prompt or answer in the average length.
+/// Weight of the newest prompt or answer in the average length.
 const NEWEST_WEIGHT: f32 = 0.1;
 
-/// Is the moving averages of one worker.
+/// Moving averages of one worker.
 #[derive(Debug, Clone, Default)]
 pub struct Averages {
     prefill_tokens: f64,
@@ -39,7 +40,7 @@ pub struct Averages {
     batches: Batches,
 }
 
-/// Is the sums from which the time of a batch follows by its tokens, as a straight line through all that were measured.
+/// Sums from which the time of a batch is derived as a linear function of its tokens.
 #[derive(Debug, Clone, Default)]
 struct Batches {
     n: f64,
@@ -50,7 +51,7 @@ struct Batches {
 }
 
 impl Batches {
-    /// Counts a batch; what was counted before weighs `decay` as much as until now.
+    /// Counts a batch; the weight of earlier batches is multiplied by `decay`.
     fn count(&mut self, n_tokens: u32, took: Duration, decay: f64) {
         let (n_tokens, seconds) = (f64::from(n_tokens), took.as_secs_f64());
         self.n = self.n * decay + 1.0;
@@ -60,7 +61,8 @@ impl Batches {
         self.tokens_seconds = self.tokens_seconds * decay + n_tokens * seconds;
     }
 
-    /// Returns the time of a batch that has no tokens, and of each token, in seconds; none where all were of one size.
+    /// Returns the fixed time of a batch and the time of each token, in seconds; `None` if all batches were of one
+    /// size.
     fn line(&self) -> Option<(f64, f64)> {
         let spread = self.n * self.tokens_squared - self.tokens * self.tokens;
         if spread <= SPREAD_MIN * self.n * self.tokens_squared {
@@ -73,7 +75,7 @@ impl Batches {
 }
 
 impl Averages {
-    /// Counts a step that computed so many prompt tokens and answer tokens in so much time.
+    /// Records a step that computed `n_prefill` prompt tokens and `n_decode` answer tokens in the time `took`.
     pub fn step(&mut self, n_prefill: u32, n_decode: u32, took: Duration) {
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
         if n_prefill + n_decode > 0 {
@@ -84,7 +86,7 @@ impl Averages {
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
         } else if n_prefill >= PREFILL_TOKENS_MIN {
             let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
-            // A step beside decoding that took no longer than decoding alone measures nothing.
+            // A step with decoding that took no longer than decoding alone measures nothing.
             if alone > 0.0 {
                 self.prefill_tokens = self.prefill_tokens * decay + f64::from(n_prefill);
                 self.prefill_s = self.prefill_s * decay + alone;
@@ -92,17 +94,17 @@ impl Averages {
         }
     }
 
-    /// Counts a finished answer.
+    /// Records the length of a finished answer.
     pub fn answer(&mut self, n_tokens: u32) {
         self.answer_tokens = Some(with_newest(self.answer_tokens, n_tokens));
     }
 
-    /// Counts a prompt that starts, by the tokens that are to be computed of it.
+    /// Records a prompt that starts, by the number of its tokens to compute.
     pub fn prompt(&mut self, n_tokens: u32) {
         self.prompt_tokens = Some(with_newest(self.prompt_tokens, n_tokens));
     }
 
-    /// Returns how fast the worker is; a usual prompt has nothing beside it.
+    /// Returns the measured speeds; the time of a usual prompt assumes no other work.
     pub fn pace(&self) -> Pace {
         let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
         let usual_s = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;

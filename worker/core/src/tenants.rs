@@ -1,8 +1,9 @@
-//! Tenants: for whom cached state counts when a cache's room is shared out.
+//! Tenants: to whom cached state is charged when a cache's space is divided.
 //!
-//! Not here: the shares themselves (`chunk_index`, `slot_shares`), what keeps state apart (the chain's root).
-//! The idea: a router names the tenant of an API key. A request without a name counts for its chain root. But a client can
-//! give each request a salt of its own, and so a root of its own. So a root has a share from its second request on.
+//! Not here: the shares (`chunk_index`, `slot_shares`), the separation of state (the chain's root).
+//! A router names the tenant of an API key. A request without a tenant's name is charged to its chain root. But a
+//! client can give each request a salt of its own, and thus a root of its own. So a root has a share from its second
+//! request on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +16,12 @@ use warmpath_common::block_hash::BlockHash;
 /// Source: own choice: far more than share a worker's cache at a time; an entry takes about 100 bytes.
 const ROOTS_MAX: usize = 4096;
 
-/// Identity of a tenant: a hash, so that it tells neither a name nor a salt.
+/// Identity of a tenant: a hash, so that it reveals neither a name nor a salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u128);
 
 impl TenantId {
-    /// Returns the tenant that a chain root stands for where no tenant is named.
+    /// Returns the tenant that a chain root stands for if no tenant is named.
     pub fn of_root(root: &BlockHash) -> Self {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&root.0[..16]);
@@ -34,7 +35,7 @@ impl fmt::Display for TenantId {
     }
 }
 
-/// Tenant of a request or of what it left in the cache.
+/// Tenant of a request or of the state that it left in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tenant {
     /// Identity.
@@ -46,9 +47,9 @@ pub struct Tenant {
 /// Whether a tenant has a share of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acquaintance {
-    /// Named by a router, or a root that has come before: it has a share.
+    /// It has a share: a router named it, or its root has been seen before.
     Known,
-    /// A root that comes for the first time, or a tenant that was quiet for long: it has none.
+    /// It has no share: its root is seen for the first time, or the tenant was quiet for long.
     Stranger,
 }
 
@@ -69,7 +70,7 @@ impl Tenant {
     }
 }
 
-/// Memory of the roots that have come without a tenant's name.
+/// Roots of earlier requests without a tenant's name.
 #[derive(Debug, Clone, Default)]
 pub struct Tenants {
     once: Recent,
@@ -77,7 +78,7 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Returns the tenant of a request that comes now: the named one, else that of its root. Cost: O(log n).
+    /// Returns the tenant of a new request: the named one, otherwise that of its root. Cost: O(log n).
     pub fn greet(&mut self, named: Option<TenantId>, root: &BlockHash) -> Tenant {
         if let Some(id) = named {
             return Tenant::known(id);

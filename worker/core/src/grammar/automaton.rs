@@ -1,9 +1,10 @@
-//! The rows of a grammar: everything that it may be in the middle of at one place of a text, and what a character makes of it.
+//! The rows of a grammar: all positions that it may have at one place of a text, and the effect of a character.
 //!
-//! Not here: how a row is completed (`closure`), tokens and their bytes (`follower`).
-//! The idea: an item is a dot in an alternative with a set of callers, where it goes on when the alternative is over. Callers are
-//! items themselves, sets of them are kept once, and so are rows: the same text in the same surroundings gives the same
-//! row, however long it is. What a row and a character give is remembered, so a grammar soon runs like a table.
+//! Not here: the completion of a row (`closure`), tokens and their bytes (`follower`).
+//! An item is a dot in an alternative with a set of callers, at which it continues when the alternative ends. Callers
+//! are items themselves. Sets of callers are stored once, and so are rows: the same text in the same context gives the
+//! same row, however long the answer is. The next row for a row and a character is remembered, so a grammar soon runs
+//! like a table.
 //! Source: Earley 1970 and Tomita's graph-structured stack, with Leo's treatment of right recursion as tail calls.
 
 use std::sync::Arc;
@@ -16,23 +17,23 @@ use super::closure::Closure;
 use super::compile::{DONE, Dot, Grammar};
 use super::reader::Symbol;
 
-/// Is how much an answer's rows may take before those that are not in use are dropped. Units: bytes.
+/// Memory of an answer's rows above which unused ones are dropped. Units: bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Is how much the rows in use may take. Units: bytes. Source: a text nested some 100,000 deep.
+/// Most memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
 const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
-/// Is the work of looking at an item while a row is completed, of keeping a set of callers, and of keeping a row.
+/// Work to look at an item during the completion of a row; below, to store a set of callers, and to store a row.
 ///
 /// Source: docs/decisions/0032.
 pub(super) const ITEM_COST: u64 = 10;
 pub(super) const CALLERS_COST: u64 = 50;
 const ROW_COST: u64 = 100;
 
-/// Is the memory of a row besides its items. Units: bytes. Source: its table of the first 128 characters.
+/// Memory of a row besides its items. Units: bytes. Source: its table of the first 128 characters.
 const ROW_BYTES: usize = 700;
 
-/// Says that a step would have taken more work or more memory than it may.
+/// Error: a step would have taken more work or more memory than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the grammar can be followed in too many ways, or is nested too deep, to go on")]
 pub struct Exhausted;
@@ -40,39 +41,39 @@ pub struct Exhausted;
 pub(super) type RowId = u32;
 pub(super) type CallersId = u32;
 
-/// Is a place in an alternative and where it goes on when that is over.
+/// Position in an alternative, and the callers at which it continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Item {
     pub(super) dot: Dot,
     pub(super) callers: CallersId,
 }
 
-/// Are the callers of the grammar's root: the text is over.
+/// Callers of the grammar's root: the end of the text.
 const ROOT_CALLERS: CallersId = 0;
 
-/// Says in a table that a row has not been looked for, and that there is none.
+/// Marks in a table: the next row is unknown; there is no next row.
 const UNKNOWN: RowId = RowId::MAX;
 const NONE: RowId = RowId::MAX - 1;
 
 const N_ASCII: usize = 128;
 
-/// Is the place in a row's table of all characters beyond ASCII, where a grammar does not tell them apart.
+/// Index in a row's table for all characters beyond ASCII, if the grammar does not distinguish them.
 const BEYOND: usize = N_ASCII;
 const FIRST_BEYOND_ASCII: u32 = 0x80;
 const N_TABLE: usize = N_ASCII + 1;
 
 #[derive(Debug, Clone)]
 struct Row {
-    /// Lists the items with which it begins, which tell it from other rows.
+    /// Items with which the row begins; they identify it.
     kernel: Arc<[Item]>,
-    /// Lists the items that wait for a character or token.
+    /// Items that wait for a character or token.
     terminals: Box<[Item]>,
     accepts: bool,
-    /// Is the next row by character, once one is known.
+    /// Next row by character, once one is known.
     next: Option<Box<[RowId; N_TABLE]>>,
 }
 
-/// Is the rows that an answer has come across.
+/// Rows that an answer has reached.
 #[derive(Debug, Clone)]
 pub(super) struct Automaton {
     grammar: Arc<Grammar>,
@@ -80,17 +81,17 @@ pub(super) struct Automaton {
     row_ids: HashMap<Arc<[Item]>, RowId>,
     callers: Vec<Arc<[Item]>>,
     callers_ids: HashMap<Arc<[Item]>, CallersId>,
-    /// Is the next row by what lies between two of the grammar's bounds.
+    /// Next row by the range between two of the grammar's bounds.
     next: HashMap<(RowId, usize), RowId>,
     n_bytes: usize,
     fuel: u64,
-    /// Is how often rows were dropped, and the others' numbers changed.
+    /// Number of times that rows were dropped and the others renumbered.
     pub(super) n_trimmed: u32,
     closure: Closure,
 }
 
 impl Automaton {
-    /// Returns the rows of a grammar, as yet only the first.
+    /// Returns the rows of a grammar, at first only the first row.
     ///
     /// Errors: the first row takes more than `fuel`.
     pub(super) fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<(Self, RowId), Exhausted> {
@@ -117,7 +118,7 @@ impl Automaton {
         }
     }
 
-    /// Says how much work may be done until it says so again. Units: characters of remembered rows, some 5 ns each.
+    /// Sets the work that may be done until the next call. Units: characters of remembered rows, some 5 ns each.
     pub(super) fn refuel(&mut self, fuel: u64) {
         self.fuel = fuel;
     }
@@ -131,12 +132,12 @@ impl Automaton {
         &self.grammar
     }
 
-    /// Returns whether the text may be over.
+    /// Returns whether the text may end.
     pub(super) fn accepts(&self, row: RowId) -> bool {
         self.rows[row as usize].accepts
     }
 
-    /// Returns the row behind a character; `None` where the grammar does not allow it.
+    /// Returns the row behind a character; `None` if the grammar does not allow it.
     pub(super) fn step(&mut self, row: RowId, c: u32) -> Result<Option<RowId>, Exhausted> {
         self.pay(1)?;
         let slot = match c as usize {
@@ -169,7 +170,7 @@ impl Automaton {
         Ok(next)
     }
 
-    /// Returns the row behind a token that is taken as such, not by its text.
+    /// Returns the row behind a token that is taken by its name, not by its text.
     pub(super) fn step_token(&mut self, row: RowId, token: Token) -> Result<Option<RowId>, Exhausted> {
         self.advance(row, |symbol| match symbol {
             Symbol::Token(wanted) => wanted == token,
@@ -178,7 +179,7 @@ impl Automaton {
         })
     }
 
-    /// Returns whether a character from the first to the last of these, all beyond ASCII, may come next.
+    /// Returns whether a character of a range, all beyond ASCII, may come next.
     pub(super) fn allows_one_of(&mut self, row: RowId, range: (u32, u32)) -> Result<bool, Exhausted> {
         if self.grammar.is_alike_beyond_ascii {
             return Ok(is_text(range) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
@@ -193,7 +194,7 @@ impl Automaton {
         Ok(is_allowed)
     }
 
-    /// Lists what a row waits for.
+    /// Returns the symbols that a row waits for.
     pub(super) fn wishes(&self, row: RowId) -> impl Iterator<Item = Symbol> {
         self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbol(item.dot))
     }
@@ -234,7 +235,7 @@ impl Automaton {
         Ok(id)
     }
 
-    /// Returns the set of these callers.
+    /// Returns the id of a set of callers.
     pub(super) fn intern(&mut self, mut callers: Vec<Item>) -> CallersId {
         callers.sort_unstable();
         callers.dedup();
@@ -253,9 +254,9 @@ impl Automaton {
         &self.callers[id as usize]
     }
 
-    /// Drops what is not in use where rows take too much: only these rows are, and their numbers change.
+    /// Drops unused rows if the rows take too much memory: only the rows `in_use` stay, with new numbers.
     ///
-    /// Errors: the rows in use take too much by themselves.
+    /// Errors: the rows in use alone take too much.
     pub(super) fn trim(&mut self, in_use: &mut [RowId]) -> Result<(), Exhausted> {
         if self.n_bytes <= KEPT_BYTES_MAX {
             return Ok(());
@@ -276,7 +277,7 @@ impl Automaton {
         let moved = |items: &Arc<[Item]>, numbers: &[CallersId]| -> Vec<Item> {
             items.iter().map(|item| Item { callers: numbers[item.callers as usize], ..*item }).collect()
         };
-        // Callers only ever have callers that were there before them.
+        // A set of callers refers only to sets that were created before it.
         for (id, callers) in old.callers.iter().enumerate().filter(|(id, _)| is_used[*id]) {
             numbers[id] = self.intern(moved(callers, &numbers));
         }
@@ -286,7 +287,7 @@ impl Automaton {
         if self.n_bytes > USED_BYTES_MAX { Err(Exhausted) } else { Ok(()) }
     }
 
-    /// Returns between which of the grammar's bounds a character lies.
+    /// Returns the index of the grammar's bounds between which a character lies.
     fn band(&self, c: u32) -> usize {
         self.grammar.bounds.partition_point(|bound| *bound <= c)
     }

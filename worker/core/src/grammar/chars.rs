@@ -1,29 +1,29 @@
-//! Sets of characters, and characters whose bytes are not all there yet.
+//! Sets of characters, and characters of which some bytes are missing.
 //!
-//! Not here: what a set is part of (`reader`, `automaton`).
-//! The idea: a set is a list of ranges of code points that text in UTF-8 may have. A token may end within a character; what
-//! is known of it is then a range of code points, and a set allows it as long as the two have one in common.
+//! Not here: the use of sets (`reader`, `automaton`).
+//! A set is a list of ranges of code points that UTF-8 text may contain. A token may end within a character. The known
+//! bytes then stand for a range of code points, and a set allows it if they share at least one.
 
-/// Is the last code point.
+/// Last code point.
 const LAST: u32 = 0x10_FFFF;
 
-/// Lists the code points that a text may have. Without NUL, which llama.cpp's grammars never allow, and the surrogates.
+/// Code points that a text may contain: without NUL, which llama.cpp's grammars never allow, and the surrogates.
 const TEXT: [(u32, u32); 2] = [(1, 0xD7FF), (0xE000, LAST)];
 
-/// Returns whether a text may have one of the code points in a range.
+/// Returns whether a text may contain one of the code points in a range.
 pub(super) fn is_text((first, last): (u32, u32)) -> bool {
     TEXT.iter().any(|(from, to)| first.max(*from) <= last.min(*to))
 }
 
-/// Is a set of characters.
+/// Set of characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct CharSet {
-    /// Lists the ranges, both ends included, ascending, with a gap between any two.
+    /// Ranges, both ends included, ascending, with a gap between any two.
     ranges: Box<[(u32, u32)]>,
 }
 
 impl CharSet {
-    /// Returns the set of what is in one of `ranges`; a range whose end is below its start holds nothing.
+    /// Returns the union of `ranges`; a range whose end is below its start is empty.
     pub(super) fn of(ranges: &[(u32, u32)]) -> Self {
         let mut parts: Vec<(u32, u32)> = Vec::new();
         for (from, to) in ranges {
@@ -55,18 +55,19 @@ impl CharSet {
         Self::of(&rest)
     }
 
-    /// Returns whether there is nothing in it.
+    /// Returns whether the set is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Returns whether it has one of the code points from `first` to `last`; there are none where the end is below the start.
+    /// Returns whether the set has a code point from `first` to `last`; the range is empty if its end is below its
+    /// start.
     pub(super) fn meets(&self, (first, last): (u32, u32)) -> bool {
         let idx = self.ranges.partition_point(|(_, to)| *to < first);
         first <= last && self.ranges.get(idx).is_some_and(|(from, _)| *from <= last)
     }
 
-    /// Returns whether it has all characters beyond ASCII, or none.
+    /// Returns whether the set has all characters beyond ASCII or none.
     pub(super) fn is_alike_beyond_ascii(&self) -> bool {
         let beyond = Self::of(&[(0x80, LAST)]);
         !self.meets((0x80, LAST)) || beyond.ranges.iter().all(|range| self.covers(*range))
@@ -76,38 +77,38 @@ impl CharSet {
         self.ranges.iter().any(|(from, to)| *from <= first && last <= *to)
     }
 
-    /// Returns how much memory it takes. Units: bytes.
+    /// Returns the memory that the set takes. Units: bytes.
     pub(super) fn n_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.ranges)
     }
 
-    /// Lists where it begins and where it is over: between two neighbours all characters are in it, or none.
+    /// Returns the starts of the set's ranges and the code points behind their ends.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> {
         self.ranges.iter().flat_map(|(from, to)| [*from, to + 1])
     }
 }
 
-/// Is the beginning of a character.
+/// First bytes of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Partial {
-    /// Is the bits that are known.
+    /// Bits that are known.
     value: u32,
     n_bytes_left: u32,
-    /// Is the smallest code point that may be written with as many bytes.
+    /// Smallest code point that may be encoded with this number of bytes.
     smallest: u32,
 }
 
-/// Is what a byte makes of a text.
+/// Result of reading one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decoded {
     /// A whole character.
     Whole(u32),
-    /// The beginning of one.
+    /// The first bytes of a character.
     Begun(Partial),
 }
 
 impl Partial {
-    /// Reads a character's first byte; returns `None` for a byte that begins none.
+    /// Reads a character's first byte; returns `None` for a byte that cannot start one.
     pub(super) fn begin(byte: u8) -> Option<Decoded> {
         let begun = |bits, n_bytes_left, smallest| {
             Some(Decoded::Begun(Self { value: u32::from(bits), n_bytes_left, smallest }))
@@ -133,7 +134,7 @@ impl Partial {
         }
     }
 
-    /// Returns the range in which the character will be; its end is below its start where there is none.
+    /// Returns the range of code points that the character may become; its end is below its start if there are none.
     pub(super) fn range(self) -> (u32, u32) {
         let n_bits = 6 * self.n_bytes_left;
         let first = self.value << n_bits;

@@ -1,9 +1,10 @@
-//! Completes a row: from the items with which it begins to those that wait for a character.
+//! Completion of a row: from the items with which it begins to those that wait for a character.
 //!
-//! Not here: which items a row begins with, what becomes of it (`automaton`).
-//! The idea: first everything that is over goes on at its callers, then the rules that are called begin, each once, its callers
-//! collected by then, because rules are taken by descending rank. A call that is the last of its alternative hands on its
-//! own callers instead of coming back, so lists that are written with right recursion take no more with their length.
+//! Not here: the items with which a row begins, the use of the row (`automaton`).
+//! First, items at the end of their alternative continue at their callers. Then the called rules begin, each once; all
+//! their callers are known by then, because rules are taken by descending rank. A call at the end of an alternative
+//! passes on its own callers instead of returning to it. So a list written with right recursion takes no more memory as
+//! it gets longer.
 
 use std::collections::BinaryHeap;
 
@@ -12,23 +13,23 @@ use hashbrown::{HashMap, HashSet};
 use super::automaton::{Automaton, CALLERS_COST, CallersId, Exhausted, ITEM_COST, Item};
 use super::reader::Symbol;
 
-/// Is what a row is completed with; empty between two rows.
+/// Work space for the completion of a row; empty between two rows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Closure {
     seen: HashSet<Item>,
     work: Vec<Item>,
     calls: HashMap<u32, Calls>,
-    /// Lists the rules that are called and have not begun, by rank.
+    /// Called rules that have not begun, by rank.
     called: BinaryHeap<(u32, u32)>,
     terminals: Vec<Item>,
     accepts: bool,
 }
 
-/// Is who calls a rule in this row.
+/// Callers of a rule in this row.
 #[derive(Debug, Clone, Default)]
 struct Calls {
     callers: Vec<Item>,
-    /// Is their set once the rule has begun.
+    /// Set of the callers once the rule has begun.
     begun: Option<CallersId>,
 }
 
@@ -49,7 +50,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Returns what waits for a character or token, and whether the text may be over; empties the rest.
+    /// Returns the items that wait for a character or token, and whether the text may end; clears the rest.
     pub(super) fn take(&mut self) -> (Box<[Item]>, bool) {
         self.seen.clear();
         self.work.clear();
@@ -96,7 +97,7 @@ impl Closure {
             calls.callers.push(back);
             return Ok(());
         }
-        // A rule that ends with itself where it begins adds nothing to its callers.
+        // A rule that calls itself as the last symbol, where it begins, adds nothing to its callers.
         if calls.begun == Some(item.callers) {
             return Ok(());
         }

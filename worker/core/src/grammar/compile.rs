@@ -1,9 +1,9 @@
-//! Makes a grammar that was read into one that can be followed: what no text can match is left out, rules are ordered.
+//! Compilation of a parsed grammar: parts that no text can match are removed, and rules are ranked.
 //!
-//! Not here: reading it (`reader`), following it (`automaton`).
-//! The idea: once every rule that is left matches some text, whatever the grammar allows next can also be completed. Rules are
-//! ranked so that who may begin with another one comes before it; left recursion, which llama.cpp refuses too, has no such
-//! rank. The one exception costs nothing: a repetition of what may be empty ends where it begins.
+//! Not here: parsing (`reader`), following (`automaton`).
+//! Once every remaining rule matches some text, whatever the grammar allows next can also be completed. A rule's rank
+//! is above those of the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank.
+//! One exception costs nothing: a repetition of an expression that may be empty ends where it begins.
 
 use std::ops::Range;
 
@@ -13,64 +13,64 @@ use super::chars::CharSet;
 use super::reader::{Drafts, Symbol, read};
 use super::{GrammarError, Tokens};
 
-/// Is a place in alternatives: what is left of them from there on. Alternatives that end alike share their last places, since
-/// what is left is all that matters.
+/// Position in an alternative: its remaining symbols. Alternatives with the same end share their last positions, since
+/// only the remaining symbols matter.
 pub(super) type Dot = u32;
 
-/// Is where the text is over, and where an alternative is.
+/// Position at the end of the text; the one below is the end of an alternative.
 pub(super) const DONE: Dot = 0;
 const END: Dot = 1;
 
-/// Is a grammar that can be followed; share it among the answers that do.
+/// A compiled grammar; share it among the answers that follow it.
 #[derive(Debug)]
 pub struct Grammar {
-    /// Lists the symbol at each place and the place behind it.
+    /// Symbol at each position, and the next position.
     places: Vec<(Symbol, Dot)>,
     pub(super) rules: Vec<Rule>,
     pub(super) sets: Vec<CharSet>,
     pub(super) root: u32,
-    /// Lists where a set begins or is over, ascending: no set tells two characters apart that have no bound between them.
+    /// Starts and ends of all sets, ascending: two characters without a bound between them are in the same sets.
     pub(super) bounds: Vec<u32>,
-    /// Says that no set tells characters beyond ASCII apart.
+    /// Whether each set contains all characters beyond ASCII or none.
     pub(super) is_alike_beyond_ascii: bool,
     starts: Vec<Dot>,
 }
 
-/// Is a rule of a grammar.
+/// A rule of a grammar.
 #[derive(Debug)]
 pub(super) struct Rule {
     starts: Range<usize>,
     pub(super) is_nullable: bool,
-    /// Is above that of every rule with which it may begin.
+    /// Rank, above that of every rule with which this one may begin.
     pub(super) rank: u32,
 }
 
 impl Grammar {
-    /// Reads a grammar and makes it ready to be followed.
+    /// Parses a grammar and compiles it.
     ///
-    /// Cost: milliseconds, some 0.15 s for the largest. Errors: what is wrong, fit for the client.
+    /// Cost: milliseconds, some 0.15 s for the largest. Errors: a description of the error, fit for the client.
     pub fn new(text: &str, tokens: Tokens<'_>) -> Result<Self, GrammarError> {
         let drafts = read(text, tokens)?;
         compile(drafts).map_err(|reason| GrammarError { line: None, reason })
     }
 
-    /// Returns how much memory it takes. Units: bytes.
+    /// Returns the memory that the grammar takes. Units: bytes.
     pub fn n_bytes(&self) -> usize {
         let ranges: usize = self.sets.iter().map(CharSet::n_bytes).sum();
         size_of::<Self>() + ranges + size_of_val(&*self.places) + size_of_val(&*self.rules) + size_of_val(&*self.starts)
     }
 
-    /// Returns what stands at a place.
+    /// Returns the symbol at a position.
     pub(super) fn symbol(&self, dot: Dot) -> Symbol {
         self.places[dot as usize].0
     }
 
-    /// Returns the place behind a symbol.
+    /// Returns the position behind a symbol.
     pub(super) fn behind(&self, dot: Dot) -> Dot {
         self.places[dot as usize].1
     }
 
-    /// Lists where the alternatives of a rule begin.
+    /// Returns the first positions of a rule's alternatives.
     pub(super) fn starts(&self, rule: u32) -> &[Dot] {
         &self.starts[self.rules[rule as usize].starts.clone()]
     }
@@ -139,12 +139,13 @@ fn lay_out(
     Grammar { places, rules: laid, sets, root, bounds, is_alike_beyond_ascii, starts }
 }
 
-/// Returns which rules have an alternative all of whose symbols are as wished: `is_wished` tells it of what is no rule.
+/// Returns for each rule whether one of its alternatives consists only of symbols that qualify: rules that qualify
+/// themselves, and other symbols for which `is_wished` holds.
 ///
-/// Cost: the symbols.
+/// Cost: O(symbols).
 fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> Vec<bool> {
     let mut found = vec![false; rules.len()];
-    // For each rule the alternatives that wait for it; for each of these whose it is and how many it waits for.
+    // For each rule, the alternatives that wait for it; for each of these, its rule and the number of missing symbols.
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     let mut missing: Vec<(usize, usize)> = Vec::new();
     let mut news = Vec::new();
@@ -181,7 +182,8 @@ fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> V
     found
 }
 
-/// Returns the rules' ranks, each above those of the rules with which it may begin, or a rule that may begin with itself.
+/// Returns the rules' ranks, each above those of the rules with which it may begin. Errors: a rule that may begin with
+/// itself.
 fn ranks(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool]) -> Result<Vec<u32>, u32> {
     const OPEN: u32 = u32::MAX;
     let firsts: Vec<Vec<u32>> = (0_u32..).zip(rules).map(|(rule, own)| firsts(rule, own, is_nullable)).collect();
@@ -191,7 +193,7 @@ fn ranks(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool]) -> Result<Vec<u32>, u
         if ranks[rule].is_some() {
             continue;
         }
-        // The rules on the way here, each with how many of those that it may begin with have been looked at.
+        // The rules on the current path, each with the number of its first rules that were visited.
         let mut way = vec![(rule, 0)];
         ranks[rule] = Some(OPEN);
         while let Some((rule, n_seen)) = way.last_mut() {
@@ -215,8 +217,8 @@ fn ranks(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool]) -> Result<Vec<u32>, u
     Ok(ranks.into_iter().flatten().collect())
 }
 
-/// Lists the rules with which one may begin. Without itself where it does nothing then but end, as when what a repetition
-/// repeats is empty.
+/// Returns the rules with which one may begin. The rule itself is left out if it is the last symbol of an alternative,
+/// as when the repeated expression is empty: then it only ends.
 fn firsts(rule: u32, alternatives: &[Vec<Symbol>], is_nullable: &[bool]) -> Vec<u32> {
     let mut firsts = Vec::new();
     for alternative in alternatives {

@@ -1,8 +1,9 @@
-//! Follows one answer by its tokens: which may come next, and what they make of the places where the answer may be.
+//! Matcher of one answer against a grammar, token by token: which may come next, and the positions that they lead to.
 //!
-//! Not here: the tokens' bytes, and the walk over all of them (the engine).
-//! The idea: a place is a row and perhaps the beginning of a character. Most grammars have one at a time; those that name
-//! tokens may take the same token by its text and as such, and have two, one within a character and one not.
+//! Not here: the tokens' bytes, the walk over the whole vocabulary (the engine).
+//! A place is a row and possibly the first bytes of a character. Most grammars have one place at a time. Grammars that
+//! name tokens may take the same token by its text and by its name, and then have two: one within a character and one
+//! not.
 
 use std::sync::Arc;
 
@@ -13,39 +14,39 @@ use super::chars::{Decoded, Partial};
 use super::compile::Grammar;
 use super::reader::Symbol;
 
-/// Is where an answer may be in its grammar.
+/// Position of an answer in its grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     row: RowId,
     partial: Option<Partial>,
 }
 
-/// Follows one answer.
+/// Matcher of one answer.
 #[derive(Debug, Clone)]
 pub struct Follower {
     automaton: Automaton,
     places: Vec<Place>,
 }
 
-/// Says which tokens may come whatever their text is.
+/// Tokens that may come next by their name, whatever their text is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByName {
     /// This one.
     Only(Token),
-    /// Any but this one.
+    /// Any except this one.
     Except(Token),
 }
 
 impl Follower {
-    /// Returns a follower at the start of an answer, with work for as much as `fuel` says.
+    /// Returns a matcher at the start of an answer that may do `fuel` work.
     ///
-    /// Errors: already the start takes more.
+    /// Errors: the start alone takes more.
     pub fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<Self, Exhausted> {
         let (automaton, row) = Automaton::new(grammar, fuel)?;
         Ok(Self { automaton, places: vec![Place { row, partial: None }] })
     }
 
-    /// Says how much work may be done until it says so again. Units: characters of remembered rows, some 5 ns each.
+    /// Sets the work that may be done until the next call. Units: characters of remembered rows, some 5 ns each.
     pub fn refuel(&mut self, fuel: u64) {
         self.automaton.refuel(fuel);
     }
@@ -55,17 +56,17 @@ impl Follower {
         self.whole().any(|row| self.automaton.accepts(row))
     }
 
-    /// Returns how often memory was short: until this changes, the same places allow the same tokens.
+    /// Returns how often rows were dropped to free memory: until this changes, the same places allow the same tokens.
     pub fn n_trimmed(&self) -> u32 {
         self.automaton.n_trimmed
     }
 
-    /// Lists where the answer may be.
+    /// Returns the positions where the answer may be.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// Lists which tokens may come next whatever their text is.
+    /// Returns the tokens that may come next by their name.
     pub fn by_name(&self) -> impl Iterator<Item = ByName> {
         self.whole().flat_map(|row| self.automaton.wishes(row)).filter_map(|wish| match wish {
             Symbol::Token(token) => Some(ByName::Only(token)),
@@ -74,7 +75,7 @@ impl Follower {
         })
     }
 
-    /// Lists the tokens that the grammar names for a place.
+    /// Returns the tokens that the grammar names at a place.
     pub fn named_at(&self, place: Place) -> impl Iterator<Item = Token> {
         let wishes = place.partial.is_none().then(|| self.automaton.wishes(place.row));
         wishes.into_iter().flatten().filter_map(|wish| match wish {
@@ -83,7 +84,7 @@ impl Follower {
         })
     }
 
-    /// Returns the place behind a byte of a text; `None` where the grammar does not allow it.
+    /// Returns the place behind a byte of text; `None` if the grammar does not allow it.
     pub fn push(&mut self, place: Place, byte: u8) -> Result<Option<Place>, Exhausted> {
         let Place { row, partial } = place;
         let decoded = match partial {
@@ -100,18 +101,19 @@ impl Follower {
         }
     }
 
-    /// Returns whether a token with these bytes may come next; without bytes it may only by its name.
+    /// Returns whether a token with these bytes may come next; a token without bytes may only come by its name.
     pub fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
         Ok(!self.behind(token, bytes)?.is_empty())
     }
 
-    /// Takes a token with these bytes and returns whether the grammar allows it; otherwise nothing changes.
+    /// Takes a token with these bytes and returns whether the grammar allows it; if not, nothing changes.
     pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
         let behind = self.behind(token, bytes)?;
         self.go_on(&behind)
     }
 
-    /// Takes a text, of whatever tokens it may be, and returns whether the grammar allows it; otherwise nothing changes.
+    /// Takes a text, however it is split into tokens, and returns whether the grammar allows it; if not, nothing
+    /// changes.
     pub fn take_text(&mut self, text: &[u8]) -> Result<bool, Exhausted> {
         let mut behind = Vec::new();
         for idx in 0..self.places.len() {
@@ -122,7 +124,7 @@ impl Follower {
         self.go_on(&behind)
     }
 
-    /// Goes on at these places; returns whether there are any.
+    /// Continues at these places; returns whether there are any.
     fn go_on(&mut self, behind: &[Place]) -> Result<bool, Exhausted> {
         if behind.is_empty() {
             return Ok(false);
@@ -133,12 +135,12 @@ impl Follower {
         Ok(true)
     }
 
-    /// Lists the rows in which the answer may be with its last character whole.
+    /// Returns the rows of the places at which the last character is complete.
     fn whole(&self) -> impl Iterator<Item = RowId> {
         self.places.iter().filter(|place| place.partial.is_none()).map(|place| place.row)
     }
 
-    /// Returns the places behind a token, at most one within a character and one not.
+    /// Returns the places behind a token, at most one for each partial character and one without.
     fn behind(&mut self, token: Token, bytes: &[u8]) -> Result<Vec<Place>, Exhausted> {
         let mut behind = Vec::new();
         for idx in 0..self.places.len() {

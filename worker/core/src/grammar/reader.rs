@@ -1,8 +1,9 @@
-//! Reads GBNF as llama.cpp does, into rules of symbols.
+//! Parser of GBNF, compatible with llama.cpp's, from text to rules of symbols.
 //!
-//! Not here: which rules can be followed (`compile`).
-//! The idea: groups and repetitions become rules of their own as they are read, with a list of the open groups instead of
-//! recursion. What is repeated is a reference, so that a repetition costs as many symbols as it has turns, never more.
+//! Not here: which rules can match (`compile`).
+//! Groups and repetitions become rules of their own during parsing, with a list of the open groups instead of
+//! recursion. The repeated expression is a reference, so the size of a repetition depends on the number of its turns,
+//! not on the expression.
 //! Source: `llama_grammar_parser` in llama.cpp's `llama-grammar.cpp`.
 
 use hashbrown::HashMap;
@@ -11,47 +12,47 @@ use warmpath_common::ids::Token;
 use super::chars::CharSet;
 use super::{GrammarError, Tokens};
 
-/// Is the longest grammar. Units: bytes. Source: a limit of ours; tool calls have some 300 bytes for each parameter.
+/// Largest grammar. Units: bytes. Source: own limit; tool calls have some 300 bytes for each parameter.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Is the most symbols of all rules, repetitions written out. Source: docs/decisions/0032; some 25 MB while it is read.
+/// Most symbols of all rules, repetitions expanded. Source: docs/decisions/0032; some 25 MB during parsing.
 const SYMBOLS_MAX: usize = 500_000;
 
-/// Is the number of repetitions above which a minimum is refused and a maximum ignored.
+/// Number of repetitions above which a minimum is rejected and a maximum ignored.
 ///
 /// Source: `MAX_REPETITION_THRESHOLD` in `llama-grammar.cpp`.
 const REPETITIONS_MAX: usize = 2000;
 
-/// Is the longest piece of a grammar that an error repeats. Units: characters.
+/// Longest piece of a grammar that an error quotes. Units: characters.
 const QUOTED_CHARS_MAX: usize = 40;
 
-/// Is one step of an alternative.
+/// One symbol of an alternative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Symbol {
     /// A character of the set with this number.
     Chars(u32),
     /// This token.
     Token(Token),
-    /// Any token but this one.
+    /// Any token except this one.
     OtherToken(Token),
     /// The rule with this number.
     Rule(u32),
-    /// The alternative is over.
+    /// The end of the alternative.
     End,
-    /// The text is over.
+    /// The end of the text.
     Done,
 }
 
-/// Is a rule as it was read.
+/// A parsed rule.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
-    /// Is the rule of the grammar's own that it is, or is a part of.
+    /// Named rule of the grammar that this one is, or is a part of.
     pub(super) owner: u32,
-    /// Lists its alternatives; absent as long as it is only referred to.
+    /// Alternatives; absent as long as the rule is only referred to.
     pub(super) alternatives: Option<Vec<Vec<Symbol>>>,
 }
 
-/// Is a grammar as it was read.
+/// A parsed grammar.
 #[derive(Debug, Default)]
 pub(super) struct Drafts {
     pub(super) rules: Vec<Draft>,
@@ -61,9 +62,9 @@ pub(super) struct Drafts {
     n_symbols: usize,
 }
 
-/// Reads a grammar.
+/// Parses a grammar.
 ///
-/// Errors: what is wrong, and in which line.
+/// Errors: a description of the error and its line.
 pub(super) fn read(text: &str, tokens: Tokens<'_>) -> Result<Drafts, GrammarError> {
     if text.len() > BYTES_MAX {
         let reason = format!("it has {} bytes, at most {BYTES_MAX} are read", text.len());
@@ -76,19 +77,19 @@ pub(super) fn read(text: &str, tokens: Tokens<'_>) -> Result<Drafts, GrammarErro
 
 type Read<T> = Result<T, String>;
 
-/// Says whether a line break is space.
+/// Whether a line break counts as white space.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lines {
     End,
     GoOn,
 }
 
-/// Is a rule or group that is being read.
+/// Rule or group that is being parsed.
 struct Open {
     rule: u32,
     done: Vec<Vec<Symbol>>,
     current: Vec<Symbol>,
-    /// Is where what a repetition repeats begins.
+    /// Start of the expression that a repetition repeats.
     last: usize,
 }
 
@@ -140,7 +141,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads one part of the innermost group; returns whether there was one.
+    /// Parses one part of the innermost group; returns whether there was one.
     fn part(&mut self, open: &mut Vec<Open>) -> Read<bool> {
         let Some(c) = self.peek() else { return Ok(false) };
         let n_open = open.len();
@@ -201,7 +202,7 @@ impl<'a> Reader<'a> {
         current.push(symbol);
     }
 
-    /// Reads what stands for characters or a token.
+    /// Parses an expression that matches characters or a token.
     fn terminal(&mut self, c: char, into: &mut Vec<Symbol>) -> Read<()> {
         match c {
             '"' => {
@@ -215,7 +216,7 @@ impl<'a> Reader<'a> {
                 self.at += 1;
                 let is_negated = self.skip("^");
                 let ranges = self.ranges()?;
-                // llama.cpp takes an empty class, negated or not, for nothing at all.
+                // llama.cpp ignores an empty class, negated or not.
                 if !ranges.is_empty() {
                     let set = if is_negated { CharSet::without(&ranges) } else { CharSet::of(&ranges) };
                     into.push(self.drafts.chars(set));
@@ -250,7 +251,7 @@ impl<'a> Reader<'a> {
         Ok(ranges)
     }
 
-    /// Reads one character of a literal or class, or the escape that stands for it.
+    /// Parses one character of a literal or class, or an escape sequence.
     fn character(&mut self) -> Read<u32> {
         let Some(c) = self.next() else { return Err("a literal or character class is not closed".to_owned()) };
         if c != '\\' {
@@ -280,7 +281,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// Reads `<text>` or `<[id]>`.
+    /// Parses `<text>` or `<[id]>`.
     fn token(&mut self) -> Read<Token> {
         let rest = &self.text[self.at..];
         let end = rest.find('>').filter(|_| rest.starts_with('<'));
@@ -296,7 +297,7 @@ impl<'a> Reader<'a> {
         Ok(token)
     }
 
-    /// Reads a repetition: the least number of turns, and the most where there is one.
+    /// Parses a repetition: the smallest number, and the largest if there is one.
     fn repetition(&mut self, c: char, n_open: usize) -> Read<(usize, Option<usize>)> {
         self.at += 1;
         match c {
@@ -325,7 +326,7 @@ impl<'a> Reader<'a> {
         Ok((min, max.filter(|max| *max <= REPETITIONS_MAX)))
     }
 
-    /// Reads the number that stands here, if one does; a huge one counts as the largest.
+    /// Parses the number at this position, if there is one; a number that is too large counts as the largest.
     fn number(&mut self) -> Option<usize> {
         let digits = self.while_in(|c| c.is_ascii_digit());
         is_number(digits).then(|| digits.parse().unwrap_or(usize::MAX))
@@ -420,7 +421,7 @@ impl Drafts {
         Symbol::Chars(number)
     }
 
-    /// Repeats what was read last at least `min` and at most `max` times.
+    /// Repeats the last expression at least `min` and at most `max` times.
     fn repeat(&mut self, open: &mut Open, min: usize, max: Option<usize>) -> Read<()> {
         let n_turns = max.unwrap_or(min + 1);
         self.n_symbols += 4 * n_turns + 4;
@@ -459,7 +460,7 @@ impl Drafts {
     }
 }
 
-/// Says whether a line break is space: it is within groups.
+/// Returns whether a line break counts as white space: it does within groups.
 fn lines(n_open: usize) -> Lines {
     if n_open > 1 { Lines::GoOn } else { Lines::End }
 }
