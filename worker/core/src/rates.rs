@@ -51,7 +51,7 @@ struct Batches {
 }
 
 impl Batches {
-    /// Counts a batch; the weight of earlier batches is multiplied by `decay`.
+    /// Adds a batch; the weight of earlier batches is multiplied by `decay`.
     fn count(&mut self, n_tokens: u32, took: Duration, decay: f64) {
         let (n_tokens, seconds) = (f64::from(n_tokens), took.as_secs_f64());
         self.n = self.n * decay + 1.0;

@@ -1,4 +1,4 @@
-//! Batch plans by example, and against what every batch must keep.
+//! Batch plans by example, and random ones against the properties of every batch.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20, passes: Passes::Together };
 const USUAL: Duration = Duration::from_millis(100);
-/// Is a worker of which nothing was measured but a usual prompt's time.
+/// Speed of a worker that has measured nothing except the time of a usual prompt.
 const PACE: Pace = Pace { usual_prompt: USUAL, batch: Duration::ZERO, token: Duration::ZERO };
 
 fn decode(slot: u16) -> Pending {
@@ -73,7 +73,8 @@ fn lets_short_prompts_pass_those_that_came_with_them() {
 
 #[test]
 fn prefers_who_has_waited_longest_for_each_token_left() {
-    // Claims, with the 100 ms of a usual prompt: 4,000 ms / 4,000 tokens and 60 ms / 60 tokens would be equal without.
+    // Priorities with the 100 ms of a usual prompt; without it 4,000 ms / 4,000 tokens and 60 ms / 60 tokens would be
+    // equal.
     check(&[waited(0, 4000, 4000), waited(1, 60, 60)], &[(0, 40), (1, 60)]);
     check(&[waited(0, 4000, 10_600), waited(1, 60, 59)], &[(0, 100)]);
     check(&[waited(0, 4000, 10_500), waited(1, 60, 60)], &[(0, 40), (1, 60)]);
@@ -92,12 +93,12 @@ fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
     check_at(pace(0, 1), &two, &[(1, 30)]);
     check_at(pace(39, 1), &two, &[(1, 30)]);
     check_at(pace(40, 1), &two, &[(0, 40), (1, 30)]);
-    // Two wait, so the second joins; then two would end later for the third's sake alone.
+    // Two prompts wait, so the second joins; then two would end later for the third's sake alone.
     let three = [prefill(0, 10), prefill(1, 20), prefill(2, 30)];
     check_at(pace(10, 1), &three, &[(0, 10), (1, 20)]);
     check_at(pace(9, 1), &three, &[(0, 10)]);
     check_at(pace(60, 1), &three, &[(0, 10), (1, 20), (2, 30)]);
-    // A prompt that goes on in the next batch anyway does not wait for anyone.
+    // A prompt that continues in the next batch anyway does not wait for others.
     check_at(pace(0, 1), &[prefill(0, 4000), prefill(1, 10), decode(2)], &[(1, 10), (2, 1)]);
     check_at(pace(0, 1), &[waited(0, 300, 60_000), waited(1, 10, 0)], &[(0, 100)]);
     check_at(pace(0, 1), &[decode(0), decode(1), prefill(2, 5)], &[(0, 1), (1, 1), (2, 5)]);
@@ -115,11 +116,11 @@ fn who_waits_for_a_slot_waits_for_the_batches_too() {
 fn prompts_and_streams_in_passes_of_their_own_take_turns() {
     check_apart(&[decode(0), prefill(1, 8), decode(2)], &[(1, 8)]);
     check_apart(&[stream(0, 8), decode(1), decode(2)], &[(0, 1), (1, 1), (2, 1)]);
-    // Another one that ends within the micro-batch goes first too; what would not end waits for the streams.
+    // Another prompt that ends within the micro-batch goes first too; one that would not end waits for the streams.
     check_apart(&[stream(0, 8), prefill(1, 12)], &[(1, 12)]);
     check_apart(&[stream(0, 8), stream(2, 3), prefill(1, 13)], &[(0, 1), (2, 1)]);
     check_apart(&[stream(0, 20), prefill(1, 2)], &[(0, 1)]);
-    // A long one takes a micro-batch, and then the streams have their turn.
+    // A long prompt takes a micro-batch, and then it is the streams' turn.
     check_apart(&[decode(0), prefill(1, 4000)], &[(1, 20)]);
     check_apart(&[stream(0, 20), prefill(1, 3980)], &[(0, 1)]);
     check_apart(&[prefill(0, 70)], &[(0, 70)]);
@@ -137,7 +138,7 @@ fn a_piece_of_a_prompt_that_does_not_end_there_is_a_turn() {
     let piece = |n_tokens| Pending { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
     check_apart(&[decode(0), piece(5)], &[(1, 5)]);
     check_apart(&[stream(0, 5), piece(5)], &[(0, 1)]);
-    // Nobody ends with it, so nobody would wait for who joins it.
+    // No prompt ends with it, so none would wait for a prompt that joins it.
     let pace = Pace { token: Duration::from_millis(1), ..PACE };
     check_at(pace, &[piece(5), prefill(2, 30)], &[(1, 5), (2, 30)]);
 }
@@ -207,7 +208,7 @@ proptest! {
                 Work::Prefill { n_tokens, .. } => prop_assert!(n <= n_tokens),
             }
         }
-        // Who is left out or cut short has no larger claim than anyone who is served.
+        // A prompt that is left out or cut short has no higher priority than any that is served.
         let prompts = || pending.iter().filter_map(|sequence| match sequence.work {
             Work::Decode => None,
             Work::Prefill { n_tokens, .. } => {
@@ -221,7 +222,7 @@ proptest! {
         }
     }
 
-    /// A worker that plans until all is done, beside what is said of each batch.
+    /// A worker that plans until all work is done, checked after each batch.
     #[test]
     fn in_passes_of_their_own_prompts_end_alone_and_streams_wait_for_a_micro_batch_at_most(
         mut pending in pending(),

@@ -50,13 +50,13 @@ pub(super) enum Use {
     Once,
 }
 
-/// Names of evicted chunks of one kind; their bytes are at most the size of the tier.
+/// Evicted chunks of one kind, by name; their bytes are at most the size of the tier.
 #[derive(Debug, Clone, Default)]
 struct Names {
     n_bytes: u64,
     next: u64,
     by_name: HashMap<BlockHash, (u64, u64)>,
-    /// Names by age; those that were stored again are still among them.
+    /// Order of eviction; names of chunks that were stored again are still included.
     by_age: VecDeque<(u64, BlockHash)>,
 }
 

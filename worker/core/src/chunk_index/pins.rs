@@ -196,7 +196,7 @@ impl ChunkIndex {
         self.disk.set_pinned(id, pinned);
     }
 
-    /// Counts a use that ended at a chunk.
+    /// Records that a use ended at a chunk.
     pub(super) fn count_end(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get_mut(&id) else { return };
         self.pins.ranking.remove(&(chunk.n_ends, Reverse(id)));

@@ -106,7 +106,7 @@ impl Shares {
         }
     }
 
-    /// Counts a chunk that enters for a tenant.
+    /// Adds a chunk that enters for a tenant.
     pub(super) fn enter(&mut self, tenant: Tenant, n_bytes: u64) {
         self.change(tenant.id, |account| {
             account.n_chunks += 1;

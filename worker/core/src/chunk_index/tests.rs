@@ -1,4 +1,4 @@
-//! The index of the chunk store: what is found, refused, written, evicted, pinned and told.
+//! The index of the chunk store: look-ups, refusals, writes, evictions, pins and changes.
 
 use warmpath_common::block_hash::block_chain;
 
@@ -12,14 +12,14 @@ mod shares;
 mod tiers;
 
 const BLOCK: u32 = 2;
-/// Is the size of the payload of one block, in bytes.
+/// Size of the payload of one block, in bytes.
 const BLOCK_BYTES: u64 = 10;
 
 fn root(n: u8) -> BlockHash {
     BlockHash([n; 32])
 }
 
-/// Returns limits that hold so many blocks, chunks of at most 4 of them.
+/// Returns limits for this many blocks, with chunks of at most 4 blocks.
 fn limits(ram_blocks: u64, disk_blocks: u64) -> Limits {
     Limits {
         ram_bytes: ram_blocks * BLOCK_BYTES,
@@ -31,7 +31,7 @@ fn limits(ram_blocks: u64, disk_blocks: u64) -> Limits {
     }
 }
 
-/// Is a sequence with its chain.
+/// Sequence with its chain.
 struct Sequence {
     root: BlockHash,
     chain: Vec<BlockHash>,
@@ -58,7 +58,7 @@ impl Sequence {
         NewChunk { prefix: self.prefix(), blocks, n_bytes, priority: 0, tenant: self.tenant(), now_ms }
     }
 
-    /// Stores all that is missing and returns the new chunks.
+    /// Stores all missing blocks and returns the new chunks.
     fn store(&self, index: &mut ChunkIndex, now_ms: u64) -> Vec<ChunkId> {
         let missing = index.missing(&self.prefix());
         missing
@@ -237,7 +237,7 @@ fn tells_what_changed_once_for_each_chunk_and_in_order() {
     assert_eq!(told(&mut index), [(first.chain[0], Some(Tier::Ram))]);
     let second_id = second.store(&mut index, 2)[0];
     assert_eq!(told(&mut index), [(first.chain[0], Some(Tier::Disk)), (second.chain[0], Some(Tier::Ram))]);
-    // Away and back between two looks is no news; neither is what came and went.
+    // A chunk that moves away and back between two calls gives no change; neither does one that comes and goes.
     index.written(second_id, 2);
     assert!(index.read_back(ids[0], 2) && index.read_back(second_id, 2));
     assert_eq!(told(&mut index), []);

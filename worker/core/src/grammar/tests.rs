@@ -1,4 +1,4 @@
-//! What grammars allow, against a matcher that tries everything, and what hostile ones cost.
+//! What grammars allow, compared with a matcher that tries everything, and the cost of hostile ones.
 
 mod hostile;
 mod naive;
@@ -12,7 +12,7 @@ use super::{Exhausted, Follower, Grammar, GrammarError, Tokens};
 
 const FUEL: u64 = 1_500_000;
 
-/// Is a vocabulary of two named tokens.
+/// Compiles a grammar with a vocabulary of two named tokens.
 fn compile(text: &str) -> Result<Arc<Grammar>, GrammarError> {
     let named = |text: &str| match text {
         "<think>" => Some(1000),
@@ -27,7 +27,7 @@ fn follow(grammar: &str) -> Follower {
     Follower::new(&grammar, FUEL).expect("the start is not too much")
 }
 
-/// Takes a text byte by byte; returns how many were allowed.
+/// Feeds a text byte by byte; returns how many bytes were allowed.
 fn feed(follower: &mut Follower, text: &str) -> Result<usize, Exhausted> {
     for (n, byte) in text.bytes().enumerate() {
         follower.refuel(FUEL);
@@ -38,7 +38,8 @@ fn feed(follower: &mut Follower, text: &str) -> Result<usize, Exhausted> {
     Ok(text.len())
 }
 
-/// Checks that these texts follow a grammar, and that each of those goes wrong at the `^` or, without one, is not complete.
+/// Checks that `right` texts follow a grammar, and that each of the `wrong` ones fails at its `^` or, without one, is
+/// not complete.
 fn check(grammar: &str, right: &[&str], wrong: &[&str]) {
     for text in right {
         let mut follower = follow(grammar);

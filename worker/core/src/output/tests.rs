@@ -1,10 +1,10 @@
-//! Text output against the same rules applied to the whole answer at once.
+//! Text output, compared with the same rules applied to the whole answer at once.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Returns what an answer of these bytes says, and the stop text that ends it, by looking at the whole of it.
+/// Returns the text of an answer and the stop text that ends it, found in the whole answer at once.
 fn naive(bytes: &[u8], stops: &[String]) -> (String, Option<String>) {
     let text = String::from_utf8_lossy(bytes);
     let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
@@ -17,7 +17,7 @@ fn naive(bytes: &[u8], stops: &[String]) -> (String, Option<String>) {
     (text.into_owned(), None)
 }
 
-/// Returns how much of a text is left whose lines behind the first have at least `n_least` blanks before them.
+/// Returns the length of the text up to the first later line with fewer than `n_least` blanks, these included.
 fn naive_indented(text: &str, n_least: usize) -> usize {
     let mut place = 0;
     for (idx, line) in text.split('\n').enumerate() {
@@ -120,7 +120,7 @@ proptest! {
         }
         text.push_str(&output.finish());
         prop_assert_eq!(output.n_out(), text.len());
-        // One character behind the place shows that a line is indented too little: what is said up to it decides.
+        // One character behind the position shows that a line has too little indentation: the text up to it decides.
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let n_left = naive_indented(&whole, n_least as usize);
         let shown = whole.ceil_char_boundary(n_left + 1).min(whole.len());

@@ -1,4 +1,4 @@
-//! Tests of moves and shifts: tables, and token lists to which they are applied.
+//! Moves and shifts by example, and applied to lists of tokens.
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::{BlockHash, ChainRoot, block_chain, block_hash};
@@ -76,7 +76,7 @@ fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
 }
 
-/// Returns slots that have computed these prompts, one each.
+/// Returns a table in which one slot for each of these prompts has computed it.
 fn table(prompts: &[(u8, &[Token], AfterUse)]) -> SlotTable {
     let shape =
         Shape { n_slots: 4, context_tokens: 64, block_size_tokens: 2, memory: MemoryKind::Full, hasher: block_hash };

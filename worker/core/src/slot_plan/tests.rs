@@ -1,4 +1,4 @@
-//! Slot plans by example: who gets which slot, from where, and what is left alone.
+//! Slot plans by example: the slot, the source of the prompt's tokens, and the slots that are spared.
 
 use warmpath_common::block_hash::{ChainRoot, block_chain, block_hash};
 use warmpath_common::model::MemoryKind;
@@ -20,7 +20,7 @@ fn tenant() -> Tenant {
     Tenant::known(TenantId::of_root(&root(0)))
 }
 
-/// Is a worker on which moving a token costs a hundredth of computing it.
+/// A worker on which moving a token costs a hundredth of computing it.
 struct World {
     table: SlotTable,
     index: ChunkIndex,
@@ -28,7 +28,7 @@ struct World {
     costs: Costs,
 }
 
-/// Returns a worker whose slots were used in the order given: which slot, what it holds, whether it is busy.
+/// Returns a worker whose slots were used in this order: the slot, its tokens, whether it is busy.
 fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
     let shape = Shape { n_slots: 4, context_tokens: 1000, block_size_tokens: BLOCK, memory, hasher: block_hash };
     let limits = Limits {
@@ -129,7 +129,7 @@ fn copy(from: u16, n_tokens: u32) -> Start {
     Start::Copy { from: SlotId(from), n_tokens }
 }
 
-/// Checks in which slot a prompt starts and how.
+/// Checks the slot and the source with which a prompt starts.
 fn check(world: &World, prompt: &[Token], (slot, start): (u16, Start)) {
     match world.decide(prompt) {
         Decision::Start(plan) => assert_eq!((plan.slot.0, plan.start), (slot, start)),
@@ -251,7 +251,7 @@ fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
             world.index.written(id, 2);
         }
     }
-    // Something larger pushes the first sequence out of memory.
+    // Something larger evicts the first sequence from memory.
     let other = tokens(0, 60, 2);
     let chain = block_chain(&root(0), &other, BLOCK);
     let prefix = Prefix { root: root(0), chain: &chain, tokens: &other };

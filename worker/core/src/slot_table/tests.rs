@@ -1,4 +1,4 @@
-//! Random life of a worker against a naive KV model: what is held, announced and freed.
+//! Random life of a worker against a naive KV model: held, announced and freed state.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,14 +23,14 @@ fn shape(n_slots: u16, memory: MemoryKind) -> Shape {
     Shape { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher: block_hash }
 }
 
-/// Is one thing that happens.
+/// One random event.
 #[derive(Debug, Clone)]
 enum Happening {
-    /// A request comes with a prompt made of some conversation's first tokens and others.
+    /// A request arrives with a prompt made of the first tokens of a conversation and others.
     Come { from: usize, n_kept: usize, extra: Vec<Token>, salt: u8, leaves_nothing: bool },
     /// A running sequence computes some of its tokens.
     Compute { which: usize, n: usize },
-    /// A running sequence ends: finished, cancelled or failed, all the same.
+    /// A running sequence ends; it makes no difference whether it finished, was cancelled or failed.
     End { which: usize },
     /// A running sequence of a model that can be shifted drops tokens from its middle.
     Shift { which: usize, from: usize, n: usize },
@@ -54,15 +54,15 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// Is the naive model: KV state as plain lists, announcements as a map.
+/// Naive model: KV state as plain lists, announcements as a map.
 struct Model {
     table: SlotTable,
     memory: MemoryKind,
-    /// Is the tokens whose KV state each slot has, and under which root.
+    /// Root and tokens of each slot's KV state.
     kv: Vec<(u8, Vec<Token>)>,
-    /// Counts the first of them that were computed where they are, behind the tokens that are before them.
+    /// Number of each slot's first tokens that were computed in place, behind the tokens before them.
     n_exact: Vec<usize>,
-    /// Is the prompt and the wish to leave nothing of what runs in each slot.
+    /// Prompt of the sequence in each slot, and whether it asked to leave nothing in the cache.
     running: Vec<Option<(Vec<Token>, bool)>>,
     announced: HashMap<BlockKey, (RunState, SlotId, bool)>,
     conversations: Vec<Vec<Token>>,
@@ -180,7 +180,7 @@ impl Model {
             prompt_chain: &chain,
             after_use: if leaves_nothing { AfterUse::Forget } else { AfterUse::Keep },
         });
-        // Some of the prompt's next tokens were further back in the slot; the fewer the prompt leaves, the more.
+        // Some of the prompt's next tokens were further back in the slot: a number that depends on the prompt's length.
         let n_moved = if matches!(plan.start, Start::Keep { .. }) && self.memory == MemoryKind::Full {
             (prompt.len() - 1 - n_start) % 5
         } else {
@@ -194,7 +194,7 @@ impl Model {
         self.running[idx] = Some((prompt, leaves_nothing));
     }
 
-    /// Checks that a running sequence will compute what a request waits for.
+    /// Checks that a running sequence will compute the prefix for which a request waits.
     fn check_wait(&self, prompt: &[Token], (slot, n_tokens): (SlotId, u32)) {
         let (running, secret) = self.running[usize::from(slot.0)].as_ref().unwrap();
         let n_tokens = n_tokens as usize;
@@ -211,7 +211,7 @@ impl Model {
         let Some((prompt, _)) = &self.running[idx] else { return };
         let kv = &mut self.kv[idx].1;
         let next: Vec<Token> = match prompt.len().saturating_sub(kv.len()) {
-            // An answer of one token at a time, as long as there is room.
+            // One token of the answer at a time, as long as there is space.
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
             left => prompt[kv.len()..kv.len() + n.min(left)].to_vec(),
         };
@@ -232,7 +232,7 @@ impl Model {
         kv.drain(from..from + n);
         self.n_exact[idx] = self.n_exact[idx].min(from);
         self.table.shift(SlotId(idx as u16), Shift { from_token: from as u32, n_dropped: n as u32 });
-        // What is left is no prompt to go on with.
+        // The remaining tokens are not a prompt that can be continued.
         if let Some((prompt, _)) = &mut self.running[idx] {
             prompt.truncate(from);
         }
@@ -284,7 +284,7 @@ impl Model {
         }
     }
 
-    /// Compares what routers believe with what the naive model says they should.
+    /// Compares the announced state with that of the naive model.
     fn check_announced(&self) {
         let mut truth: HashMap<BlockKey, Vec<(RunState, SlotId, bool)>> = HashMap::new();
         for (idx, (salt, kv)) in self.kv.iter().enumerate() {
@@ -346,7 +346,7 @@ fn empty_index() -> ChunkIndex {
     ChunkIndex::new(limits)
 }
 
-/// Returns costs at which moving state is cheap where it is possible without a store.
+/// Returns costs at which moving state is cheap if it is possible without a store.
 fn costs(memory: MemoryKind) -> Costs {
     Costs {
         prefill_ms_per_token: 1.0,

@@ -1,6 +1,6 @@
-//! What routers believe, against what the naive worker says they should.
+//! Announced state, compared with that of the naive worker.
 //!
-//! Not here: where the truth comes from (`world`).
+//! Not here: the source of the truth (`world`).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use warmpath_worker_core::chunk_index::Kind;
 use crate::Keeps;
 use crate::world::{BLOCK, World, root};
 
-/// Is what is known of one block.
+/// Announced state of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Known {
     state: RunState,
@@ -29,12 +29,12 @@ impl Known {
     }
 }
 
-/// Is everything that was announced and not withdrawn.
+/// All blocks that were announced and not withdrawn.
 #[derive(Default)]
 pub struct Announced(HashMap<BlockKey, Known>);
 
 impl Announced {
-    /// Takes in what is announced and compares it with what is so, unless hashes collide.
+    /// Applies the announcements and compares them with the truth, unless hashes collide.
     pub fn check(&mut self, world: &World, changes: Vec<Change>) {
         if world.collides() {
             return;
@@ -74,7 +74,7 @@ impl Announced {
     }
 }
 
-/// Lists who holds which block.
+/// Returns the holders of each block.
 fn truth(world: &World) -> HashMap<BlockKey, Vec<Known>> {
     let mut truth: HashMap<BlockKey, Vec<Known>> = HashMap::new();
     let rewinds = world.setting.memory.rewinds_anywhere();
@@ -100,7 +100,7 @@ fn truth(world: &World) -> HashMap<BlockKey, Vec<Known>> {
 fn add_stored(world: &World, truth: &mut HashMap<BlockKey, Vec<Known>>) {
     let wanted = match world.setting.memory {
         MemoryKind::Full => Kind::Chunk,
-        // Slots rewind to any token and stored state does not: one chain has one kind of resume points.
+        // Slots can be rewound to any token and stored state cannot: one chain has one kind of resume points.
         MemoryKind::Sliding => return,
         MemoryKind::Recurrent | MemoryKind::Hybrid => Kind::Checkpoint,
     };

@@ -1,9 +1,10 @@
-//! Random life of a worker's whole core against naive KV state: slots, store, disk, waiting, checkpoints, announcements.
+//! Random life of a worker's whole core against naive KV state: slots, store, disk, waiting, checkpoints,
+//! announcements.
 //!
-//! Not here: each part alone (the tests beside the parts), llama.cpp (the worker's tests).
-//! The idea: a payload of the model is the list of tokens that it was computed from. Whatever a plan brings into a slot must
-//! be computed from the prompt's own tokens, must be where the plan says, and must be of a kind that can be cut there. At the
-//! end everything that runs is let run out, and every request must have started.
+//! Not here: each part alone (the tests next to the parts), llama.cpp (the worker's tests).
+//! A payload of the model is the list of tokens from which it was computed. The state that a plan brings to a slot must
+//! be computed from the prompt's own tokens, must be where the plan expects it, and must be of a kind that can be cut
+//! there. At the end everything that runs is finished, and every request must have started.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests are tests")]
 
@@ -19,37 +20,37 @@ use warmpath_worker_core::prefix_tree::BlockHasher;
 
 use world::{Request, Setting, World};
 
-/// Is one thing that happens.
+/// One random event.
 #[derive(Debug, Clone)]
 enum Happening {
-    /// A request comes with a prompt made of some conversation's first tokens and others.
+    /// A request arrives with a prompt made of the first tokens of a conversation and others.
     Come { from: usize, n_kept: usize, extra: Vec<Token>, other_salt: u8, keeps: Keeps },
     /// A running sequence computes some of its tokens.
     Compute { which: usize, n: usize },
-    /// A running sequence ends: finished, cancelled or failed, all the same.
+    /// A running sequence ends; it makes no difference whether it finished, was cancelled or failed.
     End { which: usize },
     /// A running sequence loses its KV state and fails.
     Lose { which: usize },
-    /// A waiting request's client goes.
+    /// A waiting request's client leaves.
     Leave { which: usize },
-    /// An idle slot's state leaves the buffer, into the store as far as it has room.
+    /// An idle slot's state is moved out of the buffer, to the store as far as it has space.
     MoveOut { which: usize },
-    /// The disk answers.
+    /// A disk operation ends.
     Disk { which: usize, outcome: Outcome },
-    /// A conversation is pinned, or a pin is ended.
+    /// A conversation is pinned, or a pin is removed.
     Pin { which: usize, name: u64 },
-    /// Everything stored is forgotten.
+    /// Everything stored is cleared.
     Clear,
 }
 
-/// Says whether a request leaves its state behind.
+/// Whether a request leaves its state in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeps {
     State,
     Nothing,
 }
 
-/// Says how a request of the disk went.
+/// Outcome of a disk operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Good,
@@ -152,7 +153,7 @@ proptest! {
     }
 }
 
-/// Random traffic must take every way, or the test above shows nothing.
+/// Random traffic must use every kind of start, or the test above proves nothing.
 #[test]
 fn random_life_takes_every_way_there_is() {
     use proptest::strategy::ValueTree as _;

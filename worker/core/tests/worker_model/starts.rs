@@ -1,6 +1,6 @@
-//! Starting requests as the shell does, with a check of every plan against what is so.
+//! Starts of requests as in the shell, with a check of every plan against the truth.
 //!
-//! Not here: what happens otherwise (`world`).
+//! Not here: all other events (`world`).
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
@@ -13,7 +13,7 @@ use crate::Keeps;
 use crate::world::{BLOCK, Kv, Running, Truth, Waiting, World, root, tenant};
 
 impl World {
-    /// Starts every request that can start, in the order in which they came.
+    /// Starts every request that can start, in the order of arrival.
     pub fn admit(&mut self) {
         let mut idx = 0;
         while idx < self.waiting.len() {
@@ -54,7 +54,7 @@ impl World {
         )
     }
 
-    /// Checks that a running sequence will compute what a request waits for.
+    /// Checks that a running sequence will compute the prefix for which a request waits.
     fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32)) {
         let n = n_tokens as usize;
         let waiting = &self.waiting[idx].request;
@@ -118,7 +118,7 @@ impl World {
         self.running[idx] = Some(Running { request, stops });
     }
 
-    /// Returns the KV state that the plan brings into its slot.
+    /// Returns the KV state that the plan brings to its slot.
     fn bring(&mut self, waiting: &Waiting, plan: &SlotPlan) -> Kv {
         let request = &waiting.request;
         let root = root(request.salt);
@@ -157,7 +157,7 @@ impl World {
         kv
     }
 
-    /// Lists the chunks of a prompt's first tokens with the blocks taken from each.
+    /// Returns the chunks of a prompt's first tokens with the number of blocks taken from each.
     fn pieces(&self, found: &Found, n_tokens: usize) -> Vec<(ChunkId, usize)> {
         if self.setting.memory == MemoryKind::Recurrent {
             return Vec::new();

@@ -1,6 +1,6 @@
 //! The naive worker: slots, payloads, files and clients as plain lists, driven as the shell drives the core.
 //!
-//! Not here: starting a request (`starts`), what routers are told (`announced`).
+//! Not here: the start of a request (`starts`), announcements to routers (`announced`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -23,7 +23,7 @@ pub const CONTEXT: u32 = 40;
 const BLOCK_BYTES: u64 = 10;
 const CHECKPOINT_BYTES: u64 = 8;
 
-/// Is one kind of worker.
+/// Configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct Setting {
     pub memory: MemoryKind,
@@ -35,7 +35,7 @@ pub struct Setting {
     pub export_ms: f64,
 }
 
-/// Is one request.
+/// A request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub prompt: Vec<Token>,
@@ -43,29 +43,29 @@ pub struct Request {
     pub keeps: Keeps,
 }
 
-/// Is a request that has not started.
+/// Request that has not started.
 pub struct Waiting {
     pub request: Request,
     pub chain: Vec<BlockHash>,
     pub fetching: Vec<ChunkId>,
 }
 
-/// Is a request that has.
+/// Request that has started.
 pub struct Running {
     pub request: Request,
     pub stops: Vec<u32>,
 }
 
-/// Is the KV state that a slot truly has.
+/// KV state that a slot really has.
 #[derive(Debug, Clone, Default)]
 pub struct Kv {
     pub salt: u8,
     pub tokens: Vec<Token>,
-    /// Is the fewest tokens that a sliding window's state can be cut back to.
+    /// Fewest tokens to which a sliding window's state can be cut back.
     pub n_fixed: usize,
 }
 
-/// Is what a payload was computed from: all tokens up to its end.
+/// Tokens from which a payload was computed: all up to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Truth {
     pub salt: u8,
@@ -74,7 +74,7 @@ pub struct Truth {
     pub tokens: Vec<Token>,
 }
 
-/// Counts what has happened, by name.
+/// Numbers of events, by name.
 #[derive(Debug, Clone, Default)]
 pub struct Ways(BTreeMap<&'static str, u32>);
 
@@ -89,7 +89,7 @@ impl Ways {
         }
     }
 
-    /// Lists every way that there is with how often it was taken.
+    /// Returns every kind of start and wait with its number.
     pub fn all(&self) -> Vec<(&'static str, u32)> {
         const NAMES: [&str; 13] = [
             "cold",
@@ -110,7 +110,7 @@ impl Ways {
     }
 }
 
-/// Is the whole worker.
+/// The whole worker.
 pub struct World {
     pub setting: Setting,
     pub table: SlotTable,
@@ -211,7 +211,7 @@ impl World {
         let stop = running.stops.iter().map(|stop| *stop as usize).find(|stop| *stop > kv.len());
         let until = stop.unwrap_or(prompt.len()).min(prompt.len());
         let next: Vec<Token> = match until.saturating_sub(kv.len()) {
-            // An answer of one token at a time, as long as there is room.
+            // One token of the answer at a time, as long as there is space.
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
             left => prompt[kv.len()..kv.len() + n.min(left)].to_vec(),
         };
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Stores what a slot holds.
+    /// Stores a slot's state.
     pub fn save(&mut self, idx: usize) {
         let slot = self.table.slot(SlotId(idx as u16));
         let (Some(root), tokens) = (slot.root().copied(), slot.exact_tokens().to_vec()) else { return };
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// Answers a request of the disk: a read that is under way first, else a write.
+    /// Ends a disk operation: a read if one is under way, otherwise a write.
     pub fn hear_from_disk(&mut self, which: usize, outcome: Outcome) {
         if !self.reading.is_empty() {
             let id = self.reading.remove(which % self.reading.len());
@@ -364,7 +364,7 @@ impl World {
         self.obey();
     }
 
-    /// Does what the index orders.
+    /// Executes the index's orders.
     pub fn obey(&mut self) {
         for order in self.index.take_orders() {
             match order {
@@ -378,7 +378,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to its end; panics when a request never starts.
+    /// Runs until all requests have ended; panics when one never starts.
     pub fn run_out(&mut self) {
         for _ in 0..400 {
             for _ in 0..self.reading.len() + self.writing.len() {
@@ -412,12 +412,13 @@ impl World {
         assert!(self.index.totals(Tier::Disk).n_bytes <= self.setting.disk_blocks * BLOCK_BYTES);
     }
 
-    /// Returns whether blocks may share a hash. Then what is announced may be wrong: that can misroute, never misanswer.
+    /// Returns whether blocks may share a hash. Then announcements may be wrong: that can cause a wrong route, never a
+    /// wrong answer.
     pub fn collides(&self) -> bool {
         !std::ptr::fn_addr_eq(self.setting.hasher, block_hash as BlockHasher)
     }
 
-    /// Compares everything with what is so.
+    /// Compares all state with the truth.
     pub fn check(&mut self) {
         self.now_ms += 1;
         for news in self.index.take_news() {

@@ -1,8 +1,8 @@
-//! What leaves RAM when room is needed, and what stays.
+//! Evictions from RAM when space is needed, and the chunks that stay.
 
 use super::*;
 
-/// Returns `n` sequences of 4 blocks that share nothing with each other or with those of small tokens.
+/// Returns `n` sequences of 4 blocks that share nothing with each other or with sequences of small tokens.
 fn strangers(n: u32) -> impl Iterator<Item = Sequence> {
     (1..=n).map(|idx| Sequence::new((0..8).map(move |token| idx * 1000 + token)))
 }
@@ -65,7 +65,7 @@ fn what_is_used_takes_at_most_two_fifths_before_anything_came_back() {
         sequence.store(&mut index, now_ms);
         sequence.touch(&mut index, 10 + now_ms);
     }
-    // The third use has put the least recently used on probation, so that it makes room for others in its turn.
+    // The third use has moved the least recently used chunk to probation, so it is evicted in its turn.
     for (now_ms, other) in (20..).zip([0..8, 50..58, 60..68].map(Sequence::new)) {
         other.store(&mut index, now_ms);
     }
@@ -166,7 +166,7 @@ fn a_pin_keeps_what_is_stored_before_and_after_it() {
     index.insert(&pinned.new_chunk(0..4, 1)).unwrap();
     let view = index.pin(PinId(7), &pinned.prefix()).unwrap();
     assert_eq!(view, PinView { pin: PinId(7), n_tokens: 16, n_stored_bytes: 40, n_guarded_bytes: 40 });
-    // Behind the pin's first chunk another chain, which is not pinned.
+    // Behind the pin's first chunk there is another chain, which is not pinned.
     Sequence::new((0..8).chain(500..508)).store(&mut index, 1);
     index.insert(&pinned.new_chunk(4..8, 1)).unwrap();
     index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_chunk(0..7, 1) }).unwrap();
@@ -197,7 +197,7 @@ fn pins_keep_at_most_half_and_say_how_much_they_keep() {
     }
     assert_eq!(pinned.n_stored(&index), 8);
     index.check_invariants();
-    // A pin of the same name takes its place.
+    // A pin with the same name replaces it.
     let view = index.pin(PinId(1), &Sequence::new(0..8).prefix()).unwrap();
     assert_eq!((index.pins(), view.n_guarded_bytes), (vec![view], 40));
     index.check_invariants();
@@ -237,7 +237,7 @@ fn the_chains_that_are_used_most_are_pinned() {
     touch_often(&hot, &mut index, 3);
     assert_eq!(pinned(&index), [0, 1], "a chain is pinned whole");
     index.check_invariants();
-    // What was popular once gives way: after a thousand uses all counts have been halved.
+    // A chain that was popular once loses its pin: after a thousand uses all counts have been halved.
     touch_often(&hot, &mut index, 500);
     touch_often(&warm, &mut index, 450);
     assert_eq!(pinned(&index), [0, 1]);

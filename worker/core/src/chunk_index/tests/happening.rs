@@ -1,42 +1,42 @@
-//! What may happen to a store, at random.
+//! Random events of a store.
 //!
-//! Not here: what comes of it (`model`).
-//! The idea: prompts grow out of each other from an alphabet of three tokens, so that they share and part everywhere.
+//! Not here: their effects (`model`).
+//! Prompts grow out of each other from an alphabet of three tokens, so that they share prefixes and diverge everywhere.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Is one thing that happens.
+/// One random event.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
-    /// A prompt comes that begins like an earlier one; all of it that is missing is stored.
+    /// A prompt arrives that starts like an earlier one; its missing blocks are stored.
     Store {
         prompt: Prompt,
         priority: i32,
     },
-    /// The state at some place of a prompt is stored.
+    /// The state at some position of a prompt is stored.
     StoreCheckpoint {
         which: usize,
         n_blocks: usize,
     },
-    /// A prompt starts from what is stored of it.
+    /// A prompt starts from its stored prefix.
     Use {
         which: usize,
     },
-    /// What is stored of a prompt is held; one of the holds ends.
+    /// The stored chunks of a prompt are held; `LetGo` ends one of the holds.
     Hold {
         which: usize,
     },
     LetGo {
         which: usize,
     },
-    /// A write ends, well or not.
+    /// A write ends, successfully or not.
     Write {
         which: usize,
         works: bool,
     },
-    /// A chunk is read, or its file turns out to be damaged.
+    /// A chunk is read; `Lose` reports that its file is damaged.
     Read {
         which: usize,
     },
@@ -58,7 +58,7 @@ pub(super) enum Happening {
     },
 }
 
-/// Is a prompt made of an earlier one's first tokens and others.
+/// Prompt made of the first tokens of an earlier one and others.
 #[derive(Debug, Clone)]
 pub(super) struct Prompt {
     pub from: usize,

@@ -1,9 +1,8 @@
 //! Random life of a store against a naive model: plain lists of chunks, each with all tokens before it.
 //!
-//! Not here: which of those that may leave goes first (`eviction`).
-//! The idea: the model is a shell without bytes. It does the orders, checks that each makes sense for the chunk's state,
-//! reports back in any order, and compares what the index says with what its lists say. Hashes are cut to a few bits,
-//! so that they collide all the time.
+//! Not here: the order of eviction (`eviction`).
+//! The model is a shell without bytes. It executes the orders, checks that each fits the chunk's state, reports back in
+//! any order, and compares the index with its lists. Hashes are cut to a few bits, so that they collide all the time.
 
 use std::collections::HashMap;
 
@@ -14,7 +13,7 @@ use super::happening::{Happening, Prompt, happening, some_limits};
 use super::*;
 use crate::chunk_index::News;
 
-/// Is one stored chunk or checkpoint: where it lies and all tokens up to its end.
+/// A stored chunk or checkpoint: its places and all tokens up to its end.
 #[derive(Debug, Clone)]
 struct Stored {
     id: ChunkId,
@@ -48,7 +47,7 @@ impl Stored {
     }
 }
 
-/// Is the naive model.
+/// Naive model.
 struct Model {
     index: ChunkIndex,
     limits: Limits,
@@ -78,7 +77,7 @@ impl Model {
         }
     }
 
-    /// Returns a sequence whose hashes have a few bits only.
+    /// Returns a sequence whose hashes have only a few bits.
     fn sequence(&self, salt: u8, tokens: Vec<Token>) -> Sequence {
         let mut parent = root(salt);
         let cut = |mut hash: BlockHash| {
@@ -248,14 +247,15 @@ impl Model {
                 stored.record.root == *root && tokens.starts_with(&stored.lineage[..n_key])
             })
         };
-        // With colliding hashes a pin may cover another prefix too, and its share be taken by that.
+        // If hashes collide, a pin may also cover another prefix, which takes the pin's share.
         let all: Vec<&Stored> = self.stored.iter().filter(is_pinned).collect();
         let n_bytes: u64 = all.iter().map(|stored| stored.record.n_bytes).sum();
         let is_within = n_bytes <= self.limits.ram_bytes / 2 && n_bytes <= self.limits.disk_bytes / 2;
         if is_within && self.hash_bits >= 8 { all.iter().map(|stored| stored.id).collect() } else { Vec::new() }
     }
 
-    /// Does what the index has ordered, checks that each order makes sense and may be given, and returns whose files went.
+    /// Executes the index's orders, checks that each fits and is allowed, and returns the chunks whose files were
+    /// dropped.
     fn do_orders(&mut self, may_go: &dyn Fn(ChunkId) -> bool) -> Vec<Stored> {
         let mut dropped = Vec::new();
         for order in self.index.take_orders() {
@@ -302,7 +302,7 @@ impl Model {
         assert_eq!(self.told, truth, "the news does not amount to what is stored");
     }
 
-    /// Starts a new life from the files, given in some order; what is reached through a file that is not there is refused.
+    /// Restarts from the files, in some order; a chunk that is reached only through a missing file is refused.
     fn restart(&mut self, seed: usize) {
         let is_written = |stored: &&Stored| stored.file == Some(FileState::Written);
         let mut files: Vec<Stored> = self.stored.iter().filter(is_written).cloned().collect();
@@ -345,7 +345,7 @@ impl Model {
         (1..=sequence.chain.len()).take_while(is_stored).count()
     }
 
-    /// Returns how many tokens of a sequence are stored where the chunk that has its last whole block goes on.
+    /// Returns how many tokens of a sequence are stored, those behind its last whole block in the same chunk included.
     fn naive_tokens(&self, sequence: &Sequence, found: &Found) -> usize {
         let n_whole = found.n_blocks * BLOCK as usize;
         let Some(last) = found.pieces.last() else { return n_whole };
@@ -369,7 +369,7 @@ impl Model {
         ranges
     }
 
-    /// Compares what the index says with what the lists say.
+    /// Compares the index with the lists.
     fn check(&self) {
         self.index.check_invariants();
         let sum = |is_there: fn(&Stored) -> bool| -> u64 {
@@ -414,13 +414,13 @@ impl Model {
     }
 }
 
-/// Returns what news is about: every block of a chunk, the last of a checkpoint.
+/// Returns the keys of a change: every block of a chunk, the last block of a checkpoint.
 fn keys(kind: Kind, blocks: &[BlockHash]) -> Vec<(Kind, BlockHash)> {
     let n_before = if kind == Kind::Chunk { 0 } else { blocks.len() - 1 };
     blocks[n_before..].iter().map(|hash| (kind, *hash)).collect()
 }
 
-/// Returns whether a chunk is reached through another: it stands behind the other's first block.
+/// Returns whether a chunk is reached through another: it is behind the other's first block.
 fn is_behind(chunk: &Stored, other: &Stored) -> bool {
     let first_block = other.record.first_block;
     let shared = &other.lineage[..(first_block + 1) * BLOCK as usize];

@@ -1,4 +1,4 @@
-//! Fair shares: what a tenant keeps whatever others do, and what it gives.
+//! Fair shares: what a tenant keeps whatever others do, and what it loses.
 //!
 //! Not here: the order among one tenant's chunks (`eviction`).
 
@@ -13,7 +13,7 @@ fn tenant(salt: u8) -> Tenant {
     Tenant::known(TenantId::of_root(&root(salt)))
 }
 
-/// Returns the `n`th prompt of a salt: `n_blocks` blocks that begin no other prompt.
+/// Returns the `n`th prompt of a salt: `n_blocks` blocks that start no other prompt.
 fn prompt(salt: u8, n: u32, n_blocks: usize) -> Sequence {
     let tokens: Vec<Token> = (0..n_blocks as u32 * BLOCK).map(|idx| n * 100 + idx).collect();
     Sequence { root: root(salt), chain: block_chain(&root(salt), &tokens, BLOCK), tokens }
@@ -24,7 +24,7 @@ fn bytes_of(index: &ChunkIndex, salt: u8) -> (u64, u64) {
     index.shares().into_iter().find(its).map_or((0, 0), |share| (share.ram_bytes, share.disk_bytes))
 }
 
-/// Stores a prompt for a tenant and pretends that each file is written at once.
+/// Stores a prompt for a tenant as if each file were written at once.
 fn store_as(index: &mut ChunkIndex, sequence: &Sequence, (tenant, priority, now_ms): (Tenant, i32, u64)) {
     for blocks in index.missing(&sequence.prefix()) {
         let new = NewChunk { tenant, priority, ..sequence.new_chunk(blocks, now_ms) };
@@ -43,18 +43,18 @@ fn write_all(index: &mut ChunkIndex, now_ms: u64) {
     }
 }
 
-/// Kinds of floods against a tenant that keeps to its share.
+/// Kinds of floods against a tenant that stays within its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flood {
-    /// Prompts that come once.
+    /// Prompts that are sent once.
     Plain,
     /// The same at the highest priority.
     Priority,
-    /// Prompts that each come twice, within the time for which what is used stays.
+    /// Prompts that are each sent twice, within the time for which used chunks stay.
     Reused,
     /// A fresh chain root for each prompt.
     FreshRoots,
-    /// The same, with a tenant's name.
+    /// A fresh chain root for each prompt, and a named tenant.
     NamedFreshRoots,
 }
 
@@ -84,7 +84,7 @@ fn a_tenant_within_its_share_loses_nothing_to_anothers_flood() {
     let kinds = [Flood::Plain, Flood::Priority, Flood::Reused, Flood::FreshRoots, Flood::NamedFreshRoots];
     for kind in kinds {
         let mut index = ChunkIndex::new(Limits { min_hold_ms: 1000, ..limits(40, 80) });
-        // A flood that came first has taken all.
+        // An earlier flood has taken all space.
         flood(&mut index, kind, 1);
         let innocent: Vec<Sequence> = (0..5).map(|n| prompt(0, n, 4)).collect();
         for sequence in &innocent {
@@ -109,7 +109,7 @@ fn what_a_tenant_does_not_use_is_anyones_and_is_given_back() {
         store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 2));
         store_as(&mut index, &prompt(1, n, 1), (tenant(1), 0, 2));
     }
-    // Of 400 bytes 134 are a third; a chunk of 40 more or less is as near as it gets.
+    // A third of 400 bytes is 134; the nearest possible values differ by a chunk of 40.
     let shares = [0, 1, 9].map(|salt| bytes_of(&index, salt).0);
     assert!(shares.iter().all(|n_bytes| (94..=174).contains(n_bytes)), "{shares:?}");
     let reasons: Vec<Reason> = index.evicted().iter().map(|evicted| evicted.reason).collect();
@@ -126,7 +126,7 @@ fn the_share_of_a_tenant_that_was_quiet_for_long_lapses() {
         }
         flood(&mut index, Flood::Plain, 1 + quiet_ms);
         assert_eq!(bytes_of(&index, 0).0, expected);
-        // It has a share again once it comes back.
+        // The tenant has a share again once it comes back.
         for n in 0..5 {
             store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 2 + quiet_ms));
             prompt(0, n, 4).touch(&mut index, 2 + quiet_ms);
@@ -208,7 +208,7 @@ fn one_tenants_pins_leave_room_for_those_of_another() {
         store_as(index, sequence, (tenant(sequence.root.0[0]), 0, 1));
         index.pin(PinId(name), &sequence.prefix()).expect("few pins").n_guarded_bytes
     };
-    // Five prompts are all that pins may keep.
+    // Pins may keep five prompts and no more.
     let greedy: Vec<u64> = (0..6).map(|n| pin(&mut index, &prompt(1, n, 4), u64::from(n))).collect();
     assert_eq!(greedy, [40, 40, 40, 40, 40, 0]);
     let modest: Vec<u64> = (0..3).map(|n| pin(&mut index, &prompt(2, n, 4), 10 + u64::from(n))).collect();
@@ -222,7 +222,7 @@ fn one_tenants_pins_leave_room_for_those_of_another() {
     index.check_invariants();
 }
 
-/// Happening of the random life of several tenants.
+/// Event in the random life of several tenants.
 #[derive(Debug, Clone)]
 enum Step {
     Store { salt: u8, n: u32, n_blocks: usize, priority: i32 },
@@ -239,7 +239,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns what each tenant holds, as plain sums over all chunks say.
+/// Returns the bytes of each tenant, summed over all chunks.
 fn naive_shares(index: &ChunkIndex) -> BTreeMap<TenantId, u64> {
     let mut shares = BTreeMap::new();
     for chunk in index.chunks.values().filter(|chunk| chunk.in_ram) {
@@ -248,7 +248,7 @@ fn naive_shares(index: &ChunkIndex) -> BTreeMap<TenantId, u64> {
     shares
 }
 
-/// Checks what a store of one chunk did to all tenants.
+/// Checks the effect of storing one chunk on all tenants.
 fn check_fair(before: &BTreeMap<TenantId, u64>, index: &ChunkIndex, (taker, n_bytes): (Tenant, u64)) {
     let (after, limit) = (naive_shares(index), index.limits().ram_bytes);
     let (n_before, n_after): (u64, u64) = (before.values().sum(), after.values().sum());
@@ -265,7 +265,7 @@ fn check_fair(before: &BTreeMap<TenantId, u64>, index: &ChunkIndex, (taker, n_by
     for (id, n_held) in before.iter().filter(|(id, _)| is_known(id) && **id != taker.id) {
         let n_left = after.get(id).copied().unwrap_or(0);
         assert!(n_left == *n_held || *n_held * n_shares > limit, "a tenant within its share gives");
-        // What a tenant that gives still holds and one chunk is an equal share at least.
+        // A tenant that loses chunks keeps at least an equal share less one chunk.
         assert!(n_left == *n_held || (n_left + 4 * BLOCK_BYTES) * n_shares > limit, "a tenant gives too much");
     }
 }

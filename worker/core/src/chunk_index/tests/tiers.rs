@@ -1,8 +1,8 @@
-//! How chunks move between RAM and disk, and what happens when the disk fails.
+//! Moves of chunks between RAM and disk, and failures of the disk.
 
 use super::*;
 
-/// Does the orders, all writes successfully, and returns what was written.
+/// Executes the orders, all writes successfully, and returns the written chunks.
 fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
     let write = |order| if let Order::Write(id) = order { Some(id) } else { None };
     let ids: Vec<ChunkId> = index.take_orders().into_iter().filter_map(write).collect();
@@ -12,7 +12,7 @@ fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
     ids
 }
 
-/// Returns the files of an index as a later life finds them.
+/// Returns the files of an index as a later process finds them.
 fn files(index: &ChunkIndex) -> Vec<(Record, u64)> {
     let on_disk = index.entries().into_iter().filter(|entry| entry.is_on_disk);
     on_disk.map(|entry| (Record::clone(index.record(entry.chunk).unwrap()), entry.last_used_ms)).collect()
@@ -34,7 +34,7 @@ fn what_is_on_disk_is_found_there_and_read_back_into_ram() {
         index.find(&first.prefix()).pieces.iter().map(|piece| piece.tier).collect()
     };
     assert_eq!(tiers(&index), [Tier::Disk, Tier::Disk]);
-    // Nothing of the second has been written, so that its end is given up for the first.
+    // No chunk of the second sequence has been written, so its last one is dropped for the first sequence.
     assert!(index.read_back(ids[0], 4) && index.read_back(ids[0], 4));
     assert_eq!((tiers(&index), second.n_stored(&index)), (vec![Tier::Ram, Tier::Disk], 4));
     index.check_invariants();

@@ -1,14 +1,15 @@
-//! Grammars that are made to cost much: every step stays within its work, and the answer goes on or fails.
+//! Grammars that are made to be expensive: every step stays within its work, and the answer continues or fails.
 
 use std::time::{Duration, Instant};
 
 use super::{FUEL, compile};
 use crate::grammar::Follower;
 
-/// Is what nothing may take on a machine that does other things too. Steps take some 10 ms there, compiling 150; what is printed says more.
+/// Upper limit of every step on a machine that does other work too. Steps take some 10 ms there, compiling 150 ms; the
+/// printed times are more precise.
 const STEP_MAX: Duration = Duration::from_secs(5);
 
-/// Lists grammars, each with a text that is said again and again.
+/// Returns grammars, each with a text that is repeated again and again.
 fn hostile() -> Vec<(String, &'static str)> {
     let chain = |n: usize, op: &str| -> String {
         let rules = (0..n).map(|i| format!("r{i} ::= r{}{op}\n", i + 1));

@@ -1,18 +1,18 @@
 //! A matcher of grammars that tries everything, and random grammars for it.
 //!
-//! The idea: where an expression that begins at a place can end, and whether it can go on beyond the text, are computed by
-//! trying all ways again and again until nothing is new; nothing of the reader or the rows is used.
+//! The ends of an expression that begins at a place, and whether it can continue beyond the text, are computed by
+//! trying all possibilities until nothing new is found. The matcher uses neither the parser nor the rows.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::super::Follower;
 
-/// Is what a rule or a part of one says.
+/// Expression: a rule or a part of one.
 #[derive(Debug, Clone)]
 pub enum Expr {
     Literal(String),
-    /// A class: its characters, and whether it means all others.
+    /// A class: its characters, and whether it is negated.
     Class(Vec<char>, bool),
     Rule(usize),
     Sequence(Vec<Expr>),
@@ -80,11 +80,11 @@ pub struct Naive<'a> {
     is_nullable: Vec<bool>,
 }
 
-/// Is what is known so far of each rule at each place of a text.
+/// Known facts about each rule at each place of a text.
 struct Known {
-    /// Says where the rule can end.
+    /// Places where the rule can end.
     ends: Vec<Vec<Vec<bool>>>,
-    /// Says that it can go on beyond the text, or end with it.
+    /// Whether the rule can continue beyond the text, or end with it.
     outlasts: Vec<Vec<bool>>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// Returns whether a text follows the root, and whether it is the beginning of one that does.
+    /// Returns whether a text follows the root, and whether it is the first part of one that does.
     pub fn judge(&self, text: &[char]) -> (bool, bool) {
         let n = text.len() + 1;
         let mut known = Known { ends: vec![vec![vec![false; n]; n]; N_RULES], outlasts: vec![vec![false; n]; N_RULES] };
@@ -261,7 +261,7 @@ fn merge(into: &mut [bool], more: &[bool]) {
     into.iter_mut().zip(more).for_each(|(into, more)| *into |= more);
 }
 
-/// Checks that a follower allows a text, byte by byte, as far as the matcher does.
+/// Checks that a follower allows the same bytes of a text as the matcher.
 pub fn compare(naive: &Naive<'_>, mut follower: Follower, text: &str) -> Result<(), TestCaseError> {
     let chars: Vec<char> = text.chars().collect();
     for n in 0..=chars.len() {
