@@ -1,9 +1,9 @@
-//! Other ways to ask for a chat: Anthropic's messages and OpenAI's responses, each turned into the chat completion request
-//! that means the same.
+//! Other API formats for a chat: Anthropic's messages and OpenAI's responses, each converted into the equivalent chat
+//! completion request.
 //!
-//! Not here: what becomes of the chat, and the answers' shapes (the worker). The idea: a conversion is a pure function from
-//! bytes to bytes that router and worker both call, so the router hashes exactly the prompt that the worker runs, and everything
-//! behind it is the one lifecycle of chats. A [`Spelling`] turns the names in its errors back into those that the client wrote.
+//! The worker runs the chat and writes the responses. A conversion is a pure function from bytes to bytes that router
+//! and worker both call. So the router hashes exactly the prompt that the worker runs, and the rest of both programs
+//! handles chats only. A [`Spelling`] turns the field names in error messages back into those that the client wrote.
 
 pub mod anthropic;
 mod conversation;
@@ -19,35 +19,35 @@ use crate::fields::{self, ReadError};
 pub use spelling::Spelling;
 pub use tools::{CallForm, FREE_TEXT, LEFT_OUT_KINDS, Tool, ToolNames};
 
-/// Is a dialect's request as a chat completion request.
+/// A request of another API format, converted into a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted {
-    /// Is the chat completion request, JSON.
+    /// The chat completion request as JSON.
     pub body: Vec<u8>,
-    /// Turns the names of its fields back into the dialect's.
+    /// Map from its field names back to the original ones.
     pub spelling: Spelling,
-    /// Tools that the chat's functions stand for.
+    /// Tools that the chat's functions represent.
     pub tools: ToolNames,
 }
 
-/// Says why no chat can be made of a request.
+/// Reason why a request cannot be converted into a chat.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialectError {
-    /// The body is not JSON, or a field is missing, of a wrong type or of a value that it cannot have.
+    /// The body is not JSON, or a field is missing, has a wrong type or an impossible value.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A field asks for something that Warmpath does not do.
+    /// A field requests something that Warmpath does not support.
     #[error("`{param}`: {reason}")]
     Unsupported {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Says what is not done, and what to do instead where there is something.
+        /// What is not supported, and the alternative where there is one.
         reason: String,
     },
 }
 
 impl DialectError {
-    /// Returns the field that is to blame, where one is.
+    /// Returns the field that caused the error, if there is one.
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::Read(ReadError::Field { param, .. }) => param.as_deref(),
@@ -63,7 +63,7 @@ fn read_object(body: &[u8]) -> Result<field::Object, DialectError> {
     Ok(field::Object::whole(fields))
 }
 
-/// Lists a chat's fields that are no fields of any dialect or mean nothing there, besides those that a conversion sets.
+/// Fields of a chat that no dialect has, or that mean nothing in one, besides those that a conversion sets.
 pub const DROPPED: &[&str] = &[
     "add_generation_prompt",
     "best_of",
@@ -85,7 +85,7 @@ pub const DROPPED: &[&str] = &[
     "suffix",
 ];
 
-/// Takes out the fields that mean nothing: those of every dialect and one dialect's `own`.
+/// Removes the fields that mean nothing: those of every dialect and those in `own`.
 fn drop_meaningless(fields: &mut field::Object, own: &[&str]) {
     for name in DROPPED.iter().chain(own) {
         fields.fields.remove(*name);

@@ -1,7 +1,7 @@
-//! Anthropic's messages as a chat.
+//! Conversion of Anthropic's messages into a chat.
 //!
-//! Not here: the answer's shape (the worker). The idea: Anthropic's own fields are taken out of the body and written as a chat
-//! spells them; every other field stays as it is, so `seed`, `min_p`, `cache_salt` and the like mean what they mean in a chat.
+//! The worker writes the response. Anthropic's own fields are taken out of the body and written as fields of a chat;
+//! all other fields stay, so `seed`, `min_p`, `cache_salt` and the like mean what they mean in a chat.
 //! Source: Anthropic's API reference, "Create a Message" and "Count Message tokens", version 2023-06-01.
 
 mod error;
@@ -19,28 +19,28 @@ use super::tools::{Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use tools::{read_tool, read_tool_choice};
 
-/// Is what `cache_control` adds to the priority of what a request leaves in the cache.
+/// Priority that `cache_control` adds to the KV state which a request leaves in the cache.
 ///
-/// Source: own choice: above the usual 0, so that it outlives what nobody asked to keep, and far below what an operator's own
-/// requests can ask for with `priority`. Nothing is pinned: pins are few and an operator's.
+/// Source: own choice: above the usual 0, so that it outlives state without `cache_control`, and far below what an
+/// operator's own requests can ask for with `priority`. Nothing is pinned: pins are few and reserved for operators.
 const PRIORITY_SHORT: i32 = 1;
-/// Is the same for `"ttl": "1h"`.
+/// The same priority for `"ttl": "1h"`.
 ///
 /// Source: as [`PRIORITY_SHORT`]; only the order counts.
 const PRIORITY_LONG: i32 = 2;
 
-/// Begins a line that Claude Code puts before the system prompt and that is new with each request.
+/// Beginning of a line that Claude Code puts before the system prompt and that changes with each request.
 ///
-/// Source: <https://github.com/vllm-project/vllm/pull/36829>: left where it is, no two requests share a prefix.
+/// Source: <https://github.com/vllm-project/vllm/pull/36829>: with that line, no two requests share a prefix.
 const CLIENT_LINE: &str = "x-anthropic-billing-header:";
 
-/// Kind of the tools of a request's own MCP servers.
+/// Kind of tools of a request's own MCP servers.
 const MCP_KIND: &str = "mcp";
 
-/// Lists the fields that mean nothing in messages, besides those that mean nothing in any dialect.
+/// Fields that mean nothing in messages, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
 
-/// Lists what a chat's fields are called here.
+/// Names of a chat's fields, each with its name in messages.
 const RENAMED: &[(&str, &str)] = &[
     ("stop", "stop_sequences"),
     ("response_format.json_schema.schema", "output_config.format.schema"),
@@ -51,9 +51,9 @@ const RENAMED: &[(&str, &str)] = &[
     ("chat_template_kwargs.enable_thinking", "thinking.type"),
 ];
 
-/// Returns the chat that a request for an answer means.
+/// Returns the chat of a request for a message.
 ///
-/// Errors: every [`DialectError`]; `max_tokens` must be there.
+/// Errors: every [`DialectError`]; `max_tokens` is required.
 pub fn messages(body: &[u8]) -> Result<Converted, DialectError> {
     let fields = read_object(body)?;
     if fields.fields.get("max_tokens").is_none_or(Value::is_null) {
@@ -62,7 +62,7 @@ pub fn messages(body: &[u8]) -> Result<Converted, DialectError> {
     convert(fields)
 }
 
-/// Returns the chat whose tokens a request wants counted.
+/// Returns the chat whose tokens a request asks to count.
 ///
 /// Errors: every [`DialectError`].
 pub fn count_tokens(body: &[u8]) -> Result<Converted, DialectError> {
@@ -114,7 +114,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
     Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "input_schema", origins), tools })
 }
 
-/// Refuses the files and skills that only Anthropic's own servers have.
+/// Refuses files and skills, which only Anthropic's own servers have.
 fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
     let asks = |value: &Value| !value.as_array().is_some_and(Vec::is_empty);
     match fields.take("container").filter(|field| asks(&field.value)) {
@@ -123,17 +123,17 @@ fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
     }
 }
 
-/// Is what has been read of a request.
+/// State of reading a request.
 #[derive(Default)]
 struct Reader {
     talk: Conversation,
     tools: Listing,
-    /// Is the priority that the request's `cache_control` fields ask for.
+    /// Priority that the request's `cache_control` fields ask for.
     priority: Option<i32>,
 }
 
 impl Reader {
-    /// Takes out an object's `cache_control` and notes what it asks for.
+    /// Takes out an object's `cache_control` and records what it asks for.
     fn note_cache(&mut self, object: &mut Object) -> Result<(), DialectError> {
         let Some(mut control) = object.optional_object("cache_control")? else { return Ok(()) };
         let kind = control.text("type")?;
@@ -203,7 +203,7 @@ impl Reader {
                 let thought = block.text("thinking")?;
                 self.talk.think(thought, &block.path);
             }
-            // Nobody here can read it, and the model did not write it.
+            // It is encrypted, and this model did not write it.
             ("redacted_thinking", "assistant") => {}
             (kind, "assistant") if is_of_servers(kind) => {}
             ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
@@ -227,7 +227,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns the texts of a field that is one text or blocks of text, each with its place.
+    /// Returns the texts of a field that is one text or an array of text blocks, each with its path.
     fn read_texts(&mut self, field: Field) -> Result<Vec<(String, String)>, DialectError> {
         match field.value {
             Value::String(text) => Ok(vec![(text, field.path)]),
@@ -252,7 +252,7 @@ fn without_client_line(text: &str) -> &str {
     rest.split_once('\n').map_or("", |(_, rest)| rest)
 }
 
-/// Returns whether a block tells of a tool that Anthropic's servers ran: its call, or what came of it.
+/// Returns whether a block is about a tool that Anthropic's servers ran: its call or its result.
 fn is_of_servers(kind: &str) -> bool {
     let tool = kind.strip_suffix("_tool_result").or_else(|| kind.strip_suffix("_tool_use"));
     tool.is_some_and(|tool| tool == "server" || tool.ends_with("_code_execution") || left_out_kind(tool).is_some())
@@ -263,7 +263,7 @@ fn refuse_block(block: &Object, kind: &str) -> DialectError {
     unsupported(&block.path_of("type"), reason)
 }
 
-/// Reads the shape that the answer must have, in the field that it has now or in the one that it had.
+/// Reads the required output format, from its current field or from its former one.
 fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(), DialectError> {
     let former = fields.optional_object("output_format")?;
     let mut config = fields.optional_object("output_config")?;
@@ -284,7 +284,7 @@ fn read_format(fields: &mut Object, chat: &mut Map<String, Value>) -> Result<(),
     Ok(())
 }
 
-/// Reads whether the model thinks first; where the request says nothing, the chat template decides.
+/// Reads whether the model is to reason first; where the request does not set it, the chat template decides.
 fn read_thinking(fields: &mut Object) -> Result<(), DialectError> {
     let Some(mut thinking) = fields.optional_object("thinking")? else { return Ok(()) };
     let thinks = match thinking.text("type")?.as_str() {

@@ -1,50 +1,50 @@
-//! A chat's messages while a dialect's are read: what belongs to one turn becomes one message.
+//! The messages of a chat while a dialect's are read: all parts of one turn become one message.
 //!
-//! Not here: the dialects' shapes. The idea: both dialects cut a turn into blocks or items, text, thoughts, calls; chat templates
-//! want one message for each speaker in turn, with several texts as parts.
+//! The shapes of the dialects are read elsewhere. Both dialects split a turn into blocks or items: text, reasoning,
+//! calls. Chat templates expect one message per turn, with several texts as parts.
 
 use serde_json::{Map, Value, json};
 
-/// Is a chat's messages so far.
+/// Messages so far.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     turns: Vec<Turn>,
 }
 
-/// Is one message.
+/// One message.
 #[derive(Debug)]
 struct Turn {
     role: String,
     texts: Vec<String>,
     thoughts: Vec<String>,
     calls: Vec<Value>,
-    /// Names the call whose result it is.
+    /// Id of the call, where the message is a tool's result.
     call_id: Option<String>,
-    /// Is where it begins in the dialect's body.
+    /// Path of its first part in the dialect's body.
     origin: String,
 }
 
-/// Is the call of a tool.
+/// Call of a tool.
 #[derive(Debug)]
 pub(super) struct Call {
     pub id: String,
     pub name: String,
-    /// Is a JSON text.
+    /// Arguments as JSON text.
     pub arguments: String,
 }
 
 impl Conversation {
-    /// Adds a text to the turn of `role`, which may be a new one.
+    /// Adds a text to the turn of `role`; starts a new turn if the last one is of another role.
     pub fn say(&mut self, role: &str, text: String, origin: &str) {
         self.turn(role, origin).texts.push(text);
     }
 
-    /// Adds a turn of `role` without content, unless the last turn is its already.
+    /// Adds a turn of `role` without content, unless the last turn is of that role.
     pub fn begin(&mut self, role: &str, origin: &str) {
         self.turn(role, origin);
     }
 
-    /// Adds what the assistant thought; what it said before belongs to another turn.
+    /// Adds reasoning of the assistant; a turn that already has texts or calls is not continued by it.
     pub fn think(&mut self, thought: String, origin: &str) {
         let has_spoken = self
             .turns
@@ -56,14 +56,14 @@ impl Conversation {
         self.turn("assistant", origin).thoughts.push(thought);
     }
 
-    /// Adds a call that the assistant made.
+    /// Adds a call by the assistant.
     pub fn call(&mut self, call: Call, origin: &str) {
         let Call { id, name, arguments } = call;
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         self.turn("assistant", origin).calls.push(call);
     }
 
-    /// Adds what a call came to.
+    /// Adds the result of a call.
     pub fn result(&mut self, call_id: String, texts: Vec<String>, origin: &str) {
         self.turns.push(Turn { texts, call_id: Some(call_id), ..Turn::new("tool", origin) });
     }
@@ -73,12 +73,12 @@ impl Conversation {
         self.turns.is_empty()
     }
 
-    /// Returns the messages, and where each comes from.
+    /// Returns the messages, and the path of each.
     pub fn finish(self) -> (Vec<Value>, Vec<String>) {
         self.turns.into_iter().map(Turn::finish).unzip()
     }
 
-    /// Returns the turn that `role` has now.
+    /// Returns the current turn of `role`, which may be a new one.
     fn turn(&mut self, role: &str, origin: &str) -> &mut Turn {
         if self.turns.last().is_none_or(|last| last.role != role) {
             self.turns.push(Turn::new(role, origin));

@@ -1,23 +1,24 @@
-//! A JSON value with its place in the body, so that whatever is wrong with it is said with the field's name.
+//! A JSON value with its path in the body, so that every error can name the field.
 //!
-//! Not here: what the fields mean. The idea: values are taken out of their object as they are read; `null` is absent.
+//! The meaning of the fields is decided elsewhere. Values are taken out of their object as they are read; `null` counts
+//! as absent.
 
 use serde_json::{Map, Value};
 
 use super::DialectError;
 use crate::fields::ReadError;
 
-/// Is a value and where it stands.
+/// A value and its path.
 #[derive(Debug)]
 pub(super) struct Field {
     pub path: String,
     pub value: Value,
 }
 
-/// Is an object and where it stands.
+/// An object and its path.
 #[derive(Debug)]
 pub(super) struct Object {
-    /// Is empty for the whole body.
+    /// Path; empty for the whole body.
     pub path: String,
     pub fields: Map<String, Value>,
 }
@@ -33,7 +34,7 @@ pub(super) fn unsupported(path: &str, reason: impl Into<String>) -> DialectError
 }
 
 impl Field {
-    /// Returns the text that it must be.
+    /// Returns the value as a text.
     pub fn text(self) -> Result<String, DialectError> {
         match self.value {
             Value::String(text) => Ok(text),
@@ -41,7 +42,7 @@ impl Field {
         }
     }
 
-    /// Returns the object that it must be.
+    /// Returns the value as an object.
     pub fn object(self) -> Result<Object, DialectError> {
         match self.value {
             Value::Object(fields) => Ok(Object { path: self.path, fields }),
@@ -49,7 +50,7 @@ impl Field {
         }
     }
 
-    /// Returns the items of the array that it must be.
+    /// Returns the items of the value, an array.
     pub fn items(self) -> Result<Vec<Self>, DialectError> {
         match self.value {
             Value::Array(items) => {
@@ -78,12 +79,12 @@ impl Object {
         Some(Field { path: self.path_of(name), value })
     }
 
-    /// Takes out a field that must be there.
+    /// Takes out a required field.
     pub fn required(&mut self, name: &str) -> Result<Field, DialectError> {
         self.take(name).ok_or_else(|| wrong(&self.path_of(name), "is missing"))
     }
 
-    /// Takes out a text that must be there.
+    /// Takes out a required text.
     pub fn text(&mut self, name: &str) -> Result<String, DialectError> {
         self.required(name)?.text()
     }
@@ -98,7 +99,7 @@ impl Object {
         self.take(name).map(Field::object).transpose()
     }
 
-    /// Takes out the items of an array; none where there is no array.
+    /// Takes out the items of an array; empty where there is no array.
     pub fn optional_items(&mut self, name: &str) -> Result<Vec<Field>, DialectError> {
         self.take(name).map_or_else(|| Ok(Vec::new()), Field::items)
     }

@@ -1,7 +1,7 @@
-//! OpenAI's responses as a chat.
+//! Conversion of OpenAI's responses into a chat.
 //!
-//! Not here: the answer's shape (the worker). The idea: the fields of responses are taken out of the body and written as a chat
-//! spells them; every other field stays as it is. Nothing is stored, so what refers to something stored is refused.
+//! The worker writes the response. The fields of responses are taken out of the body and written as fields of a chat;
+//! all other fields stay. Nothing is stored, so references to stored items are refused.
 //! Source: OpenAI's API reference, "Create a model response".
 
 mod tools;
@@ -15,10 +15,10 @@ use super::tools::{CallForm, Listing, free_text_arguments, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use tools::{read_tool, read_tool_choice, take_tool};
 
-/// Lists the fields that mean nothing in responses, besides those that mean nothing in any dialect.
+/// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
 
-/// Lists what a chat's fields are called here.
+/// Names of a chat's fields, each with its name in responses.
 const RENAMED: &[(&str, &str)] = &[
     ("max_completion_tokens", "max_output_tokens"),
     ("messages", "input"),
@@ -28,7 +28,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("tool_choice.function", "tool_choice"),
 ];
 
-/// Returns the chat that a request for a response means.
+/// Returns the chat of a request for a response.
 ///
 /// Errors: every [`DialectError`].
 pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
@@ -66,7 +66,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins), tools })
 }
 
-/// Refuses what needs a response that was stored, or one that is made while nobody waits.
+/// Refuses fields that need a stored response, or one that is made in the background.
 fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
     let stored = "responses are not stored here; send the whole conversation in `input`";
     let refused = [
@@ -94,7 +94,7 @@ fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
     }
 }
 
-/// What has been read of a request.
+/// State of reading a request.
 #[derive(Default)]
 struct Reader {
     talk: Conversation,
@@ -171,7 +171,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads what the model thought before; where only a summary came back, that is what is left of it.
+    /// Reads the model's earlier reasoning; its summary where the content did not come back.
     fn read_reasoning(&mut self, mut item: Object) -> Result<(), DialectError> {
         let thoughts = read_thoughts(item.optional_items("content")?)?;
         let summary = read_thoughts(item.optional_items("summary")?)?;

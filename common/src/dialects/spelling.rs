@@ -1,22 +1,22 @@
-//! From the names of a chat's fields back to those that the client wrote.
+//! The way back from the field names of a chat to those that the client wrote.
 //!
-//! Not here: the conversion that gave them other names. The idea: the checks of a chat know nothing of dialects; what they say
-//! about a field is said again under the field's own name, so each check is written once.
+//! The conversions in the parent module changed the names. The checks of a chat know no dialects; their messages are
+//! rewritten with the client's field names, so each check is written once.
 
-/// Turns the names of a chat's fields into a dialect's.
+/// Map from the field names of a chat to those of a dialect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spelling {
-    /// Lists a chat's names and what they are called in the dialect, longer names before their beginnings.
+    /// Names in a chat with those in the dialect; longer names come before their own prefixes.
     renamed: &'static [(&'static str, &'static str)],
-    /// Is what the dialect calls the schema of a tool's arguments.
+    /// Name that the dialect gives to the schema of a tool's arguments.
     tool_schema: &'static str,
-    /// Lists where each of the chat's messages comes from.
+    /// Path of each of the chat's messages in the dialect's body.
     messages: Vec<String>,
-    /// Place of each of the chat's tools in the dialect's body.
+    /// Path of each of the chat's tools in the dialect's body.
     tools: Vec<String>,
 }
 
-/// Places in a dialect's body that a chat's messages and tools come from.
+/// Paths in a dialect's body that a chat's messages and tools come from.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     pub messages: Vec<String>,
@@ -24,7 +24,7 @@ pub(super) struct Origins {
 }
 
 impl Spelling {
-    /// Returns the spelling of a dialect for a chat whose messages and tools come from these places.
+    /// Returns the map of a dialect for a chat whose messages and tools come from these paths.
     pub(super) fn new(
         renamed: &'static [(&'static str, &'static str)],
         tool_schema: &'static str,
@@ -46,7 +46,7 @@ impl Spelling {
         renamed.unwrap_or_else(|| param.to_owned())
     }
 
-    /// Returns what an error says about a chat's field in the dialect's words.
+    /// Returns an error message about a chat's field with the dialect's names.
     pub fn text(&self, text: &str, param: &str) -> String {
         let own = self.param(param);
         if own == param {
@@ -64,7 +64,8 @@ impl Spelling {
         self.messages.get(idx.parse::<usize>().ok()?).map(String::as_str)
     }
 
-    /// Returns the place of a tool's field: both dialects write a tool's name and schema without OpenAI's `function` around them.
+    /// Returns the path of a tool's field; both dialects write a tool's name and schema without OpenAI's `function`
+    /// around them.
     fn tool(&self, param: &str) -> Option<String> {
         let (idx, rest) = param.strip_prefix("tools[")?.split_once(']')?;
         let rest = below(rest, ".function").unwrap_or(rest);
@@ -77,7 +78,7 @@ impl Spelling {
     }
 }
 
-/// Returns what follows in a path on the field `name`; `None` where the path leads elsewhere.
+/// Returns the part of a path after the field `name`; `None` where the path leads elsewhere.
 fn below<'p>(path: &'p str, name: &str) -> Option<&'p str> {
     path.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }

@@ -1,4 +1,4 @@
-//! Tests of what both dialects' conversions promise: nothing panics, names come back, every conversion is a chat that can be read.
+//! Tests of both dialects' conversions: they never panic, names can be mapped back, every result is a readable chat.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -6,20 +6,20 @@ use serde_json::{Value, json};
 use super::*;
 use crate::openai::ChatPrompt;
 
-/// Is a conversion.
+/// A conversion.
 type Convert = fn(&[u8]) -> Result<Converted, DialectError>;
 
 const CONVERSIONS: [Convert; 3] = [anthropic::messages, anthropic::count_tokens, responses::responses];
 
-/// Lists values that the conversions look for.
+/// Values that the conversions look for.
 const WORDS: &str = "system user assistant text tool_use tool_result thinking function function_call function_call_output reasoning \
     message input_text auto any tool ephemeral 5m json_schema namespace custom web_search custom_tool_call grammar bash_1";
-/// Lists names that the conversions look for.
+/// Field names that the conversions look for.
 const NAMES: &str = "type role content text system messages input max_tokens tools tool_choice name id call_id tool_use_id arguments \
     output input_schema parameters thinking summary instructions cache_control ttl output_config format schema reasoning effort \
     stop_sequences metadata chat_template_kwargs include store background namespace definition syntax mcp_servers x";
 
-/// Returns JSON made of what the conversions look for.
+/// Returns JSON made of these names and values.
 fn some_json() -> impl Strategy<Value = Value> {
     let one_of = |words: &'static str| proptest::sample::select(words.split_whitespace().collect::<Vec<_>>());
     let leaf = prop_oneof![
@@ -45,7 +45,7 @@ proptest! {
     fn any_json_is_converted_to_a_chat_or_refused_by_name(body in some_json(), messages in some_json()) {
         let mut body = body;
         if let Value::Object(fields) = &mut body {
-            // Most random bodies would end at their first missing field.
+            // Without these fields most random bodies would fail at the first missing one.
             for name in ["messages", "input"] {
                 fields.entry(name).or_insert(json!([messages.clone()]));
             }
@@ -76,7 +76,7 @@ proptest! {
     }
 }
 
-/// Returns what a path such as `a[0].b` leads to.
+/// Returns the value at a path such as `a[0].b`.
 fn lookup<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
     let pointer = path.replace(['.', '['], "/").replace(']', "");
     value.pointer(&format!("/{pointer}"))

@@ -1,7 +1,9 @@
-//! A dialect's tools as functions of a chat, and the way back from a function's name to the tool that the client knows.
+//! The tools of a dialect as functions of a chat, and the way back from a function's name to the tool that the client
+//! knows.
 //!
-//! Not here: the fields of a tool in each dialect. The idea: each tool that the client runs becomes a function with a name of its own.
-//! A tool that only the API's owner runs is left out by its kind, because agents list such tools in every request.
+//! The fields of a tool in each dialect are read elsewhere. Each tool that the client runs becomes a function with a
+//! unique name. A tool that only the API's owner runs is left out by its kind, because agents list such tools in every
+//! request.
 
 use std::collections::HashMap;
 
@@ -10,11 +12,12 @@ use serde_json::{Map, Value, json};
 use super::DialectError;
 use super::field::unsupported;
 
-/// Kinds of tools that nobody runs here, and kinds whose calls have a form that only their owner's models know.
+/// Kinds of tools that neither router nor worker runs, and kinds whose calls have a form that only the API owner's
+/// models know.
 ///
 /// Source: the tools in OpenAI's and Anthropic's API references, without versions (`web_search_20250305`) and variants
-/// (`web_search_preview`). `local_shell`, `shell`, `apply_patch`, `computer` and `tool_search` may be the client's to run, but
-/// are called by items of their own.
+/// (`web_search_preview`). `local_shell`, `shell`, `apply_patch`, `computer` and `tool_search` may be run by the
+/// client, but have their own types of call items.
 pub const LEFT_OUT_KINDS: &[&str] = &[
     "apply_patch",
     "code_execution",
@@ -58,7 +61,7 @@ pub enum CallForm {
     Custom,
 }
 
-/// Tools of a request behind the names of their functions.
+/// Tools of a request, by the names of their functions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolNames {
     by_function: HashMap<String, Tool>,
@@ -71,13 +74,13 @@ impl ToolNames {
         self.by_function.get(function)
     }
 
-    /// Returns the kinds of tools that were left out, each once.
+    /// Returns the kinds of tools that were left out, without duplicates.
     pub fn left_out(&self) -> &[&'static str] {
         &self.left_out
     }
 }
 
-/// Returns the kind of tools that are left out to which a tool's or an item's type belongs; `None` where it belongs to no such kind.
+/// Returns the left-out kind to which the type of a tool or an item belongs; `None` where it belongs to none.
 pub(super) fn left_out_kind(name: &str) -> Option<&'static str> {
     let is_of = |kind: &&&str| name.strip_prefix(**kind).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
     LEFT_OUT_KINDS.iter().find(is_of).copied()
@@ -98,7 +101,7 @@ pub(super) fn free_text_arguments(text: &str) -> String {
     json!({FREE_TEXT: text}).to_string()
 }
 
-/// The tools of a request while they are read.
+/// Tools of a request while they are read.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     functions: Vec<Value>,
@@ -108,7 +111,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Adds a tool that becomes a function with these fields beside its name; `origin` is its place in the body.
+    /// Adds a tool as a function with these fields beside its name; `origin` is its path in the body.
     pub fn add(&mut self, tool: Tool, fields: Map<String, Value>, origin: String) {
         let name = self.function_name(&tool);
         let mut function = Map::new();
@@ -120,14 +123,14 @@ impl Listing {
         self.function_names.insert(tool, name);
     }
 
-    /// Notes a tool that is left out.
+    /// Records a tool that is left out.
     pub fn leave_out(&mut self, kind: &'static str) {
         if !self.names.left_out.contains(&kind) {
             self.names.left_out.push(kind);
         }
     }
 
-    /// Returns the name of a tool's function, whether the tool is listed or not; two tools never have the same.
+    /// Returns the unique name of a tool's function, whether or not the tool is listed.
     pub fn function_name(&self, tool: &Tool) -> String {
         if let Some(known) = self.function_names.get(tool) {
             return known.clone();
@@ -143,7 +146,7 @@ impl Listing {
         name
     }
 
-    /// Refuses a choice that demands a call where every tool was left out.
+    /// Refuses a choice that demands a call if every tool was left out.
     ///
     /// Errors: `Unsupported`.
     pub fn check_any(&self, path: &str) -> Result<(), DialectError> {
@@ -153,7 +156,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Refuses a choice that names a tool which may be one of those that were left out.
+    /// Refuses a choice that names an unlisted tool if any tool was left out, since it may be one of those.
     ///
     /// Errors: `Unsupported`.
     pub fn check_named(&self, tool: &Tool, path: &str) -> Result<(), DialectError> {
@@ -163,7 +166,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Returns the functions, the place of each in the body, and the way back from their names.
+    /// Returns the functions, the path of each in the body, and the map back from their names.
     pub fn finish(self) -> (Vec<Value>, Vec<String>, ToolNames) {
         (self.functions, self.origins, self.names)
     }

@@ -1,19 +1,19 @@
-//! Anthropic's error object, and what its types and statuses are called.
+//! Anthropic's error object, with its types and statuses.
 //!
-//! Not here: why a request fails. Source: Anthropic's API reference, "Errors".
+//! The causes of failures are decided elsewhere. Source: Anthropic's API reference, "Errors".
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ids::RequestId;
 
-/// Is the path under which everything speaks this dialect, errors too.
+/// Path under which all responses use this dialect, errors too.
 const PATH: &str = "/v1/messages";
 
-/// Is the response header in which Anthropic's clients look for a request's name.
+/// Response header in which Anthropic's clients look for a request's id.
 pub const REQUEST_ID: &str = "request-id";
 
-/// Is Anthropic's status for "overloaded": others say 503 for it.
+/// Anthropic's status for "overloaded", for which other APIs use 503.
 pub const OVERLOADED: u16 = 529;
 
 /// Is the body of an error response, and the data of an `error` event.
@@ -52,25 +52,25 @@ impl<'a> ErrorBody<'a> {
         Self { kind: "error", error: ErrorObject { kind, message }, request_id: None }
     }
 
-    /// Returns the body with the name of its request.
+    /// Returns the body with the id of its request.
     pub fn of_request(self, id: &'a RequestId) -> Self {
         Self { request_id: Some(id.as_str()), ..self }
     }
 }
 
-/// Returns what Anthropic says of a prompt that leaves no room for an answer, in the words that its clients look for.
+/// Returns Anthropic's message for a prompt that leaves no room for output, in the words that its clients look for.
 ///
-/// Units: `context_tokens` is the context's size, which has room for the answer's first token too.
+/// Units: `context_tokens` is the context's size, which also has room for the first output token.
 pub fn prompt_too_long(n_tokens: usize, context_tokens: u32) -> String {
     format!("prompt is too long: {n_tokens} tokens > {} maximum", context_tokens.saturating_sub(1))
 }
 
-/// Returns Anthropic's status for what others answer with `status`.
+/// Returns Anthropic's status where other APIs use `status`.
 pub fn status(status: u16) -> u16 {
     if status == 503 { OVERLOADED } else { status }
 }
 
-/// Returns whether everything at `path` speaks this dialect.
+/// Returns whether all responses at `path` use this dialect.
 pub fn is_path(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -1,4 +1,4 @@
-//! Tests of messages as chats: every kind of block, what is refused and by which name.
+//! Tests of the conversion of messages: every kind of block, and what is refused under which field name.
 
 use super::*;
 
@@ -7,13 +7,13 @@ fn convert(body: Value) -> Value {
     serde_json::from_slice(&converted.body).expect("a chat is JSON")
 }
 
-/// Checks the messages of the chat that `messages` becomes.
+/// Checks the chat messages that `messages` become.
 #[track_caller]
 fn check(messages: Value, expected: Value) {
     assert_eq!(convert(json!({"messages": messages}))["messages"], expected);
 }
 
-/// Checks the chat without its messages that a request with `fields` becomes.
+/// Checks the chat, without its messages, of a request with `fields`.
 #[track_caller]
 fn check_fields(fields: Value, expected: Value) {
     let mut body = json!({"messages": [{"role": "user", "content": "a"}]});

@@ -1,6 +1,6 @@
-//! The tools of a message: the client's own, those of Anthropic that clients run, and which of them the request demands.
+//! The tools of a message: the client's own, those of Anthropic that clients run, and the tool choice.
 //!
-//! Not here: the names of their functions (`dialects::tools`). The idea: Anthropic's models know the arguments of some tools
+//! The names of their functions are made in `dialects::tools`. Anthropic's models know the arguments of some tools
 //! (`bash_...`) without a schema; other models are given one. Source: Anthropic's pages of each tool.
 
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
 
 /// Kinds of Anthropic's tools that clients run, without versions (`bash_20250124`).
 ///
-/// Not here: `computer`, whose results are images, is left out.
+/// `computer` is left out instead, since its results are images.
 pub const CLIENT_KINDS: &[&str] = &["bash", "memory", "text_editor"];
 
 /// Reads a tool whose `cache_control` was taken out.
@@ -89,7 +89,7 @@ fn editor(commands: &[&str]) -> Value {
     json!({"type": "object", "properties": properties, "required": ["command"], "additionalProperties": false})
 }
 
-/// Reads which tool must be called, if one must.
+/// Reads the tool choice.
 pub(super) fn read_tool_choice(
     fields: &mut Object,
     tools: &Listing,

@@ -1,4 +1,4 @@
-//! Tests of responses as chats: every kind of item, what is refused and by which name.
+//! Tests of the conversion of responses: every kind of item, and what is refused under which field name.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn check(input: Value, expected: Value) {
     assert_eq!(convert(json!({"input": input}))["messages"], expected);
 }
 
-/// Checks the chat without its messages that a request with `fields` becomes.
+/// Checks the chat, without its messages, of a request with `fields`.
 #[track_caller]
 fn check_fields(fields: Value, expected: Value) {
     let mut body = json!({"input": "a"});
@@ -184,7 +184,7 @@ fn what_is_not_done_here_is_refused() {
     );
 }
 
-/// Returns a request as Codex sends it, with texts of our own.
+/// Returns a request in the format of Codex, with texts of our own.
 fn codex(input: Value) -> Value {
     let function = |name: &str| {
         json!({"type": "function", "name": name, "description": "d", "strict": false,

@@ -1,7 +1,7 @@
-//! The tools of a response, alone and in namespaces, and which of them the request demands.
+//! The tools of a response, alone and in namespaces, and the tool choice.
 //!
-//! Not here: the names of their functions (`dialects::tools`). Source: OpenAI's API reference, "Create a model response", and the
-//! requests of Codex CLI, which knows a tool by its namespace and its name.
+//! The names of their functions are made in `dialects::tools`. Source: OpenAI's API reference, "Create a model
+//! response", and the requests of Codex CLI, which identifies a tool by its namespace and its name.
 
 use serde_json::{Map, Value, json};
 
@@ -32,13 +32,13 @@ fn read_namespace(mut namespace: Object, tools: &mut Listing) -> Result<(), Dial
     Ok(())
 }
 
-/// Returns a name, which may not be empty: half of a function's name is none.
+/// Returns a name, which must not be empty: a function's name cannot be made of an empty half.
 fn named(object: &mut Object) -> Result<String, DialectError> {
     let name = object.text("name")?;
     if name.is_empty() { Err(wrong(&object.path_of("name"), "is empty")) } else { Ok(name) }
 }
 
-/// Reads a tool that the client runs, of a namespace or of none.
+/// Reads a tool that the client runs, with or without a namespace.
 fn read_callable(
     kind: &str,
     mut tool: Object,
@@ -71,8 +71,8 @@ fn function_fields(tool: &mut Object) -> Map<String, Value> {
     fields
 }
 
-/// Returns the fields of a function that takes a custom tool's text. A grammar stands in the description: it is shown to the model, but
-/// not enforced, because the text is written as a JSON string.
+/// Returns the fields of a function that takes a custom tool's text. A grammar is added to the description: it is shown
+/// to the model but not enforced, because the text is written as a JSON string.
 fn custom_fields(tool: &mut Object) -> Result<Map<String, Value>, DialectError> {
     let mut description = tool.optional_text("description")?.unwrap_or_default();
     if let Some(mut format) = tool.optional_object("format")? {
@@ -100,7 +100,7 @@ pub(super) fn take_tool(object: &mut Object, form: CallForm) -> Result<Tool, Dia
     Ok(Tool { namespace, name: object.text("name")?, form })
 }
 
-/// Reads which tool must be called, if one must.
+/// Reads the tool choice.
 pub(super) fn read_tool_choice(
     fields: &mut Object,
     tools: &Listing,
