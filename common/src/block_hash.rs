@@ -1,25 +1,25 @@
 //! The block-hash chain: one hash names a whole prefix of tokens.
 //!
-//! Not here: who holds which block (the router's prefix index, the worker's slot table).
-//! The idea: a block is `block_size_tokens` tokens; each block's hash covers the hash before it, so equal hashes mean
-//! equal prefixes. The chain starts from a root that binds everything else that changes the KV state.
+//! Which worker holds which block is recorded in the router's prefix index and the worker's slot table. A block is
+//! `block_size_tokens` tokens. The hash of each block covers the hash before it, so equal hashes mean equal prefixes. A
+//! chain starts from a root, which covers everything else that changes the KV state.
 
 use std::fmt;
 
 use crate::ids::Token;
 
-/// Is the context string of the chain's root; a new version of the chain gets a new string.
+/// Context string of the chain's root; a new version of the chain gets a new string.
 pub const ROOT_CONTEXT: &str = "warmpath 2026 block chain v1";
 
-/// Is the version of the hash chain that a worker declares; router and worker must agree.
+/// Version of the hash chain that a worker declares; router and worker must agree.
 pub const HASH_VERSION: u16 = 1;
 
-/// Is the default number of tokens in a block.
+/// Default number of tokens in a block.
 ///
 /// Source: `docs/decisions/0003-block-hash.md`.
 pub const BLOCK_SIZE_TOKENS_DEFAULT: u32 = 16;
 
-/// Implements `Display`-like hexadecimal serde for a newtype: text in human-readable formats, raw bytes in others.
+/// Implements serde for a newtype of bytes: hexadecimal text in human-readable formats, raw bytes in others.
 macro_rules! hex_serde {
     ($type:ty, $len:literal, $to:expr, $from:expr) => {
         impl serde::Serialize for $type {
@@ -59,7 +59,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Returns the bytes that `text` spells in hexadecimal, or `None` where it has another length or other characters.
+/// Returns the bytes of a hexadecimal `text`, or `None` where it has another length or other characters.
 pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     if digits.len() != N * 2 {
@@ -73,12 +73,12 @@ pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Is the full hash of a prefix that ends at a block border; what a worker's stores compare.
+/// Full hash of a prefix that ends at a block boundary; workers' stores compare it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub [u8; 32]);
 
 impl BlockHash {
-    /// Returns the short form that travels in summaries: the first 8 bytes.
+    /// Returns the short form that summaries carry: the first 8 bytes.
     pub fn key(&self) -> BlockKey {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.0[..8]);
@@ -94,7 +94,8 @@ impl fmt::Display for BlockHash {
 
 hex_serde!(BlockHash, 32, |hash: &BlockHash| hash.0, BlockHash);
 
-/// Is the first 8 bytes of a [`BlockHash`], little-endian; a collision can mis-route a request, never mis-answer it.
+/// First 8 bytes of a [`BlockHash`], little-endian. A collision can misroute a request, but cannot make an answer
+/// wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(pub u64);
 
@@ -106,21 +107,21 @@ impl fmt::Display for BlockKey {
 
 hex_serde!(BlockKey, 8, |key: &BlockKey| key.0.to_le_bytes(), |bytes| BlockKey(u64::from_le_bytes(bytes)));
 
-/// Is what a chain starts from: everything besides the tokens that changes the KV state.
+/// Start of a chain: everything besides the tokens that changes the KV state.
 #[derive(Debug, Clone, Copy)]
 pub struct ChainRoot<'a> {
-    /// Names the model's weights and metadata.
+    /// Fingerprint of the model's weights and metadata.
     pub model_fingerprint: &'a [u8; 32],
-    /// Names the LoRA adapters and scales in use; empty for none.
+    /// Fingerprints and scales of the LoRA adapters in use; empty for none.
     pub lora: &'a [u8],
-    /// Keeps one tenant's prefixes apart from another's; empty for none.
+    /// Salt that separates one tenant's prefixes from another's; empty for none.
     pub cache_salt: &'a [u8],
 }
 
 impl ChainRoot<'_> {
-    /// Returns the hash that stands before block 0.
+    /// Returns the hash that precedes block 0.
     ///
-    /// Each variable part is preceded by its length as a little-endian u64, so that no two roots spell the same bytes.
+    /// Each variable part is preceded by its length as a little-endian u64, so that no two roots give the same bytes.
     pub fn hash(&self) -> BlockHash {
         let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
         hasher.update(self.model_fingerprint);
@@ -132,7 +133,7 @@ impl ChainRoot<'_> {
     }
 }
 
-/// Returns the hash of the block `tokens` behind the prefix that `parent` names.
+/// Returns the hash of the block `tokens` that follows the prefix named by `parent`.
 ///
 /// Shape: `tokens` `[block_size_tokens]`. Cost: one blake3 of 32 + 4 x n bytes.
 /// Source: vLLM's prefix caching design (hash of parent hash and block tokens).
@@ -140,7 +141,7 @@ pub fn block_hash(parent: &BlockHash, tokens: &[Token]) -> BlockHash {
     BlockHasher::default().hash(parent, tokens)
 }
 
-/// Hashes blocks one after the other, each in one piece: its bytes are gathered in one place for all of them.
+/// Hasher of consecutive blocks, which reuses one buffer for their bytes.
 #[derive(Debug, Default)]
 struct BlockHasher {
     bytes: Vec<u8>,

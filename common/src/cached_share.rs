@@ -1,17 +1,18 @@
-//! How much of a prompt was reused, in a few words: the label by which routers and workers tell their latencies apart.
+//! The reused share of a prompt in one word: the label by which routers and workers split their latency metrics.
 //!
-//! Not here: the share itself, which is counted exactly elsewhere. The idea: few values, so that a histogram for each stays cheap.
+//! The exact share is counted elsewhere. There are few values, so that one histogram per value stays cheap.
 
-/// Stands for requests whose worker does not say what it reused.
+/// Label of requests whose worker does not report what it reused.
 pub const UNKNOWN: &str = "unknown";
 
-/// Lists every value that [`label`] gives, from the least reuse to the most.
+/// Every value that [`label`] returns, from the least reuse to the most.
 pub const LABELS: [&str; 4] = ["none", "some", "half", "most"];
 
-/// Returns the label of a prompt of which so many tokens were reused: `none`; `some`, less than half; `half` or more; `most`, nine
-/// tenths or more.
+/// Returns the label of a prompt of which `cached_tokens` were reused: `none`; `some` for less than half; `half` for
+/// half or more; `most` for nine tenths or more.
 ///
-/// Source: own choice: a prompt that goes on from its own last turn is `most`, one that shares a system prompt `some` or `half`.
+/// Source: own choice: a prompt that continues its own last turn is `most`, one that shares a system prompt `some` or
+/// `half`.
 pub fn label(cached_tokens: u32, prompt_tokens: u32) -> &'static str {
     let (cached, prompt) = (u64::from(cached_tokens), u64::from(prompt_tokens));
     let [none, some, half, most] = LABELS;

@@ -1,53 +1,53 @@
-//! The texts of an embedding request in every shape in which OpenAI and llama-server take them.
+//! The texts of an embedding request, in every shape that OpenAI and llama-server accept.
 //!
-//! Not here: tokenizing (`warmpath-prompt`), the prompts of completions (`prompts`), whose shapes are shared.
+//! Tokenizing is in `warmpath-prompt`; the prompts of completions, whose shapes are shared, are in `prompts`.
 
 use serde_json::Value;
 
 use crate::prompts::{PromptField, RawPrompt, UnusablePrompt};
 
-/// Says why an `input` cannot be embedded.
+/// Reason why an `input` cannot be embedded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableInput {
     /// It has none of the shapes.
     #[error("`{param}` must be a string, an array of strings, an array of token ids or an array of such arrays")]
     Shape {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
     },
-    /// It has parts that are no text.
+    /// It has parts that are not text.
     #[error("`{param}` has parts that are no text; media are not supported")]
     Media {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
     },
-    /// It has no texts.
+    /// It is an empty array.
     #[error("`{param}` must not be empty")]
     Empty {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
     },
 }
 
 impl UnusableInput {
-    /// Returns the field that is wrong.
+    /// Returns the field that caused the error.
     pub fn param(&self) -> &str {
         let (Self::Shape { param } | Self::Media { param } | Self::Empty { param }) = self;
         param
     }
 }
 
-/// Is the texts of one request.
+/// Texts of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
-    /// Lists the texts, at least one.
+    /// The texts, at least one.
     pub texts: Vec<RawPrompt>,
-    /// Says whether they were given as a list, so that each has a place to be named by.
+    /// Whether they were given as a list, so that each has an index.
     pub is_list: bool,
 }
 
 impl Inputs {
-    /// Returns the texts that the field `param` spells.
+    /// Returns the texts in the field `param`.
     ///
     /// Errors: every [`UnusableInput`].
     pub fn read(mut field: Value, param: &str) -> Result<Self, UnusableInput> {
@@ -74,10 +74,10 @@ impl Inputs {
     }
 }
 
-/// Says that content has a part that is no text.
+/// Error: a content has a part that is not text.
 struct NoText;
 
-/// Turns OpenAI's content parts into the text that they are together.
+/// Replaces OpenAI's content parts by their concatenated text.
 fn join_parts(item: &mut Value) -> Result<(), NoText> {
     let Some(content) = item.as_object_mut().and_then(|object| object.remove("content")) else { return Ok(()) };
     let parts = content.as_array().ok_or(NoText)?;
@@ -87,7 +87,7 @@ fn join_parts(item: &mut Value) -> Result<(), NoText> {
     Ok(())
 }
 
-/// Returns whether a list is one text of tokens and texts.
+/// Returns whether a list is a single text made of tokens and texts.
 fn is_mixed(field: &Value) -> bool {
     field.as_array().is_some_and(|items| items.iter().any(Value::is_number))
 }

@@ -1,25 +1,25 @@
-//! Reads the fields that a reader honours from a JSON body, and names the field that is wrong.
+//! Reads the known fields of a JSON body, and names the field that is wrong.
 //!
-//! Not here: what the fields mean; status codes. The idea: every reader deserializes its own fields from the same bytes, so
+//! Meanings and status codes are decided elsewhere. Every reader deserializes its own fields from the same bytes, so
 //! unknown fields cost nothing and break nothing.
 
 use serde::de::DeserializeOwned;
 
-/// Says why the fields of a body cannot be read.
+/// Reason why the fields of a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The body is not JSON.
     #[error("the request body is not valid JSON: {reason}")]
     Json {
-        /// Is what the parser says, with line and column.
+        /// Message of the parser, with line and column.
         reason: String,
     },
-    /// A field is missing or has another type.
+    /// A field is missing or has a wrong type or value.
     #[error("{reason}")]
     Field {
-        /// Is the field's path; absent where the body as a whole is wrong.
+        /// Path of the field; absent where the body as a whole is wrong.
         param: Option<String>,
-        /// Says what is wrong with it.
+        /// What is wrong with it.
         reason: String,
     },
 }
@@ -28,7 +28,7 @@ pub enum ReadError {
 ///
 /// Errors: `Json` where the body is not JSON; `Field` where a field of `T` is missing or has another type.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
-    // To serde an array is a struct without names.
+    // Serde accepts an array for a struct, as its fields without names.
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(ReadError::Field { param: None, reason: "the request body must be a JSON object".to_owned() });
     }
@@ -43,7 +43,7 @@ pub fn read_list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ReadError> 
 }
 
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
-    // The path to a field takes time and is needed only where something is wrong.
+    // Tracking the path to a field takes time, and only errors need it.
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
     }
@@ -59,7 +59,7 @@ fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> ReadError {
     if !inner.is_data() {
         return ReadError::Json { reason: inner.to_string() };
     }
-    // A path of "." is the body itself, as when a field is missing.
+    // A path of "." is the body itself, for example when a field is missing.
     if path == "." {
         return ReadError::Field { param: missing_field(&inner), reason: inner.to_string() };
     }
@@ -67,7 +67,7 @@ fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> ReadError {
     ReadError::Field { param: Some(path), reason }
 }
 
-/// Returns the field that serde says is missing; its error has no other form than its text.
+/// Returns the field that serde reports as missing; the error has the name only in its text.
 fn missing_field(error: &serde_json::Error) -> Option<String> {
     let text = error.to_string();
     let (_, rest) = text.split_once("missing field `")?;

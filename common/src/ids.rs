@@ -1,15 +1,15 @@
-//! Ids and units that cross crate borders: tokens, slots, workers, requests.
+//! Ids and units that several crates share: tokens, slots, workers, requests.
 //!
-//! Not here: ids of one crate only (a sequence id of llama.cpp stays in the worker).
+//! Ids of a single crate, such as llama.cpp's sequence id in the worker, stay there.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Is one token of a model's vocabulary, as llama.cpp numbers it; never negative in a prompt.
+/// One token of a model's vocabulary, as llama.cpp numbers it; never negative in a prompt.
 pub type Token = u32;
 
-/// Names one slot of one worker: the place that runs one sequence at a time.
+/// Slot of a worker: the place that runs one sequence at a time.
 ///
 /// Units: index, `0..n_slots`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -22,9 +22,9 @@ impl fmt::Display for SlotId {
     }
 }
 
-/// Names one worker for as long as its identity lives (its configuration or its cache directory), across restarts.
+/// Id of a worker that lasts across restarts, as long as its configuration or its cache directory does.
 ///
-/// Errors: none; any 64 bits are a name. Shown and parsed as 16 hexadecimal digits.
+/// Shape: any 64 bits; shown and parsed as 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerUid(pub u64);
 
@@ -38,7 +38,7 @@ crate::block_hash::hex_serde!(WorkerUid, 8, |uid: &WorkerUid| uid.0.to_be_bytes(
     u64::from_be_bytes(bytes)
 ));
 
-/// Names one HTTP request through router and worker; the value of `x-request-id`.
+/// Id of an HTTP request through router and worker; the value of `x-request-id`.
 ///
 /// Shape: 1 to [`RequestId::BYTES_MAX`] visible ASCII characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ crate::block_hash::hex_serde!(WorkerUid, 8, |uid: &WorkerUid| uid.0.to_be_bytes(
 pub struct RequestId(String);
 
 impl RequestId {
-    /// Is the longest id that is accepted from a client; a longer one is replaced by a fresh id.
+    /// Longest id that is accepted from a client; a longer one is replaced by a new id.
     pub const BYTES_MAX: usize = 128;
 
     /// Returns `text` as a request id, or `None` where it is empty, too long or not visible ASCII.
@@ -55,7 +55,7 @@ impl RequestId {
         fits.then(|| Self(text.to_owned()))
     }
 
-    /// Returns the id's text.
+    /// Returns the text of the id.
     pub fn as_str(&self) -> &str {
         &self.0
     }

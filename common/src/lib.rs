@@ -1,8 +1,8 @@
-//! The vocabulary that Warmpath's router and workers share: ids, units, block hashes, the summary protocol, wire types.
+//! The types that Warmpath's router and workers share: ids, units, block hashes, the summary protocol, API types.
 //!
-//! Not here: anything with IO, a clock or async; rendering and tokenizing (`warmpath-prompt`).
-//! The idea: both sides compute the same block hashes from the same tokens and speak one protocol about them, so the
-//! types that must agree are written once.
+//! Nothing here does IO, reads a clock or is async; rendering and tokenizing are in `warmpath-prompt`. Both sides
+//! compute the same block hashes from the same tokens and exchange them by one protocol, so the types that must agree
+//! are written once.
 
 pub mod block_hash;
 pub mod cached_share;

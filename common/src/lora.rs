@@ -1,27 +1,28 @@
-//! LoRA adapters: which one a request runs with, and what that adds to the root of its block chain.
+//! LoRA adapters: which one a request runs with, and what that adds to the root of its hash chain.
 //!
-//! Not here: loading and applying them (the worker's engine). The idea: router and worker resolve a request by one function from what the
-//! worker declares, so that both hash its prompt alike; state computed with another adapter, or with another scale, has another root.
+//! The worker's engine loads and applies them. Router and worker resolve a request by one function from the worker's
+//! declaration, so that both hash its prompt in the same way. State that was computed with another adapter or another
+//! scale has another root.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Fingerprint, ModelInfo};
 
-/// Is the largest scale, and its negative the smallest.
+/// Largest scale; the smallest is its negative.
 ///
-/// Source: own choice: adapters are used around 1; what is far beyond turns a model's answers into noise.
+/// Source: own choice: adapters are used around 1; scales far beyond turn a model's output into noise.
 pub const SCALE_ABS_MAX: f32 = 100.0;
 
-/// Stands between a model's name and its adapter's.
+/// Separator between a model's name and an adapter's.
 pub const SEPARATOR: char = ':';
 
-/// Is how strongly an adapter is applied; never NaN.
+/// Strength with which an adapter is applied; never NaN.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct Scale(f32);
 
-/// Says that a number is no scale.
+/// Error: a number is not a valid scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a scale must be within -{SCALE_ABS_MAX} and {SCALE_ABS_MAX}")]
 pub struct NoScale;
@@ -30,7 +31,7 @@ impl TryFrom<f32> for Scale {
     type Error = NoScale;
 
     fn try_from(scale: f32) -> Result<Self, NoScale> {
-        // Minus zero is zero: they apply alike, and must hash alike.
+        // Minus zero becomes zero: both apply alike, so they must hash alike.
         if scale.abs() <= SCALE_ABS_MAX { Ok(Self(scale + 0.0)) } else { Err(NoScale) }
     }
 }
@@ -42,9 +43,9 @@ impl From<Scale> for f32 {
 }
 
 impl Scale {
-    /// Is the scale that a training meant.
+    /// Scale that the adapter was trained for.
     pub const ONE: Self = Self(1.0);
-    /// Is the scale that applies nothing.
+    /// Scale with which an adapter has no effect.
     pub const ZERO: Self = Self(0.0);
 
     fn is_zero(self) -> bool {
@@ -78,23 +79,23 @@ impl std::fmt::Display for Scale {
     }
 }
 
-/// Declares one loaded adapter.
+/// Declaration of one loaded adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterInfo {
-    /// Is its name behind the model's.
+    /// Name, which follows the model's name.
     pub name: String,
-    /// Names its file.
+    /// Fingerprint of its file.
     pub fingerprint: Fingerprint,
-    /// Is the scale with which it is applied where it is asked for by name.
+    /// Scale with which it is applied when a client selects it by name.
     pub scale: Scale,
 }
 
-/// Is an adapter that is applied, by its place among those that are loaded.
+/// An applied adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Applied {
-    /// Is its place.
+    /// Index among the loaded adapters.
     pub adapter: u16,
-    /// Is how strongly; never 0.
+    /// Scale; never 0.
     pub scale: Scale,
 }
 
@@ -107,27 +108,27 @@ pub struct Wanted {
     pub scale: f32,
 }
 
-/// Says why a request's adapters cannot be applied.
+/// Reason why the adapters that a request selects cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
     /// There is no such adapter.
     #[error("`lora` names the adapter {id}; {}", loaded(*n_adapters))]
     Unknown {
-        /// Is what was asked for.
+        /// Requested index.
         id: i64,
-        /// Is how many there are.
+        /// Number of loaded adapters.
         n_adapters: usize,
     },
-    /// A scale is no number that can be used.
+    /// A scale is out of range or not a number.
     #[error("`lora` has the scale {scale}; {NoScale}")]
     Scale {
-        /// Is the scale.
+        /// The scale.
         scale: String,
     },
-    /// Several are to be applied.
+    /// The request applies several adapters.
     #[error("`lora` applies several adapters; this worker applies one at a time")]
     Several,
-    /// The model's name says it already.
+    /// The model's name selects an adapter already.
     #[error("`lora` cannot be combined with an adapter in `model`")]
     Twice,
 }
@@ -139,7 +140,7 @@ fn loaded(n_adapters: usize) -> String {
     }
 }
 
-/// Returns the adapter with which a request runs: the one that its `model` names, or that of its `lora`, or the one in force.
+/// Returns the adapter with which a request runs: the one in its model name, that of its `lora`, or the default one.
 ///
 /// Errors: every [`AdapterError`].
 pub fn resolve(
@@ -156,7 +157,8 @@ pub fn resolve(
     }
 }
 
-/// Returns the adapter that is left when scales are set as a list says: adapters that it does not name are not applied.
+/// Returns the adapter that remains after a list of scales is applied; adapters that the list does not mention are not
+/// applied.
 ///
 /// Errors: `Unknown`, `Scale`, `Several`.
 pub fn chosen(n_adapters: usize, wanted: &[Wanted]) -> Result<Option<Applied>, AdapterError> {
@@ -175,7 +177,8 @@ fn applied(adapter: u16, scale: Scale) -> Option<Applied> {
     (!scale.is_zero()).then_some(Applied { adapter, scale })
 }
 
-/// Lists every name by which clients may ask for a model with adapters: its own, then each with each adapter.
+/// Returns every name by which clients may request a model with adapters: its own names, then each of them with each
+/// adapter.
 pub fn all_names<'a>(
     names: &'a [String],
     adapters: impl Iterator<Item = &'a str> + 'a,
@@ -185,7 +188,7 @@ pub fn all_names<'a>(
 }
 
 impl ModelInfo {
-    /// Returns the place of the adapter that `name` names behind one of the model's names.
+    /// Returns the index of the adapter that `name` has after one of the model's names.
     pub fn adapter_named(&self, name: &str) -> Option<u16> {
         if self.names.iter().any(|own| own == name) {
             return None;
@@ -197,19 +200,20 @@ impl ModelInfo {
         self.adapters.iter().position(is_own).and_then(|idx| u16::try_from(idx).ok())
     }
 
-    /// Returns whether a client may ask for the model, or for an adapter of it, by this name.
+    /// Returns whether a client may request the model, or one of its adapters, by this name.
     pub fn answers_to(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name) || self.adapter_named(name).is_some()
     }
 
-    /// Lists every name by which clients may ask: the model's own, then each with each adapter.
+    /// Returns every name by which clients may request the model: its own names, then each of them with each adapter.
     pub fn all_names(&self) -> impl Iterator<Item = String> + '_ {
         all_names(&self.names, self.adapters.iter().map(|adapter| adapter.name.as_str()))
     }
 
-    /// Returns what an applied adapter adds to the root of a chain: its file's name and its scale; nothing for none.
+    /// Returns what an applied adapter adds to the root of a chain: its file's fingerprint and its scale; empty for
+    /// none.
     ///
-    /// A place that does not exist names no file, so it is as if nothing were applied; [`resolve`] never returns one.
+    /// An index without an adapter counts as no adapter; [`resolve`] never returns one.
     pub fn lora_root(&self, applied: Option<Applied>) -> Vec<u8> {
         let Some(Applied { adapter, scale }) = applied else { return Vec::new() };
         let Some(adapter) = self.adapters.get(usize::from(adapter)) else { return Vec::new() };

@@ -1,9 +1,9 @@
-//! A mixture of a number's bits, for sums and lots that must not follow the numbers they are made of.
+//! A bit mixer, for sums and tie-breaks that must not depend on patterns in their numbers.
 //!
-//! Not here: hashes that somebody could attack (`block_hash`; the prefix index has a secret of its own).
-//! The idea: part of the protocol, since digests are sums of it, so it never changes.
+//! It is no protection against attacks: `block_hash` is, and the prefix index has a secret of its own. Digests in the
+//! protocol are sums of its results, so it must never change.
 
-/// Returns a number that tells nothing of the one it is made of; different numbers give different ones.
+/// Returns the number with its bits mixed; different numbers give different results.
 ///
 /// Source: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
 #[inline]

@@ -1,13 +1,13 @@
-//! What a worker declares about its model: everything router and worker must agree on before a prompt can be hashed.
+//! A worker's declaration of its model: everything router and worker must agree on before a prompt can be hashed.
 //!
-//! Not here: how a fingerprint is taken (`warmpath-gguf`).
+//! Fingerprints are computed in `warmpath-gguf`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::block_hash::hex_serde;
 use crate::lora::{AdapterInfo, Applied};
 
-/// Names a model file or a KV layout by 32 bytes of blake3.
+/// Fingerprint of a model file or of a KV layout: 32 bytes of blake3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -19,17 +19,17 @@ impl std::fmt::Display for Fingerprint {
 
 hex_serde!(Fingerprint, 32, |print: &Fingerprint| print.0, Fingerprint);
 
-/// Says how far a sequence's memory can be rewound.
+/// How far the memory of a sequence can be rewound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
-    /// Full attention: rewinds to any token.
+    /// Full attention: can be rewound to any token.
     Full,
-    /// Sliding-window attention, the whole of it kept in the buffer: rewinds to any token.
+    /// Sliding-window attention with all cells kept in the buffer: can be rewound to any token.
     Sliding,
-    /// Recurrent state: only the end of what was computed can be resumed.
+    /// Recurrent state: a sequence can only be resumed at the end of what was computed.
     Recurrent,
-    /// Attention and recurrent layers: as recurrent.
+    /// Attention and recurrent layers: like recurrent.
     Hybrid,
 }
 
@@ -41,33 +41,33 @@ impl MemoryKind {
 
     /// Returns whether exported state can be cut back to any of its tokens.
     ///
-    /// An export of a sliding window holds the window before its end only.
+    /// Exported state of a sliding window only contains the window before its end.
     pub fn stored_state_rewinds(self) -> bool {
         self == Self::Full
     }
 }
 
-/// Names something that a worker can be asked for.
+/// A kind of request that a worker can serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
-    /// Going on with a text.
+    /// Continuing a text.
     Completion,
-    /// Answering a conversation: the model has a chat template.
+    /// Replying to a conversation; the model has a chat template.
     Chat,
-    /// Calling tools: the chat template shows them to the model.
+    /// Calling tools; the chat template shows them to the model.
     Tools,
-    /// Making vectors of texts.
+    /// Computing vectors of texts.
     Embedding,
     /// Scoring documents for a query.
     Rerank,
 }
 
 impl Capability {
-    /// Lists every capability.
+    /// All capabilities.
     pub const ALL: [Self; 5] = [Self::Completion, Self::Chat, Self::Tools, Self::Embedding, Self::Rerank];
 
-    /// Returns the capability as clients read it.
+    /// Returns the name of the capability that clients see.
     pub fn label(self) -> &'static str {
         match self {
             Self::Completion => "completion",
@@ -85,17 +85,17 @@ impl std::fmt::Display for Capability {
     }
 }
 
-/// Says what is made of the states of a text's tokens.
+/// How the states of a text's tokens are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Nothing: each token has its own vector.
+    /// Not at all: each token has its own vector.
     None,
     /// Their mean.
     Mean,
-    /// The first one's state.
+    /// The state of the first token.
     Cls,
-    /// The last one's state.
+    /// The state of the last token.
     Last,
     /// A score, by the model's classification head.
     Rank,
@@ -113,12 +113,12 @@ impl std::fmt::Display for Pooling {
     }
 }
 
-/// Declares what an embedding worker makes of a text.
+/// Result of an embedding worker for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingInfo {
-    /// Says what is made of the tokens' states.
+    /// How the tokens' states are combined.
     pub pooling: Pooling,
-    /// Is the length of a vector; 1 for a score.
+    /// Length of a vector; 1 for a score.
     pub dimensions: u32,
 }
 
@@ -128,47 +128,47 @@ impl std::fmt::Display for EmbeddingInfo {
     }
 }
 
-/// Declares a worker's model and how it hashes prompts.
+/// A worker's declaration of its model and of how it hashes prompts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelInfo {
-    /// Lists the names under which clients may ask for the model; the first is the one that responses carry.
+    /// Model names that clients may use; responses carry the first one.
     pub names: Vec<String>,
-    /// Names the GGUF file: header, size and sampled tensor bytes.
+    /// Fingerprint of the GGUF file: header, size and sampled tensor bytes.
     pub fingerprint: Fingerprint,
-    /// Names the layout of the KV state: KV types, flash attention, rope settings.
+    /// Fingerprint of the layout of the KV state: KV types, flash attention, rope settings.
     pub kv_fingerprint: Fingerprint,
-    /// Names the chat template in use, which a flag may replace.
+    /// Fingerprint of the chat template in use, which a flag may replace.
     pub chat_template_fingerprint: Fingerprint,
-    /// Is the version of the hash chain, [`crate::block_hash::HASH_VERSION`].
+    /// Version of the hash chain, [`crate::block_hash::HASH_VERSION`].
     pub hash_version: u16,
-    /// Is the number of tokens in a block.
+    /// Number of tokens in a block.
     pub block_size_tokens: u32,
-    /// Says whether a text prompt starts with the vocabulary's BOS token.
+    /// Whether a text prompt starts with the vocabulary's BOS token.
     pub add_bos: bool,
-    /// Says whether a text prompt ends with the vocabulary's EOS token.
+    /// Whether a text prompt ends with the vocabulary's EOS token.
     pub add_eos: bool,
-    /// Is the longest sequence, prompt and answer together, that one slot can run; of an embedding worker the longest text.
+    /// Longest sequence, prompt and output together, that one slot can run; for an embedding worker, the longest text.
     pub context_tokens: u32,
-    /// Is the context that the model was trained on; absent where its file does not say.
+    /// Context that the model was trained on; absent where its file does not contain it.
     pub n_ctx_train: Option<u32>,
-    /// Is the number of slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Says where a sequence can be resumed.
+    /// How far a sequence can be rewound.
     pub memory: MemoryKind,
-    /// Is the size of the vocabulary; a token in a request must be below it.
+    /// Size of the vocabulary; tokens in a request must be smaller.
     pub n_vocab: u32,
-    /// Lists what the worker can be asked for.
+    /// Kinds of requests that the worker can serve.
     pub capabilities: Vec<Capability>,
-    /// Says what is made of texts; absent where text is generated.
+    /// Result for a text; absent where the model generates text.
     pub embedding: Option<EmbeddingInfo>,
-    /// Lists the LoRA adapters that are loaded.
+    /// Loaded LoRA adapters.
     pub adapters: Vec<AdapterInfo>,
-    /// Is the adapter that is applied where a request says nothing.
+    /// Adapter that is applied where a request selects none.
     pub adapter_in_force: Option<Applied>,
 }
 
 impl ModelInfo {
-    /// Returns whether the worker can be asked for `wanted`; for nothing in particular every worker can.
+    /// Returns whether the worker supports `wanted`; true where nothing in particular is wanted.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
         wanted.is_none_or(|wanted| self.capabilities.contains(&wanted))
     }
@@ -178,7 +178,7 @@ impl ModelInfo {
 pub(crate) mod testing {
     use super::*;
 
-    /// Returns a declaration in which nothing is wrong.
+    /// Returns a valid model declaration.
     pub(crate) fn model() -> ModelInfo {
         ModelInfo {
             names: vec!["m".into()],

@@ -1,7 +1,7 @@
-//! OpenAI wire types that router and worker both read: the fields that decide the prompt, and the error object.
+//! OpenAI API types that router and worker both read: the fields that determine the prompt, and the error object.
 //!
-//! Not here: sampling fields and responses (the worker), and the rest of a body, which the router passes on unread.
-//! The idea: each reader deserializes only the fields it honours from the same bytes; unknown fields are ignored.
+//! Sampling fields and responses belong to the worker; the router relays the rest of a body without parsing it. Each
+//! reader deserializes only the fields that it uses from the same bytes; unknown fields are ignored.
 
 mod schemas;
 

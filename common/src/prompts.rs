@@ -1,7 +1,7 @@
-//! The prompts of completions in every shape in which OpenAI and llama-server take them, and those with a gap to fill.
+//! The prompts of completions, in every shape that OpenAI and llama-server accept, and prompts with a gap to fill.
 //!
-//! Not here: chats (`openai`), tokenizing (`warmpath-prompt`).
-//! The idea: a body's `prompt` has many shapes and means one or several prompts; from here on only these are seen.
+//! Chats are in `openai`, tokenizing in `warmpath-prompt`. The field `prompt` of a body has many shapes and means one
+//! or several prompts; the rest of the program sees only these.
 
 use std::borrow::Cow;
 
@@ -45,7 +45,7 @@ pub enum PromptItem {
     Object(PromptObject),
 }
 
-/// Is llama-server's object for a prompt: a text, which could refer to media.
+/// llama-server's object for a prompt: a text, which could refer to media.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Map<String, Value>")]
 pub struct PromptObject {
@@ -94,32 +94,32 @@ pub enum PromptPart {
     Text(String),
 }
 
-/// Is one prompt that is not a chat.
+/// One prompt that is not a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawPrompt {
     /// A text.
     Text(String),
-    /// Tokens, as they are.
+    /// Tokens.
     Tokens(Vec<Token>),
-    /// Tokens and texts, one after the other.
+    /// Tokens and texts, concatenated.
     Mixed(Vec<PromptPart>),
     /// A gap between two texts.
     Infill(InfillPrompt),
 }
 
-/// Says why the prompts of a request cannot be run.
+/// Reason why the prompts of a request cannot be run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnusablePrompt {
-    /// Media come with it, which no worker can read.
+    /// The prompt comes with media, which workers do not support.
     #[error("`prompt` has `multimodal_data`; media are not supported")]
     Media,
-    /// There is text behind the gap, but tokens before it.
+    /// There is a text after the gap, but the part before it is not a text.
     #[error("`suffix` needs a `prompt` of text")]
     SuffixOfTokens,
 }
 
 impl UnusablePrompt {
-    /// Names the field that is wrong.
+    /// Returns the field that is wrong.
     pub fn param(self) -> &'static str {
         match self {
             Self::Media => "prompt",
@@ -138,7 +138,7 @@ pub struct CompletionPrompt {
 }
 
 impl CompletionPrompt {
-    /// Returns the prompts that the request means, in order; an empty array means one empty prompt.
+    /// Returns the request's prompts in order; an empty array means one empty prompt.
     ///
     /// Errors: see [`UnusablePrompt`].
     pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
@@ -157,7 +157,7 @@ impl CompletionPrompt {
 }
 
 impl PromptField {
-    /// Returns the prompts that the field means, in order; an empty array means one empty prompt.
+    /// Returns the field's prompts in order; an empty array means one empty prompt.
     ///
     /// Errors: `Media`.
     pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
@@ -192,7 +192,7 @@ impl PromptObject {
 }
 
 impl RawPrompt {
-    /// Returns about how long the prompt is, to compare it with others. Units: bytes.
+    /// Returns the approximate length of the prompt, for comparisons. Units: bytes.
     pub fn n_bytes(&self) -> usize {
         let of_part = |part: &PromptPart| match part {
             PromptPart::Token(_) => size_of::<Token>(),
@@ -229,7 +229,7 @@ pub struct InfillPrompt {
 }
 
 impl InfillPrompt {
-    /// Returns the tokens of the answer for which room is left; 0 where the request says nothing.
+    /// Returns the number of output tokens to reserve room for; 0 where the request sets no limit.
     pub fn answer_tokens(&self) -> usize {
         let n = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict);
         usize::try_from(n.unwrap_or(0)).unwrap_or(0)

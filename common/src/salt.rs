@@ -1,28 +1,28 @@
-//! The cache salt of a request, as headers and bodies give it: which bytes are a salt, and which are refused.
+//! The cache salt of a request in headers and bodies: which bytes are a salt, and which are rejected.
 //!
-//! Not here: who may set it (the router's `salt`), what it does (`block_hash::ChainRoot`). The idea: a salt that cannot be read
-//! must never count as none, since then two tenants would share their prefixes. So reading it ends in a salt, in its absence or in
-//! an error, in router and worker alike.
+//! Who may set it is decided in the router's `salt`; its effect is in `block_hash::ChainRoot`. A salt that cannot be
+//! read must never count as no salt, since two tenants would then share their prefixes. So reading gives a salt, its
+//! absence or an error, in router and worker alike.
 
 use serde::{Deserialize, Deserializer};
 
 use crate::headers::CACHE_SALT;
 
-/// Reason for which a request's salt cannot be used.
+/// Reason why a request's salt cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SaltError {
-    /// Several lines of the header, of which any could be meant.
+    /// The header is given several times, and each could be meant.
     #[error("the header `{CACHE_SALT}` must be given once")]
     Several,
-    /// Bytes of which no text can be made.
+    /// The bytes are not UTF-8.
     #[error("the header `{CACHE_SALT}` must be UTF-8")]
     NotUtf8,
-    /// A salt without a character, which would be none.
+    /// The salt is empty, which would count as no salt.
     #[error("the header `{CACHE_SALT}` must not be empty: leave it out to have no salt")]
     Empty,
 }
 
-/// Returns the salt that the lines of the header [`CACHE_SALT`] give; absent where there is no line.
+/// Returns the salt in the lines of the header [`CACHE_SALT`]; `None` where there is no line.
 ///
 /// Errors: every [`SaltError`].
 pub fn of_header<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Option<String>, SaltError> {
@@ -35,7 +35,7 @@ pub fn of_header<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Option
     if salt.is_empty() { Err(SaltError::Empty) } else { Ok(Some(salt.to_owned())) }
 }
 
-/// Reads the salt of a body: a text that is not empty, or `null` for none.
+/// Reads the salt of a body: a non-empty text, or `null` for none.
 ///
 /// Source: vLLM refuses an empty `cache_salt`, too.
 pub fn of_body<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

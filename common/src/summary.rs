@@ -1,10 +1,10 @@
-//! The summary protocol: what a worker tells routers about what it holds and how busy it is.
+//! The summary protocol: what a worker reports to routers about its blocks and its load.
 //!
-//! Not here: sending and receiving (the shells), keeping the view (`warmpath-router-core`).
-//! The idea: a stream is one snapshot (`Begin`, `Runs`..., `End`) and then `Update`s, each stamped with
-//! `(worker_uid, boot_epoch, seq)`. Every frame of a snapshot carries the `seq` that the snapshot shows; the first update
-//! behind it carries `seq + 1`. A receiver that sees anything else drops the stream and opens another, asking for what
-//! comes after the last stamp that it has: the worker then sends `Resumed` and the updates that were missed, or a snapshot.
+//! Sending and receiving belong to the worker and the router; the router's view is kept in `warmpath-router-core`. A
+//! stream is one snapshot (`Begin`, `Runs`..., `End`) followed by `Update`s, each stamped with `(worker_uid,
+//! boot_epoch, seq)`. All frames of a snapshot carry the `seq` of its state; the first update after it carries `seq +
+//! 1`. A receiver that sees anything else drops the stream and opens another one, asking for the updates after the last
+//! stamp that it has. The worker then sends `Resumed` and the missed updates, or a snapshot.
 
 mod digest;
 mod ring;
@@ -21,33 +21,33 @@ use crate::block_hash::BlockKey;
 use crate::ids::{RequestId, SlotId, WorkerUid};
 use crate::model::ModelInfo;
 
-/// Is the version of the frames' encoding: the first byte of each.
+/// Version of the frames' encoding: the first byte of each frame.
 pub const PROTOCOL_VERSION: u8 = 4;
 
-/// Is the media type of the binary stream: frames, each behind its length as a big-endian u32.
+/// Media type of the binary stream: frames, each preceded by its length as a big-endian u32.
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
 
-/// Is the longest frame that is sent or accepted; a sender splits longer content.
+/// Longest frame that is sent or accepted; a sender splits longer content.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// Is the most block keys a sender puts into one frame, so that it stays well below [`FRAME_BYTES_MAX`].
+/// Maximum number of block keys in a frame that is sent, so that the frame stays well below [`FRAME_BYTES_MAX`].
 pub const KEYS_PER_FRAME_MAX: usize = 1 << 16;
 
-/// Is the path of the snapshot as JSON.
+/// Path of the snapshot as JSON.
 pub const SNAPSHOT_PATH: &str = "/internal/v1/summary";
-/// Is the path of the binary stream.
+/// Path of the binary stream.
 pub const STREAM_PATH: &str = "/internal/v1/summary/stream";
-/// Is the query parameter of the stream that names the last [`Stamp`] which the receiver has.
+/// Query parameter of the stream with the last [`Stamp`] that the receiver has.
 pub const AFTER_PARAMETER: &str = "after";
-/// Is the path of the model's metadata as a GGUF file without tensors.
+/// Path of the model's metadata as a GGUF file without tensors.
 pub const VOCABULARY_PATH: &str = "/internal/v1/vocabulary";
 
-/// What a worker says to a subscriber while its model loads: the field [`Loading::FIELD`] of a JSON object with the status 503.
+/// A worker's report while its model loads: the field [`Loading::FIELD`] of a JSON object with status 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loading {
-    /// Names under which clients will be able to ask for the model, those of its adapters included.
+    /// Model names that clients will be able to use, including those with adapters.
     pub names: Vec<String>,
-    /// How much is loaded, 0 to 100.
+    /// Loaded part of the model, 0 to 100.
     pub percent: u8,
 }
 
@@ -56,32 +56,32 @@ impl Loading {
     pub const FIELD: &str = "loading";
 }
 
-/// Orders the frames of one worker's one life.
+/// Position of a frame in one life of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Names the worker.
+    /// Id of the worker.
     pub worker_uid: WorkerUid,
-    /// Names this life of the worker's process: a later start has a larger one. Units: nanoseconds since 1970.
+    /// Start time of this life of the worker's process; a later start has a larger one. Units: nanoseconds since 1970.
     pub boot_epoch: u64,
-    /// Counts the updates of this life.
+    /// Number of the update within this life.
     pub seq: u64,
 }
 
 impl Stamp {
-    /// Returns whether both are of one life of one worker.
+    /// Returns whether both stamps are of one life of one worker.
     pub fn is_same_life(self, other: Self) -> bool {
         (self.worker_uid, self.boot_epoch) == (other.worker_uid, other.boot_epoch)
     }
 }
 
-/// Spells the stamp as [`AFTER_PARAMETER`] carries it: `<uid>.<boot epoch>.<seq>`.
+/// Writes the stamp as [`AFTER_PARAMETER`] carries it: `<uid>.<boot epoch>.<seq>`.
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.worker_uid, self.boot_epoch, self.seq)
     }
 }
 
-/// Says that a text does not spell a stamp.
+/// Error: a text is not a stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a stamp is `<uid>.<boot epoch>.<seq>`")]
 pub struct NoStamp;
@@ -99,62 +99,62 @@ impl FromStr for Stamp {
     }
 }
 
-/// Is one message of the stream.
+/// One message of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Frame {
-    /// Orders the frame.
+    /// Position of the frame.
     pub stamp: Stamp,
-    /// Is the content.
+    /// Content of the frame.
     pub body: Body,
 }
 
-/// Is the content of a frame.
+/// Content of a frame.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Body {
-    /// Opens a snapshot.
+    /// Start of a snapshot.
     Begin(Box<Opening>),
-    /// Is a part of a snapshot: runs to be applied to an empty view.
+    /// Part of a snapshot: runs to be applied to an empty view.
     Runs(Vec<Run>),
-    /// Closes a snapshot: the digest of all its runs.
+    /// End of a snapshot: the digest of all its runs.
     End(Digest),
-    /// Is what has changed since the stamp before.
+    /// Changes since the previous stamp.
     Update {
-        /// Lists the changes in the order in which they happened.
+        /// Changes in the order in which they happened.
         changes: Vec<Change>,
-        /// Is the load after the changes; absent where it did not change.
+        /// Load after the changes; absent where it did not change.
         load: Option<Load>,
-        /// Is the digest of all that is held after the changes; absent in updates that carry nothing but the load.
+        /// Digest of all blocks after the changes; absent in updates that carry nothing but the load.
         digest: Option<Digest>,
     },
-    /// Opens a stream without a snapshot: updates go on behind this stamp, for which the receiver has asked.
+    /// Start of a stream without a snapshot: updates continue after this stamp, which the receiver asked for.
     Resumed,
 }
 
-/// Is what a router needs to use a worker, ahead of what the worker holds.
+/// What a router needs to use a worker before it knows the worker's blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Opening {
-    /// Declares the model.
+    /// Declaration of the model.
     pub model: ModelInfo,
-    /// Says how busy the worker is.
+    /// Load of the worker.
     pub load: Load,
 }
 
-/// Is a stretch of consecutive blocks of one chain.
+/// Consecutive blocks of one chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Lists the blocks in the order of the chain, without gaps.
+    /// Block keys in the order of the chain, without gaps.
     pub keys: Vec<BlockKey>,
-    /// Says where the blocks' KV state lies.
+    /// Tier of the blocks' KV state.
     pub tier: Tier,
-    /// Says whether it is there already.
+    /// Whether the KV state is computed already.
     pub state: RunState,
-    /// Says behind which blocks a request may start.
+    /// Blocks after which a request may start.
     pub resume: Resume,
-    /// Names the slot that holds the blocks; absent for state that lies in no slot.
+    /// Slot that holds the blocks; absent for state outside slots.
     pub slot: Option<SlotId>,
 }
 
-/// Says where KV state lies, from the fastest to reach to the slowest.
+/// Where KV state is, from the fastest tier to the slowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -166,30 +166,30 @@ pub enum Tier {
     Disk,
 }
 
-/// Says whether KV state has been computed.
+/// Whether KV state has been computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// A running request will have computed it before a request that arrives now needs it.
+    /// Not yet; a request that is there will have computed it before a request that arrives now needs it.
     Filling,
-    /// It is there.
+    /// Computed.
     Ready,
 }
 
-/// Says behind which blocks of a run a request may start.
+/// Blocks of a run after which a request may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resume {
-    /// Behind each of them.
+    /// After each block.
     EveryBlock,
-    /// Only behind the last, a checkpoint.
+    /// Only after the last block, a checkpoint.
     LastBlock,
-    /// Behind none of them: what leads to a checkpoint further on.
+    /// After none: the blocks lead to a later checkpoint.
     Nowhere,
 }
 
 impl Resume {
-    /// Returns whether a request may start behind block `idx` of a run of `n_blocks`.
+    /// Returns whether a request may start after block `idx` of a run of `n_blocks`.
     pub fn is_behind(self, idx: usize, n_blocks: usize) -> bool {
         match self {
             Self::EveryBlock => true,
@@ -199,60 +199,60 @@ impl Resume {
     }
 }
 
-/// Is one change of what a worker holds.
+/// One change of what a worker holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// The worker holds these blocks, in this way; it replaces what was said of them before.
+    /// The worker holds these blocks in this way; earlier reports of them are replaced.
     Stored(Run),
-    /// The worker no longer holds these blocks anywhere.
+    /// The worker no longer holds these blocks in any tier.
     Removed(Vec<BlockKey>),
-    /// The worker has counted this request in its load.
+    /// The worker now counts this request in its load.
     Accepted(RequestId),
 }
 
-/// Says how busy a worker is and how fast it has been.
+/// Load of a worker and the speed that it has measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// Is the prompt tokens, beyond what is reused, of requests that wait for a slot.
+    /// Prompt tokens that must be computed for requests that wait for a slot. Units: tokens.
     pub queued_prefill_tokens: u64,
-    /// Is the prompt tokens still to be computed in running sequences.
+    /// Prompt tokens that must still be computed in running sequences. Units: tokens.
     pub running_prefill_tokens: u64,
-    /// Is the number of requests that wait for a slot.
+    /// Number of requests that wait for a slot.
     pub n_queued: u32,
-    /// Is the number of sequences that decode.
+    /// Number of sequences that decode.
     pub n_decoding: u32,
-    /// Lists the slots that run a sequence.
+    /// Slots that run a sequence.
     pub busy_slots: Vec<SlotId>,
-    /// Is the number of free cells of the KV cache, idle slots' cells counted as taken.
+    /// Number of free cells of the KV cache; cells of idle slots count as taken.
     pub free_cells: u64,
-    /// Says whether the worker takes no more requests because it is shutting down.
+    /// Whether the worker takes no more requests because it is shutting down.
     pub draining: bool,
-    /// Is what the worker has measured.
+    /// Measured speed.
     pub rates: Rates,
 }
 
-/// Is what a worker has measured of itself, as moving averages; absent until it has been measured.
+/// Speed that a worker has measured, as moving averages; each is absent until it has been measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Units: prompt tokens per second, all sequences together.
+    /// Prefill speed of all sequences together. Units: prompt tokens per second.
     pub prefill_tokens_per_s: Option<f32>,
-    /// Units: milliseconds of a step that decodes only.
+    /// Duration of a step that only decodes. Units: milliseconds.
     pub decode_step_ms: Option<f32>,
-    /// Units: answer tokens of a finished request, on average.
+    /// Average output of a finished request. Units: tokens.
     pub answer_tokens: Option<f32>,
 }
 
-/// Is a whole snapshot, as `GET /internal/v1/summary` shows it in JSON.
+/// A whole snapshot, as `GET /internal/v1/summary` returns it in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Orders the snapshot.
+    /// Position of the snapshot.
     pub stamp: Stamp,
-    /// Declares the model.
+    /// Declaration of the model.
     pub model: ModelInfo,
-    /// Lists what is held.
+    /// Block runs that the worker holds.
     pub runs: Vec<Run>,
-    /// Says how busy the worker is.
+    /// Load of the worker.
     pub load: Load,
 }
 
@@ -269,7 +269,7 @@ impl Snapshot {
                 bodies.push(Body::Runs(std::mem::take(&mut batch)));
                 n_keys = 0;
             }
-            // A run's own fields cost about as much as two keys.
+            // A run's own fields take about as many bytes as two keys.
             n_keys += run.keys.len() + 2;
             batch.push(run);
         }
@@ -282,7 +282,7 @@ impl Snapshot {
 }
 
 impl Run {
-    /// Cuts the run into runs that fit into a frame each and say the same together.
+    /// Splits the run into runs that each fit into a frame and mean the same together.
     pub fn split(self) -> Vec<Self> {
         if self.keys.len() <= KEYS_PER_FRAME_MAX {
             return vec![self];
@@ -302,7 +302,7 @@ impl Run {
     }
 }
 
-/// Says why bytes are not a frame.
+/// Reason why bytes are not a frame.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The frame has no bytes.
@@ -311,33 +311,33 @@ pub enum DecodeError {
     /// The frame is longer than [`FRAME_BYTES_MAX`].
     #[error("the frame has {n_bytes} bytes, more than {FRAME_BYTES_MAX}")]
     TooLong {
-        /// Is the frame's length.
+        /// Length of the frame.
         n_bytes: usize,
     },
     /// The sender speaks another version.
     #[error("the frame has protocol version {version}, not {PROTOCOL_VERSION}")]
     Version {
-        /// Is the sender's version.
+        /// Version of the sender.
         version: u8,
     },
-    /// The bytes do not spell a frame.
+    /// The bytes do not decode to a frame.
     #[error("the frame cannot be decoded")]
     Malformed(#[source] postcard::Error),
-    /// There are bytes behind the frame's end.
+    /// There are bytes after the frame's end.
     #[error("the frame has {n_bytes} bytes behind its end")]
     Trailing {
-        /// Is their number.
+        /// Their number.
         n_bytes: usize,
     },
 }
 
 impl Frame {
-    /// Returns the frame's bytes, without the length that stands before them in a stream.
+    /// Returns the frame's bytes, without the length that precedes them in a stream.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_extend(self, vec![PROTOCOL_VERSION]).expect("a frame's types all have a postcard form")
     }
 
-    /// Returns the frame that `bytes` spell.
+    /// Returns the frame that `bytes` encode.
     ///
     /// Errors: every [`DecodeError`]. Panics: never, whatever the bytes. Memory: in proportion to `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {

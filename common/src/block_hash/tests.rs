@@ -1,4 +1,4 @@
-//! Published test vectors and properties of the block-hash chain.
+//! Tests of the block-hash chain: published test vectors and properties.
 
 use proptest::prelude::*;
 

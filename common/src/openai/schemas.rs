@@ -1,7 +1,7 @@
-//! JSON schemas of fields whose types are open in Rust, for the API's document.
+//! JSON schemas of fields that have an open type in Rust, for the OpenAPI document.
 //!
-//! Not here: what a template makes of these fields (`warmpath-prompt`). The worker's test
-//! `the_document_and_the_readers_agree_field_by_field` compares them with what is really taken.
+//! What a template makes of these fields is decided in `warmpath-prompt`. The worker's test
+//! `the_document_and_the_readers_agree_field_by_field` compares the schemas with what is accepted.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -29,7 +29,7 @@ pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Returns the schema of a template's variables.
+/// Returns the schema of the template's variables.
 pub(super) fn template_variables(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "description": "Is passed to the chat template as variables of its own.",

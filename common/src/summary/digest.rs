@@ -1,54 +1,53 @@
-//! The digest of what a worker holds: both sides keep one, and a difference shows that a router's view has gone wrong.
+//! The digest of a worker's blocks: both sides keep one, and a difference shows that a router's view is wrong.
 //!
-//! Not here: what is done about a difference (the router asks for a snapshot).
-//! The idea: the number of blocks and the sum of their mixed keys. A sum does not depend on the order, so each side keeps
-//! its own by adding and subtracting, whatever way it came to its view. Keys are parts of hashes already; mixing keeps keys
-//! that are near each other, as tests make them, from adding up alike.
+//! After a difference the router asks for a snapshot; that is done elsewhere. The digest is the number of blocks and
+//! the sum of their mixed keys. A sum does not depend on the order, so each side updates its own by adding and
+//! subtracting. Keys are parts of hashes already; mixing avoids equal sums of neighbouring keys, as tests make them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::block_hash::BlockKey;
 use crate::mix::mix;
 
-/// Is the digest of a set of blocks.
+/// Digest of a set of blocks.
 ///
 /// It covers which blocks are held, not how: tier, state and slot of a block are hints that the next update renews.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digest {
-    /// Is the number of blocks.
+    /// Number of blocks.
     pub n_blocks: u64,
-    /// Is the sum of their mixed keys, modulo 2^64.
+    /// Sum of their mixed keys, modulo 2^64.
     pub sum: u64,
 }
 
 impl Digest {
-    /// Returns the digest of `keys`, each counted as often as it stands there.
+    /// Returns the digest of `keys`; duplicates count each time.
     pub fn of<'a>(keys: impl IntoIterator<Item = &'a BlockKey>) -> Self {
         let mut digest = Self::default();
         keys.into_iter().for_each(|key| digest.add(*key));
         digest
     }
 
-    /// Returns the sum as people compare it: 16 hexadecimal digits.
+    /// Returns the sum in the form in which people compare it: 16 hexadecimal digits.
     pub fn hex(&self) -> String {
         format!("{:016x}", self.sum)
     }
 
-    /// Counts a block that was not held before.
+    /// Adds a block that was not held before.
     #[inline]
     pub fn add(&mut self, key: BlockKey) {
         self.n_blocks = self.n_blocks.wrapping_add(1);
         self.sum = self.sum.wrapping_add(mix(key.0));
     }
 
-    /// Returns the digest of what is left without the blocks of `other`, all of which are covered.
+    /// Returns the digest without the blocks of `other`, all of which it covers.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         let n_blocks = self.n_blocks.wrapping_sub(other.n_blocks);
         Self { n_blocks, sum: self.sum.wrapping_sub(other.sum) }
     }
 
-    /// Takes out a block that was held.
+    /// Removes a block that was held.
     pub fn remove(&mut self, key: BlockKey) {
         self.n_blocks = self.n_blocks.wrapping_sub(1);
         self.sum = self.sum.wrapping_sub(mix(key.0));

@@ -1,35 +1,36 @@
-//! The ring: the recent updates that a worker keeps, so that a router that was cut off gets only what it missed.
+//! The replay buffer: the recent updates that a worker keeps, so that a router that was disconnected gets only what it
+//! missed.
 //!
-//! Not here: sending (the worker's publisher), asking (the router's follower).
-//! The idea: updates are numbered without gaps, so what a receiver misses is told by one stamp. A receiver from another
-//! life, from the future, or from before the oldest update that is kept gets a snapshot instead.
+//! The worker's publisher sends the updates, the router's follower asks for them. Updates are numbered without gaps, so
+//! one stamp identifies what a receiver has missed. A receiver whose stamp is of another life, of the future, or older
+//! than the oldest kept update gets a snapshot instead.
 
 use std::collections::VecDeque;
 
 use super::Stamp;
 
-/// Bounds a ring.
+/// Limits of a replay buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct RingLimits {
-    /// Is the most updates that are kept.
+    /// Maximum number of kept updates.
     pub updates_max: usize,
-    /// Is the most bytes of updates that are kept.
+    /// Maximum size of the kept updates. Units: bytes.
     pub bytes_max: usize,
 }
 
-/// Is the recent updates of one life of a worker.
+/// Recent updates of one life of a worker.
 #[derive(Debug, Clone)]
 pub struct Ring<T> {
     limits: RingLimits,
-    /// Is the stamp of the last update, kept or not.
+    /// Stamp of the last update, kept or not.
     last: Stamp,
-    /// Holds the updates up to the last with the bytes that each counts for, oldest first.
+    /// Updates up to the last one with the size of each, oldest first.
     updates: VecDeque<(T, usize)>,
     n_bytes: usize,
 }
 
 impl<T: Clone> Ring<T> {
-    /// Returns an empty ring of a life that stands at `last`.
+    /// Returns an empty buffer of a life whose last update was `last`.
     pub fn new(limits: RingLimits, last: Stamp) -> Self {
         Self { limits, last, updates: VecDeque::new(), n_bytes: 0 }
     }
@@ -39,7 +40,7 @@ impl<T: Clone> Ring<T> {
         self.last
     }
 
-    /// Numbers the next update; `make` makes it from its stamp and says how many bytes it counts for.
+    /// Adds the next update; `make` makes it from its stamp and returns its size too.
     pub fn push(&mut self, make: impl FnOnce(Stamp) -> (T, usize)) -> T {
         self.last.seq += 1;
         let (update, n_bytes) = make(self.last);
@@ -52,7 +53,7 @@ impl<T: Clone> Ring<T> {
         update
     }
 
-    /// Returns the updates behind `after`, or `None` where only a snapshot can help.
+    /// Returns the updates after `after`, or `None` where a snapshot is needed.
     pub fn since(&self, after: Stamp) -> Option<Vec<T>> {
         if !after.is_same_life(self.last) {
             return None;

@@ -1,4 +1,4 @@
-//! Round trips and hostile bytes of the summary protocol.
+//! Tests of the summary protocol: round trips and hostile bytes.
 
 use proptest::prelude::*;
 
