@@ -1,12 +1,14 @@
-//! Checks the table by which a SentencePiece vocabulary normalizes texts: llama.cpp throws where a text leads out of it.
+//! Check of the table with which a SentencePiece vocabulary normalizes texts: llama.cpp throws if a text leads out of
+//! it.
 //!
-//! Not here: normalizing. The idea: every node that some text can reach is visited once, and every step from it must stay inside.
+//! Not here: normalization.
+//! Every node that some text can reach is visited once, and every step from it must stay inside the table.
 
 use crate::check::Header;
 
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
-/// Where a node's children begin, whose child it is, whether a replacement ends there.
+/// A node of the table: the base of its children, the byte that leads to it, and whether a replacement ends there.
 ///
 /// Source: llama.cpp's `xcda_array_view`.
 #[derive(Clone, Copy)]
@@ -30,7 +32,7 @@ impl Node {
     }
 }
 
-/// Errors: says how some text would lead out of the table.
+/// Checks the table of a header. Errors: a description of how some text would lead out of the table.
 pub(crate) fn check(header: &Header) -> Result<(), String> {
     let Some(table) = header.context.raw_bytes(KEY) else { return Ok(()) };
     let size = table.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
@@ -39,7 +41,7 @@ pub(crate) fn check(header: &Header) -> Result<(), String> {
     };
     let nodes: Vec<Node> =
         nodes.chunks_exact(4).map(|node| Node(u32::from_le_bytes([node[0], node[1], node[2], node[3]]))).collect();
-    // Every replacement that begins somewhere must end.
+    // Every replacement must have an end.
     if replacements.last() != Some(&0) {
         return Err(format!("{KEY} ends within a replacement"));
     }

@@ -1,7 +1,7 @@
-//! Checks a model file before llama.cpp loads it: only its header and size are read.
+//! Check of a model file before llama.cpp loads it: only its header and size are read.
 //!
-//! Not here: whether llama.cpp knows the architecture and finds all its tensors; its loader says that itself.
-//! The idea: what the loader would trust and die of (a short file, weights of a type without kernels) is refused here,
+//! Not here: whether llama.cpp knows the architecture and finds all its tensors; its loader reports that itself.
+//! Whatever the loader would trust and crash on (a short file, weights of a type without kernels) is rejected here,
 //! with the file and the reason.
 
 use std::ffi::CStr;
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::error::GgufError;
 use crate::shards;
 
-/// Is a checked header: metadata and tensor infos.
+/// A checked header: metadata and tensor infos.
 #[derive(Debug)]
 pub struct Header {
     pub(crate) context: Context,
@@ -24,16 +24,16 @@ pub struct Header {
     file_bytes: u64,
 }
 
-/// Describes one tensor of a checked file.
+/// One tensor of a checked file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Is the tensor's name.
+    /// Name.
     pub name: String,
-    /// Is the name of its type, as ggml writes it.
+    /// Name of its type, as ggml writes it.
     pub type_name: String,
-    /// Is where its data begins in the file. Units: bytes.
+    /// Start of its data in the file. Units: bytes.
     pub offset_bytes: u64,
-    /// Is its data's size. Units: bytes.
+    /// Size of its data. Units: bytes.
     pub size_bytes: u64,
 }
 
@@ -43,27 +43,27 @@ impl Header {
         &self.architecture
     }
 
-    /// Returns the text under `key`, absent where there is none.
+    /// Returns the text under `key`, absent if there is none.
     pub fn text(&self, key: &str) -> Option<String> {
         self.context.text(key)
     }
 
-    /// Returns the whole number under `key`, whatever its width; absent where there is none or it is negative.
+    /// Returns the whole number under `key`, whatever its width; absent if there is none or it is negative.
     pub fn unsigned(&self, key: &str) -> Option<u64> {
         self.context.unsigned(key)
     }
 
-    /// Returns the list of texts under `key` as bytes; absent where there is none.
+    /// Returns the list of texts under `key` as bytes; absent if there is none.
     pub fn texts(&self, key: &str) -> Option<Vec<Vec<u8>>> {
         self.context.texts(key)
     }
 
-    /// Returns the list of 32-bit numbers under `key`; absent where there is none.
+    /// Returns the list of 32-bit numbers under `key`; absent if there is none.
     pub fn numbers(&self, key: &str) -> Option<Vec<i32>> {
         self.context.numbers(key)
     }
 
-    /// Returns the length of the list under `key`, whatever it holds; absent where there is none.
+    /// Returns the length of the list under `key`, whatever its type; absent if there is none.
     pub fn list_len(&self, key: &str) -> Option<usize> {
         self.context.list_len(key)
     }
@@ -88,16 +88,16 @@ impl Header {
         self.file_bytes
     }
 
-    /// Returns the size of all tensors together. Units: bytes.
+    /// Returns the total size of all tensors. Units: bytes.
     pub fn parameter_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.size_bytes).sum()
     }
 }
 
-/// Reads and checks the header of the model at `path`; of a split model that of its first file.
+/// Reads and checks the header of the model at `path`; for a split model that of its first file.
 ///
-/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, each as
-/// it says. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
+/// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, as
+/// documented there. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
 pub fn check(path: &Path) -> Result<Header, GgufError> {
     let header = check_file(path)?;
     shards::refuse_later(path, &header)?;
@@ -107,9 +107,9 @@ pub fn check(path: &Path) -> Result<Header, GgufError> {
     Ok(header)
 }
 
-/// Reads and checks the header of one file, which may be any of a split model's.
+/// Reads and checks the header of one file, which may be any file of a split model.
 ///
-/// Errors: those of [`check`] but `NotFirst` and `Architecture`.
+/// Errors: those of [`check`] except `NotFirst` and `Architecture`.
 pub(crate) fn check_file(path: &Path) -> Result<Header, GgufError> {
     let file_bytes = check_start(path)?;
     let header_error = |reason: &str| GgufError::Header { path: path.to_owned(), reason: reason.to_owned() };
@@ -124,7 +124,7 @@ pub(crate) fn check_file(path: &Path) -> Result<Header, GgufError> {
     Ok(Header { context, architecture, tensors, file_bytes })
 }
 
-/// Checks what can be said from the first bytes, for a better reason than ggml's; returns the file's size.
+/// Checks the first bytes, for a clearer reason than ggml's; returns the file's size.
 fn check_start(path: &Path) -> Result<u64, GgufError> {
     let read_error = |source| GgufError::Read { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(read_error)?;
@@ -149,7 +149,8 @@ fn check_start(path: &Path) -> Result<u64, GgufError> {
     Ok(metadata.len())
 }
 
-/// Refuses keys that ggml reads but aborts on when it copies or writes them: the C interface ends a key at its first NUL.
+/// Rejects keys that ggml reads but aborts on when it copies or writes them: the C interface ends a key at its first
+/// NUL.
 fn check_keys(context: &Context) -> Result<(), String> {
     let mut seen = std::collections::HashSet::new();
     for idx in 0..context.n_keys() {
@@ -202,12 +203,13 @@ fn type_name(kind: sys::ggml_type) -> String {
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
-/// Is the types that llama.cpp has no matrix product for.
+/// Types for which llama.cpp has no matrix product.
 ///
-/// Source: our measurement, before this repository: a model with f64 weights loads and dies of SIGSEGV in its first decode.
+/// Source: our measurement, before this repository: a model with f64 weights loads and dies of SIGSEGV in its first
+/// decode.
 const TYPES_WITHOUT_KERNELS: [&str; 7] = ["f64", "i8", "i16", "i32", "i64", "q8_1", "q8_K"];
 
-/// Is how the names of tensors begin or end that hold indices, not weights, and so may be integers.
+/// Prefixes or suffixes of the names of tensors that hold indices, not weights, and so may be integers.
 const INDEX_TENSORS: [&str; 3] = ["d2t", "t2d", "ffn_gate_tid2eid.weight"];
 
 fn check_tensor(path: &Path, tensor: &TensorInfo, file_bytes: u64) -> Result<(), GgufError> {

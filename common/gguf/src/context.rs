@@ -1,7 +1,7 @@
-//! A safe hold on ggml's `gguf_context`: the header of one file, read or being made.
+//! Safe wrapper of ggml's `gguf_context`: the header of one file, read or being written.
 //!
-//! Not here: what a good header is (`check`). The idea: every getter asks for the key's type first, because ggml's own
-//! getters abort the process on a wrong one.
+//! Not here: the validity of headers (`check`).
+//! Every getter first reads the key's type, because ggml's own getters abort the process on a wrong one.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
 
-/// Owns one `gguf_context`.
+/// Owner of one `gguf_context`.
 #[derive(Debug)]
 pub(crate) struct Context(NonNull<sys::gguf_context>);
 
@@ -33,7 +33,7 @@ impl Context {
         Self(NonNull::new(raw).expect("gguf_init_empty allocates or aborts"))
     }
 
-    /// Reads the header of `path`, no tensor data; `None` where ggml refuses it.
+    /// Reads the header of `path`, no tensor data; `None` if ggml rejects it.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let name = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
         let params = sys::gguf_init_params { no_alloc: true, ctx: std::ptr::null_mut() };
@@ -75,14 +75,14 @@ impl Context {
         unsafe { sys::gguf_get_kv_type(self.raw(), idx) }
     }
 
-    /// Returns the value of `key` where it is one text.
+    /// Returns the value of `key` if it is a text.
     pub(crate) fn text(&self, key: &str) -> Option<String> {
         let idx = self.find(key).filter(|&idx| self.key_type(idx) == sys::GGUF_TYPE_STRING)?;
         // SAFETY: the key exists and is one string; the text is copied before the context can change.
         Some(unsafe { CStr::from_ptr(sys::gguf_get_val_str(self.raw(), idx)) }.to_string_lossy().into_owned())
     }
 
-    /// Returns the value of `key` where it is one whole number that fits into 64 unsigned bits.
+    /// Returns the value of `key` if it is a whole number that fits into 64 unsigned bits.
     pub(crate) fn unsigned(&self, key: &str) -> Option<u64> {
         let idx = self.find(key)?;
         let raw = self.raw();
@@ -102,7 +102,7 @@ impl Context {
         }
     }
 
-    /// Returns the value of `key` where it is a list of texts.
+    /// Returns the value of `key` if it is a list of texts.
     pub(crate) fn texts(&self, key: &str) -> Option<Vec<Vec<u8>>> {
         let idx = self.find_array(key, sys::GGUF_TYPE_STRING)?;
         // SAFETY: the key is an array of strings; each index is below its length; the text is copied at once.
@@ -112,7 +112,7 @@ impl Context {
         Some((0..n).map(text).collect())
     }
 
-    /// Returns the value of `key` where it is a list of 32-bit signed numbers.
+    /// Returns the value of `key` if it is a list of 32-bit signed numbers.
     pub(crate) fn numbers(&self, key: &str) -> Option<Vec<i32>> {
         let idx = self.find_array(key, sys::GGUF_TYPE_INT32)?;
         // SAFETY: the key is an array.
@@ -123,7 +123,7 @@ impl Context {
         Some((0..n).map(|i| unsafe { start.add(i).read_unaligned() }).collect())
     }
 
-    /// Returns the value of `key` where it is a list of bytes, signed or not.
+    /// Returns the value of `key` if it is a list of bytes, signed or not.
     pub(crate) fn raw_bytes(&self, key: &str) -> Option<Vec<u8>> {
         let signed = self.find_array(key, sys::GGUF_TYPE_INT8);
         let idx = signed.or_else(|| self.find_array(key, sys::GGUF_TYPE_UINT8))?;
@@ -135,7 +135,7 @@ impl Context {
         Some((0..n).map(|i| unsafe { start.add(i).read() }).collect())
     }
 
-    /// Returns the length of the list under `key`, whatever it holds.
+    /// Returns the length of the list under `key`, whatever its type.
     pub(crate) fn list_len(&self, key: &str) -> Option<usize> {
         let idx = self.find(key).filter(|&idx| self.key_type(idx) == sys::GGUF_TYPE_ARRAY)?;
         // SAFETY: the key is an array.
@@ -148,7 +148,7 @@ impl Context {
         (unsafe { sys::gguf_get_arr_type(self.raw(), idx) } == element).then_some(idx)
     }
 
-    /// Returns the header's bytes: metadata and tensor infos, padded to where tensor data begins.
+    /// Returns the header's bytes: metadata and tensor infos, padded to the start of tensor data.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         // SAFETY: the context is valid.
         let mut bytes = vec![0; unsafe { sys::gguf_get_meta_size(self.raw()) }];

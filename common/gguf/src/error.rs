@@ -1,105 +1,105 @@
-//! Why a GGUF file cannot be used, in words fit for the person who brought it.
+//! Errors in GGUF files, with texts for the person who provided the file.
 
 use std::path::PathBuf;
 
-/// Says which file cannot be read or written and why.
+/// Error in reading or writing a GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// The file cannot be opened or read.
     #[error("cannot read the model file {}", path.display())]
     Read {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Is the system's reason.
+        /// Reason from the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The path names something that is not a plain file.
+    /// The path is not a plain file.
     #[error("{} is not a file", path.display())]
     NotAFile {
-        /// Names the path.
+        /// Path.
         path: PathBuf,
     },
     /// The file does not start with GGUF's magic bytes.
     #[error("{} is not a GGUF file: it starts with {magic:02x?} instead of \"GGUF\"", path.display())]
     Magic {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Is what it starts with; shorter than four bytes where the file is.
+        /// First bytes of the file; fewer than four if the file is shorter.
         magic: Vec<u8>,
     },
     /// The file has a GGUF version that llama.cpp does not read.
     #[error("{} has GGUF version {version}; versions 2 and 3 in little-endian order can be read", path.display())]
     Version {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Is its version.
+        /// GGUF version of the file.
         version: u32,
     },
-    /// The header is cut off or makes no sense.
+    /// The header is cut off or invalid.
     #[error("the header of {} is damaged or cut off: {reason}", path.display())]
     Header {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Says what is wrong.
+        /// Description of the error.
         reason: String,
     },
-    /// The file ends before a tensor's data does.
+    /// The file ends before a tensor's data.
     #[error("{} is truncated: tensor {tensor:?} ends at byte {needed_bytes} of a file of {file_bytes}", path.display())]
     Truncated {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Names the first tensor that is not whole.
+        /// Name of the first tensor that is not complete.
         tensor: String,
-        /// Is where its data ends.
+        /// End of its data. Units: bytes.
         needed_bytes: u64,
-        /// Is the file's size.
+        /// Size of the file. Units: bytes.
         file_bytes: u64,
     },
     /// A tensor has a type that llama.cpp cannot compute with.
     #[error("{} is not supported: tensor {tensor:?} has type {type_name}, which llama.cpp cannot compute with", path.display())]
     TensorType {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Names the tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Is its type's name.
+        /// Name of its type.
         type_name: String,
     },
-    /// The header does not say which architecture the model has.
+    /// The header does not name the model's architecture.
     #[error("{} does not name its architecture (general.architecture); it is not a model", path.display())]
     Architecture {
-        /// Names the file.
+        /// File.
         path: PathBuf,
     },
     /// The file is a later one of a split model, which holds no metadata.
     #[error("{} is file {no} of {count} of a split model; the first one names the model: {first}", path.display())]
     NotFirst {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Its number, from 1.
+        /// Number of the file, from 1.
         no: u64,
-        /// Files of the model.
+        /// Number of files of the model.
         count: u64,
-        /// The first file, or how its name ends where this file's name does not tell.
+        /// First file, or the end of its name if it cannot be derived from this file's name.
         first: String,
     },
-    /// The file is the first of a split model, and its name does not tell those of the others.
+    /// The file is the first of a split model, and the names of the other files cannot be derived from its name.
     #[error("{} is file 1 of {count} of a split model; its name must end with {suffix}, by which the others are found", path.display())]
     ShardName {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Files of the model.
+        /// Number of files of the model.
         count: u64,
-        /// The end that the name lacks.
+        /// Ending that the name lacks.
         suffix: String,
     },
     /// Files of a split model are missing.
     #[error("{} is file 1 of {count} of a split model, and beside it there is no {}", path.display(), missing.join(", "))]
     MissingShards {
-        /// The first file.
+        /// First file.
         path: PathBuf,
-        /// Files of the model.
+        /// Number of files of the model.
         count: u64,
         /// Names of the missing files.
         missing: Vec<String>,
@@ -107,27 +107,27 @@ pub enum GgufError {
     /// A file of a split model does not belong to the others.
     #[error("{} does not belong to the split model of {}: {reason}", path.display(), first.display())]
     ForeignShard {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// The model's first file.
+        /// First file of the model.
         first: PathBuf,
         /// The contradiction.
         reason: String,
     },
-    /// What should be written has no GGUF form.
+    /// The data cannot be written as GGUF.
     #[error("cannot write {what} into a GGUF file: {reason}")]
     Unwritable {
-        /// Names the key or tensor.
+        /// Key or tensor.
         what: String,
-        /// Says what is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// The file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
-        /// Names the file.
+        /// File.
         path: PathBuf,
-        /// Is the system's reason.
+        /// Reason from the operating system.
         #[source]
         source: std::io::Error,
     },

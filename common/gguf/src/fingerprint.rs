@@ -1,8 +1,9 @@
-//! Names a model by the content of its files without reading all of them.
+//! Fingerprint of a model by the content of its files, without reading all of them.
 //!
-//! Not here: the KV layout's fingerprint (the worker). The idea: two files that differ in metadata, tensor infos or size
-//! always differ in name; two that differ only in weights differ where a sample falls, and every tensor is sampled.
-//! The name of a split model is made of the names of all its files.
+//! Not here: the KV layout's fingerprint (the worker).
+//! Two files with different metadata, tensor infos or sizes always have different fingerprints. Two that differ only in
+//! weights have different ones if a sample covers the difference, and every tensor is sampled. The fingerprint of a
+//! split model is derived from those of all its files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,28 +15,28 @@ use crate::check::Header;
 use crate::error::GgufError;
 use crate::shards::Model;
 
-/// Is the context string of the fingerprint; a new way of taking it gets a new string.
+/// Context string of the fingerprint; a change of the method needs a new string.
 const CONTEXT: &str = "warmpath 2026 model fingerprint v1";
-/// The same for the fingerprint of a split model, which is made of those of its files.
+/// Context string of a split model's fingerprint, which is derived from those of its files.
 const SPLIT_CONTEXT: &str = "warmpath 2026 split model fingerprint v1";
-/// Is how many places are sampled in each tensor, its ends included.
+/// Number of evenly spread samples of each tensor; another one covers its end if none of them does.
 ///
 /// Source: 4 x 4 KiB of the 1,000 tensors of a large model are 16 MB: read in well under a second from a disk.
 const SAMPLES_PER_TENSOR: u64 = 4;
-/// Is the size of one sample. Units: bytes.
+/// Size of one sample. Units: bytes.
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Returns the fingerprint of the model at `path`.
 ///
-/// Errors: those of [`Model::open`] and [`Model::fingerprint`]. Cost: the headers and 16 KiB a tensor.
+/// Errors: those of [`Model::open`] and [`Model::fingerprint`]. Cost: the headers and at most 20 KiB for each tensor.
 pub fn fingerprint(path: &Path) -> Result<Fingerprint, GgufError> {
     Model::open(path)?.fingerprint()
 }
 
 impl Model {
-    /// Returns the model's fingerprint: of each of its files the header, the size, samples of every tensor.
+    /// Returns the model's fingerprint. It covers the header, the size and samples of every tensor of each file.
     ///
-    /// Errors: `Read`. Cost: 16 KiB a tensor.
+    /// Errors: `Read`. Cost: at most 20 KiB for each tensor.
     pub fn fingerprint(&self) -> Result<Fingerprint, GgufError> {
         let mut files = self.files().map(|(path, header)| fingerprint_of(path, header));
         if self.n_files() == 1 {
@@ -68,7 +69,7 @@ fn fingerprint_of(path: &Path, header: &Header) -> Result<Fingerprint, GgufError
     Ok(Fingerprint(*hasher.finalize().as_bytes()))
 }
 
-/// Returns where the samples of a tensor begin: evenly spread, the last one at its end.
+/// Returns the starts of a tensor's samples: evenly spread, the last sample at its end.
 fn sample_offsets(size_bytes: u64) -> Vec<u64> {
     let last = size_bytes.saturating_sub(SAMPLE_BYTES);
     let mut offsets: Vec<u64> =

@@ -1,8 +1,9 @@
-//! GGUF files through ggml's own reader and writer: check one before loading it, name it, cut its vocabulary out, make one.
+//! GGUF files through ggml's own reader and writer: check a model before loading it, fingerprint it, extract its
+//! vocabulary, write one.
 //!
-//! Not here: running a model (the worker), what a made model's weights are (`warmpath-bench`).
-//! The idea: llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and
-//! without touching tensor data; everything else (names, vocabulary) comes from the same header.
+//! Not here: running a model (the worker), the weights of generated models (`warmpath-bench`).
+//! llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and without
+//! reading tensor data. Names and vocabulary come from the same header.
 
 mod charsmap;
 mod check;

@@ -1,9 +1,9 @@
 //! Models that are split over several files, as llama.cpp's `gguf-split` writes them.
 //!
 //! Not here: one file's header (`check`).
-//! The idea: the first file names the model; how many there are says its metadata, and where they are follows from its name.
-//! They are looked for beside the path that was given, not beside what a symbolic link leads to: in a cache of Hugging Face
-//! only the links have names. llama.cpp finds them in the same way, and aborts on some that are refused here.
+//! The first file stands for the model; its metadata has the number of files, and their names follow from its name.
+//! They are searched next to the given path, not next to the target of a symbolic link: in a cache of Hugging Face only
+//! the links have names. llama.cpp finds them in the same way, and aborts on some that are rejected here.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use llama_cpp_sys_2 as sys;
 use crate::check::{Header, TensorInfo, check, check_file};
 use crate::error::GgufError;
 
-/// Key of a file's number among those of its model, from 0.
+/// Key of a file's index among those of its model, from 0.
 const NO_KEY: &str = "split.no";
 /// Key of the number of files.
 const COUNT_KEY: &str = "split.count";
 /// Key of the number of tensors in all files.
 const N_TENSORS_KEY: &str = "split.tensors.count";
 
-/// The checked headers of all files of a model.
+/// Checked headers of all files of a model.
 #[derive(Debug)]
 pub struct Model {
     files: Vec<(PathBuf, Header)>,
@@ -29,8 +29,8 @@ pub struct Model {
 impl Model {
     /// Reads and checks the headers of the model whose only or first file is `path`.
     ///
-    /// Errors: those of [`check`], and `ShardName`, `MissingShards`, `ForeignShard` where it is split.
-    /// Cost: reads headers only, whatever the files' sizes. Panics: never, whatever the bytes.
+    /// Errors: those of [`check`], and `ShardName`, `MissingShards`, `ForeignShard` if the model is split. Cost: reads
+    /// headers only, whatever the files' sizes. Panics: never, whatever the bytes.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let first = check(path)?;
         let count = first.unsigned(COUNT_KEY).unwrap_or(1);
@@ -72,7 +72,7 @@ impl Model {
         GgufError::ForeignShard { path: path.to_owned(), first: self.files[0].0.clone(), reason }
     }
 
-    /// Errors: `ForeignShard` where the file says that it is another one.
+    /// Checks that a file is the one with number `no` of this model. Errors: `ForeignShard`.
     fn check_shard(&self, (no, count): (u64, u64), path: &Path, header: &Header) -> Result<(), GgufError> {
         let (own_no, own_count) = (header.unsigned(NO_KEY), header.unsigned(COUNT_KEY));
         // llama.cpp aborts on a number of another width.
@@ -88,7 +88,7 @@ impl Model {
         Ok(())
     }
 
-    /// Errors: `ForeignShard` where a tensor is in two files, or some are in none.
+    /// Checks that every tensor is in exactly one file. Errors: `ForeignShard`.
     fn check_tensors(&self) -> Result<(), GgufError> {
         let mut seen = HashSet::new();
         for (path, header) in &self.files {
@@ -105,7 +105,7 @@ impl Model {
     }
 }
 
-/// Returns the path of a split model's file, by the path without the ending; `no` counts from 1.
+/// Returns the path of a split model's file, given the path without the suffix; `no` counts from 1.
 ///
 /// Source: llama.cpp's `llama_split_path`.
 pub fn shard_path(prefix: &Path, no: u64, count: u64) -> PathBuf {
@@ -114,7 +114,8 @@ pub fn shard_path(prefix: &Path, no: u64, count: u64) -> PathBuf {
     path.into()
 }
 
-/// Returns what a model is called by its file: the file's name without `.gguf` and, of a split model, without which file it is.
+/// Returns a model's name from its file: the file's name without `.gguf` and, for a split model, without the file's
+/// number.
 pub fn model_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -129,21 +130,21 @@ fn suffix(no: u64, count: u64) -> String {
     format!("-{no:05}-of-{count:05}.gguf")
 }
 
-/// Returns the path without the ending that file `no` of `count` has; absent where it ends otherwise.
+/// Returns the path without the suffix of file `no` of `count`; absent if it has another one.
 fn prefix(path: &Path, no: u64, count: u64) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&suffix(no, count)).filter(|stem| !stem.is_empty())?;
     Some(path.with_file_name(stem))
 }
 
-/// Returns the paths of the files behind the first.
+/// Returns the paths of the files after the first.
 ///
-/// Errors: `ShardName` where the first one's name does not tell, `MissingShards`.
+/// Errors: `ShardName` if they cannot be derived from the first one's name, `MissingShards`.
 fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
     let Some(prefix) = prefix(path, 1, count) else {
         return Err(GgufError::ShardName { path: path.to_owned(), count, suffix: suffix(1, count) });
     };
-    // A header that announces many files is known by the first that is not there.
+    // A header that announces too many files is detected by the first missing one.
     let mut missing = Vec::new();
     let mut paths = Vec::new();
     for no in 2..=count {
@@ -163,7 +164,7 @@ fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
 /// Most missing files that an error names.
 const MISSING_NAMED_MAX: usize = 8;
 
-/// Refuses a later file of a split model, which holds no metadata.
+/// Rejects a later file of a split model, which has no metadata.
 ///
 /// Errors: `NotFirst`.
 pub(crate) fn refuse_later(path: &Path, header: &Header) -> Result<(), GgufError> {

@@ -1,4 +1,4 @@
-//! Files good, cut, foreign and hostile.
+//! Checks of files: good, cut off, of other formats and hostile.
 
 use std::path::{Path, PathBuf};
 
@@ -158,7 +158,7 @@ fn a_writer_refuses_what_gguf_cannot_hold() {
 }
 
 proptest! {
-    /// The header of a file is what a stranger may have written: whatever is in it, there is an answer.
+    /// The header of a file may come from an attacker: whatever it contains, the check returns.
     #[test]
     fn damaged_headers_never_crash(changes in prop::collection::vec((0_usize..700, any::<u8>()), 1..8)) {
         let folder = TempDir::new().unwrap();
@@ -178,7 +178,7 @@ proptest! {
         }
     }
 
-    /// As above, with whole numbers of eight bytes, as lengths and counts are.
+    /// As above, with whole numbers of eight bytes, such as lengths and counts.
     #[test]
     fn hostile_lengths_never_crash(at in 8_usize..700, value in prop::sample::select(vec![0, 1, 7, 1 << 20, 1 << 31, 1 << 40, u64::MAX / 2, u64::MAX])) {
         let folder = TempDir::new().unwrap();

@@ -1,9 +1,9 @@
-//! Checks a vocabulary before llama.cpp tokenizes with it: only metadata is read.
+//! Check of a vocabulary before llama.cpp tokenizes with it: only metadata is read.
 //!
-//! Not here: what llama.cpp's loader refuses by itself, and whether a vocabulary suits a model.
-//! The idea: llama.cpp asserts while it loads some vocabularies, and throws or never returns while it tokenizes certain texts with
-//! others. A router would end of it, so each kind of tokenizer has its rules here, taken from `llama-vocab.cpp`: a vocabulary
-//! that keeps them tokenizes every text.
+//! Not here: vocabularies that llama.cpp's loader rejects itself, and whether a vocabulary suits a model.
+//! llama.cpp fails assertions while it loads some vocabularies, and throws or never returns while it tokenizes certain
+//! texts with others. That would end a router. So each kind of tokenizer has its rules here, taken from
+//! `llama-vocab.cpp`: a vocabulary that follows them can tokenize every text.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,42 +15,42 @@ pub const TOKENS_MAX: usize = 1 << 20;
 
 /// Longest token. Units: bytes.
 ///
-/// Source: own choice, far above the runs of spaces that are the longest tokens of real vocabularies; with a longer one llama.cpp's
-/// search for the longest match takes time with the product of token and word.
+/// Source: own choice, far above the runs of spaces that are the longest tokens of real vocabularies; with a longer one
+/// the time of llama.cpp's search for the longest match grows with the product of token and word.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 
 /// GGUF's type of a token that stands for one byte.
 const BYTE: i32 = 6;
 
-/// Why llama.cpp cannot be trusted with a vocabulary.
+/// Reason for which llama.cpp must not be given a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
-    /// The file names no kind of tokenizer that is known.
+    /// The file names no known kind of tokenizer.
     #[error("tokenizer.ggml.model is {}, which is not among {}", kind.as_deref().unwrap_or("missing"), KINDS.join(", "))]
     Kind {
-        /// The kind that it names, if any.
+        /// Kind that the file names, if any.
         kind: Option<String>,
     },
-    /// There are no tokens, or too many.
+    /// The file has no tokens, or too many.
     #[error("it has {n_tokens} tokens, not 1 to {TOKENS_MAX}")]
     Count {
-        /// The number of tokens.
+        /// Number of tokens.
         n_tokens: usize,
     },
-    /// Tokens are spelled alike.
+    /// Two tokens have the same text.
     #[error("tokens {first} and {second} are both {text:?}")]
     Alike {
-        /// The first of them.
+        /// First of the two tokens.
         first: usize,
-        /// The second.
+        /// Second token.
         second: usize,
-        /// Their spelling.
+        /// Text of both.
         text: String,
     },
     /// A token is too long.
     #[error("token {token} has {n_bytes} bytes, more than {TOKEN_BYTES_MAX}")]
     Long {
-        /// The token.
+        /// Index of the token.
         token: usize,
         /// Its length.
         n_bytes: usize,
@@ -60,28 +60,28 @@ pub enum TokenizerError {
     Length {
         /// Key of the list.
         key: &'static str,
-        /// Its length.
+        /// Length of the list.
         n_entries: usize,
-        /// The number of tokens.
+        /// Number of tokens.
         n_tokens: usize,
     },
-    /// A byte of a text could be spelled by no token.
+    /// No token can stand for a byte.
     #[error("no token stands for byte 0x{byte:02X}, which {kind} tokenizers need")]
     Byte {
-        /// The byte.
+        /// Byte.
         byte: u8,
-        /// The kind of tokenizer.
+        /// Kind of tokenizer.
         kind: &'static str,
     },
-    /// Something else that the kind of tokenizer rests on is wrong.
+    /// Another requirement of the kind of tokenizer is not met.
     #[error("{reason}")]
     Shape {
-        /// The contradiction.
+        /// Description of the contradiction.
         reason: String,
     },
 }
 
-/// Kinds of tokenizers that are known, as `tokenizer.ggml.model` names them.
+/// Known kinds of tokenizers, as `tokenizer.ggml.model` names them.
 ///
 /// Source: llama.cpp's `llama_vocab::impl::load`, less `test` and those without a vocabulary.
 const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"];
@@ -89,7 +89,7 @@ const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemm
 impl Header {
     /// Checks the vocabulary, so that llama.cpp neither aborts while it loads it nor fails on a text later.
     ///
-    /// Errors: every [`TokenizerError`]. Cost: in proportion to the vocabulary.
+    /// Errors: every [`TokenizerError`]. Cost: proportional to the vocabulary.
     pub fn check_tokenizer(&self) -> Result<(), TokenizerError> {
         let kind = self.text("tokenizer.ggml.model");
         let Some(kind) = KINDS.into_iter().find(|known| kind.as_deref() == Some(known)) else {
@@ -97,7 +97,7 @@ impl Header {
         };
         let tokens = Tokens::read(self)?;
         match kind {
-            // A byte that is in no token is looked up, and llama.cpp throws where it is not found.
+            // A byte that no token contains is looked up, and llama.cpp throws if it is not found.
             "llama" => {
                 tokens.need_bytes(kind, |tokens, byte| tokens.has(&spelled(byte)) || byte != 0 && tokens.has(&[byte]))
             }
@@ -105,7 +105,7 @@ impl Header {
                 tokens.need_bytes(kind, |tokens, byte| tokens.has(&spelled(byte)))?;
                 tokens.need_utf8()
             }
-            // A match that ends nowhere starts over at the beginning of the text, for ever.
+            // A match that never ends starts again at the beginning of the text, in an endless loop.
             "rwkv" => tokens.need_first_bytes(),
             "bert" => tokens.refuse_bytes(),
             "t5" => charsmap::check(self).map_err(|reason| TokenizerError::Shape { reason }),
@@ -114,21 +114,21 @@ impl Header {
     }
 }
 
-/// Returns how a token spells a byte that nothing else stands for.
+/// Returns the text of the token for a byte that no other token stands for.
 fn spelled(byte: u8) -> Vec<u8> {
     format!("<0x{byte:02X}>").into_bytes()
 }
 
-/// The tokens as llama.cpp looks them up.
+/// Tokens in the form in which llama.cpp looks them up.
 struct Tokens {
     texts: Vec<Vec<u8>>,
-    /// The place of each spelling.
+    /// Index of the token with each text.
     places: HashMap<Vec<u8>, usize>,
     kinds: Option<Vec<i32>>,
 }
 
 impl Tokens {
-    /// Errors: `Shape`, `Count`, `Length`, `Long`, `Alike`.
+    /// Reads the tokens of a vocabulary. Errors: `Shape`, `Count`, `Length`, `Long`, `Alike`.
     fn read(header: &Header) -> Result<Self, TokenizerError> {
         let shape = |reason: &str| TokenizerError::Shape { reason: reason.to_owned() };
         let mut texts = header
@@ -151,7 +151,7 @@ impl Tokens {
         let mut places = HashMap::with_capacity(n_tokens);
         for (token, text) in texts.iter_mut().enumerate() {
             if text.is_empty() {
-                // Source: llama.cpp's own stand-in.
+                // Source: llama.cpp's own placeholder.
                 *text = format!("[EMPTY_{token}]").into_bytes();
             }
             if text.len() > TOKEN_BYTES_MAX {
@@ -169,13 +169,13 @@ impl Tokens {
         self.places.contains_key(text)
     }
 
-    /// Errors: `Byte` for the first byte that is not there.
+    /// Requires that every byte is present. Errors: `Byte` for the first missing one.
     fn need_bytes(&self, kind: &'static str, is_there: impl Fn(&Self, u8) -> bool) -> Result<(), TokenizerError> {
         let missing = (0..=u8::MAX).find(|&byte| !is_there(self, byte));
         missing.map_or(Ok(()), |byte| Err(TokenizerError::Byte { byte, kind }))
     }
 
-    /// Errors: `Shape` where a token is no UTF-8: its pieces would be looked up under another spelling.
+    /// Requires UTF-8. Errors: `Shape` for a token that is not: its pieces would be looked up under another text.
     fn need_utf8(&self) -> Result<(), TokenizerError> {
         match self.texts.iter().position(|text| std::str::from_utf8(text).is_err()) {
             None => Ok(()),
@@ -183,7 +183,7 @@ impl Tokens {
         }
     }
 
-    /// Errors: `Byte` where a token begins with a byte that is no token by itself.
+    /// Requires that the first byte of every token is also a token by itself. Errors: `Byte`.
     fn need_first_bytes(&self) -> Result<(), TokenizerError> {
         let texts: Vec<Vec<u8>> = self.texts.iter().map(|text| unescaped(text)).collect();
         let single: HashSet<u8> = texts.iter().filter(|text| text.len() == 1).map(|text| text[0]).collect();
@@ -191,7 +191,7 @@ impl Tokens {
         missing.map_or(Ok(()), |&byte| Err(TokenizerError::Byte { byte, kind: "rwkv" }))
     }
 
-    /// Errors: `Shape` where a token stands for a byte: llama.cpp aborts on those of this kind of tokenizer.
+    /// Rejects tokens that stand for a byte: llama.cpp aborts on them with this kind of tokenizer. Errors: `Shape`.
     fn refuse_bytes(&self) -> Result<(), TokenizerError> {
         match self.kinds.iter().flatten().position(|kind| *kind == BYTE) {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! Cuts a model's metadata out of its file: a GGUF without tensors, enough to render and tokenize.
+//! Vocabulary of a model: its metadata as a GGUF file without tensors, enough to render and tokenize.
 //!
 //! Not here: serving it (the worker) and tokenizing with it (`warmpath-prompt`).
 
@@ -11,22 +11,22 @@ use crate::check::check;
 use crate::context::Context;
 use crate::error::GgufError;
 
-/// Lists the keys that say that a file is one of several; a vocabulary stands alone.
+/// Keys that mark a file as one of several; a vocabulary is complete by itself.
 const SPLIT_KEYS: [&CStr; 3] = [c"split.no", c"split.count", c"split.tensors.count"];
 
-/// Is where a model keeps its chat template.
+/// Key of a model's chat template.
 const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 
 /// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
 ///
-/// Errors: as [`check`], which runs first. Memory: in proportion to the header.
+/// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
     Ok(metadata(path)?.bytes())
 }
 
-/// Returns what [`vocabulary`] does, with `chat_template` in the place of the model's, up to its first NUL.
+/// Returns the same bytes as [`vocabulary`], with `chat_template`, up to its first NUL, instead of the model's own.
 ///
-/// Errors: as [`check`], which runs first. Memory: in proportion to the header.
+/// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn vocabulary_with_chat_template(path: &Path, chat_template: &str) -> Result<Vec<u8>, GgufError> {
     let copy = metadata(path)?;
     let until_nul = chat_template.split('\0').next().unwrap_or_default();

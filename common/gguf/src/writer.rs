@@ -1,7 +1,8 @@
-//! Writes a GGUF file: metadata first, then each tensor's data as it is made.
+//! Writer of a GGUF file: metadata first, then each tensor's data.
 //!
-//! Not here: what the numbers are. The idea: all tensors are declared, the header is written, then the data streams
-//! through one tensor's memory at a time, so that a model may be larger than memory.
+//! Not here: the values.
+//! All tensors are declared, the header is written, and then the data of one tensor at a time, so that a model may be
+//! larger than memory.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,32 +15,32 @@ use crate::check::Header;
 use crate::context::Context;
 use crate::error::GgufError;
 
-/// Is a metadata value.
+/// A metadata value.
 #[derive(Debug, Clone, Copy)]
 pub enum Value<'a> {
-    /// One unsigned number of 16 bits.
+    /// Unsigned number of 16 bits.
     U16(u16),
-    /// One unsigned number.
+    /// Unsigned number of 32 bits.
     U32(u32),
-    /// One signed number.
+    /// Signed number of 32 bits.
     I32(i32),
-    /// One float.
+    /// Float of 32 bits.
     F32(f32),
-    /// One truth value.
+    /// Boolean.
     Bool(bool),
-    /// One text.
+    /// Text.
     Text(&'a str),
-    /// A list of texts.
+    /// List of texts.
     Texts(&'a [String]),
-    /// A list of signed numbers.
+    /// List of signed numbers of 32 bits.
     I32s(&'a [i32]),
-    /// A list of truth values.
+    /// List of booleans.
     Bools(&'a [bool]),
-    /// A list of bytes.
+    /// List of bytes.
     Bytes(&'a [u8]),
 }
 
-/// Is a type that the writer can turn floats into.
+/// Type to which the writer can convert floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorType {
     /// 32-bit floats.
@@ -48,7 +49,7 @@ pub enum TensorType {
     F16,
     /// 8-bit integers in blocks of 32 with one scale.
     Q8_0,
-    /// 64-bit floats: no model can be run with them; for tests of the check.
+    /// 64-bit floats: no model can run with them; for tests of the check.
     F64,
 }
 
@@ -63,7 +64,7 @@ impl TensorType {
     }
 }
 
-/// Collects metadata and tensor declarations, then opens the file for their data.
+/// Metadata and tensor declarations of a file to write.
 #[derive(Debug)]
 pub struct Writer {
     context: Context,
@@ -90,9 +91,9 @@ impl Writer {
         Self { context: Context::empty(), tensors: Vec::new() }
     }
 
-    /// Sets `key` to `value`, replacing what it was.
+    /// Sets `key` to `value`, replacing any earlier value.
     ///
-    /// Errors: `Unwritable` for a key or text with a NUL character and for an empty key.
+    /// Errors: `Unwritable` for a key or text with a NUL character, for an empty key, and for `general.alignment`.
     pub fn set(&mut self, key: &str, value: Value<'_>) -> Result<(), GgufError> {
         let name = c_text(key, key)?;
         if key.is_empty() || key == "general.alignment" {
@@ -134,7 +135,7 @@ impl Writer {
         unsafe { sys::gguf_set_arr_data(self.context.raw(), name, element, values.as_ptr().cast(), values.len()) }
     }
 
-    /// Copies every key of `header`, such as a tokenizer's, replacing what is set.
+    /// Copies the keys of `header` for which `wanted` holds, except `general.alignment`, replacing earlier values.
     pub fn copy_keys(&mut self, header: &Header, wanted: impl Fn(&str) -> bool) {
         let copy = Context::empty();
         // SAFETY: both contexts are valid; a checked header has no key that ggml aborts on.
@@ -151,8 +152,8 @@ impl Writer {
     /// Declares a tensor; its data is written later, in the order of declaration.
     ///
     /// Shape: `shape[0]` is the length of a row, the dimension that is contiguous in memory.
-    /// Errors: `Unwritable` for a name that is taken, too long or has a NUL, a bad number of dimensions, or rows that do not
-    /// fit the type's blocks.
+    /// Errors: `Unwritable` for a name that is taken, too long or has a NUL, a bad number of dimensions, or rows that
+    /// do not fit the type's blocks.
     pub fn declare(&mut self, name: &str, kind: TensorType, shape: &[usize]) -> Result<(), GgufError> {
         let unwritable =
             |reason: &str| Err(GgufError::Unwritable { what: format!("tensor {name:?}"), reason: reason.to_owned() });
@@ -191,7 +192,7 @@ impl Writer {
         }
     }
 
-    /// Creates `path`, writes the header and returns what takes the tensors' data.
+    /// Creates `path`, writes the header and returns the sink for the tensors' data.
     ///
     /// Errors: `Write`.
     pub fn begin(self, path: &Path) -> Result<TensorSink, GgufError> {
@@ -202,7 +203,7 @@ impl Writer {
     }
 }
 
-/// Takes the data of the declared tensors, in order.
+/// Sink for the data of the declared tensors, in order.
 #[derive(Debug)]
 pub struct TensorSink {
     file: BufWriter<File>,
@@ -213,7 +214,7 @@ pub struct TensorSink {
 impl TensorSink {
     /// Writes the next tensor's data in its type and the padding behind it.
     ///
-    /// Errors: `Unwritable` where no tensor is left or the number of elements differs; `Write`.
+    /// Errors: `Unwritable` if no tensor is left or the number of elements differs; `Write`.
     pub fn write(&mut self, elements: &[f32]) -> Result<(), GgufError> {
         let unwritable = |what: String, reason: String| Err(GgufError::Unwritable { what, reason });
         let Some(tensor) = self.tensors.next() else {
@@ -230,7 +231,7 @@ impl TensorSink {
 
     /// Ends the file.
     ///
-    /// Errors: `Unwritable` where a declared tensor has no data; `Write`.
+    /// Errors: `Unwritable` if a declared tensor has no data; `Write`.
     pub fn finish(mut self) -> Result<(), GgufError> {
         if let Some(tensor) = self.tensors.next() {
             let reason = "its data was not written".to_owned();
@@ -240,10 +241,10 @@ impl TensorSink {
     }
 }
 
-/// Is GGUF's default alignment, which the writer keeps.
+/// GGUF's default alignment, which the writer keeps.
 const ALIGNMENT_BYTES: usize = 32;
 
-/// Returns `elements` as the bytes of `kind`.
+/// Returns `elements` encoded as `kind`.
 fn encode(kind: TensorType, row: usize, elements: &[f32]) -> Vec<u8> {
     match kind {
         TensorType::F32 => elements.iter().flat_map(|element| element.to_le_bytes()).collect(),

@@ -1,11 +1,11 @@
-//! Split models: whole, with files missing, foreign or in the wrong place.
+//! Split models: complete, with missing files, of other models or in the wrong place.
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::{TensorType, Value, Writer, fingerprint, vocabulary};
 
-/// What one file of a split model says of itself, and its one tensor.
+/// Metadata of one file of a split model, and its one tensor.
 #[derive(Clone)]
 struct Shard {
     no: Option<u16>,
@@ -142,7 +142,7 @@ fn files_that_contradict_each_other_are_refused() {
     check(2, Shard { count: 4, ..shard(2) }, "split.count is not 3");
     check(2, Shard { tensor: "a.weight", ..shard(2) }, "tensor \"a.weight\" is in another file");
     check(0, Shard { n_tensors: 7, ..shard(0) }, "have 3 tensors");
-    // llama.cpp reads a number of 16 bits, and aborts on another.
+    // llama.cpp reads a number of 16 bits, and aborts on other widths.
     let mut writer = Writer::new();
     writer.set("split.no", Value::U32(1)).unwrap();
     writer.declare("b.weight", TensorType::F32, &[4]).unwrap();

@@ -1,4 +1,4 @@
-//! Vocabularies of every kind, sound and made to break llama.cpp.
+//! Vocabularies of every kind, valid ones and those made to break llama.cpp.
 
 use tempfile::TempDir;
 
@@ -86,7 +86,7 @@ fn every_token_has_a_type() {
 
 #[test]
 fn kinds_that_need_every_byte_are_refused_without_one() {
-    // A vocabulary of another kind under the name of this one: the first unusual character would end the process.
+    // A vocabulary of another kind under this name: the first unusual character would end the process.
     let foreign = Vocabulary::new("llama", words(&["Ġthe", "a", "b"])).checked().unwrap_err();
     assert_eq!(foreign.to_string(), "no token stands for byte 0x00, which llama tokenizers need");
     for kind in ["llama", "plamo2"] {
@@ -107,7 +107,7 @@ fn kinds_that_need_every_byte_are_refused_without_one() {
 fn charsmap(root_base: u32, value: u32, replacements: &[u8]) -> Vec<u8> {
     let mut nodes = vec![0_u32; 512];
     nodes[0] = root_base << 10;
-    // Child of the root by `A`, a leaf, whose replacement is 256 places further.
+    // Child of the root by `A`, a leaf, whose replacement is at an offset of 256.
     nodes[256 ^ 65] = (256 << 10) | (1 << 8) | 65;
     nodes[65] = value;
     let bytes: Vec<u8> = nodes.iter().flat_map(|node| node.to_le_bytes()).collect();
