@@ -1,21 +1,21 @@
-//! What can go wrong in llama.cpp's chat code.
+//! Errors of llama.cpp's chat code.
 
-/// Says why a template, a format or an answer cannot be used.
+/// Reason for which a template, a format or an answer cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
     /// llama.cpp threw an exception.
     #[error("{reason}")]
     Refused {
-        /// Is what the exception says.
+        /// Text of the exception.
         reason: String,
     },
-    /// What llama.cpp said is not what this crate expects: the two do not belong together.
+    /// The output of llama.cpp does not have the expected form: this crate and llama.cpp do not fit together.
     #[error("llama.cpp's chat code answered strangely: {reason}")]
     Strange {
-        /// Says what was strange.
+        /// Description of the difference.
         reason: String,
     },
-    /// A text nests deeper than is read.
+    /// A text is nested deeper than the limit.
     #[error("it nests too deep")]
     TooDeep,
 }

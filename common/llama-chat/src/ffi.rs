@@ -1,6 +1,7 @@
-//! The shim's functions and the texts that go through them.
+//! The shim's functions and the texts that pass through them.
 //!
-//! Not here: what the texts mean. The idea: each call returns a value or an error; memory of the other side is freed here.
+//! Not here: the meaning of the texts.
+//! Each call returns a value or an error; memory of the C++ side is freed here.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -50,7 +51,7 @@ unsafe extern "C" {
     pub(crate) fn wp_reader_skip(reader: *mut c_void, error: *mut *mut c_char) -> c_int;
 }
 
-/// Calls a function of the shim, which is given where to write an error; returns the error where it says so.
+/// Calls a function of the shim with a place for its error; returns the error if the function reports one.
 pub(crate) fn call(function: impl FnOnce(*mut *mut c_char) -> c_int) -> Result<(), ChatError> {
     let mut error = ptr::null_mut();
     match function(&mut error) {
@@ -71,7 +72,7 @@ pub(crate) fn take_text(text: *mut c_char) -> String {
     copy
 }
 
-/// Returns a text as C has it.
+/// Returns a text as a C string.
 pub(crate) fn c_text(text: &str) -> Result<CString, ChatError> {
     CString::new(text).map_err(|_| ChatError::Refused { reason: "a text holds a NUL".to_owned() })
 }

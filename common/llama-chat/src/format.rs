@@ -1,6 +1,7 @@
-//! The format of an answer: the grammar that tool calls follow, what starts it, and what is needed to read the answer.
+//! The format of an answer: the grammar of its tool calls, the triggers of that grammar, and what is needed to parse
+//! it.
 //!
-//! Not here: reading (`reader`), sampling under the grammar (the worker's engine).
+//! Not here: parsing (`reader`), sampling under the grammar (the worker's engine).
 
 use std::ffi::c_void;
 use std::ptr;
@@ -12,49 +13,49 @@ use crate::error::ChatError;
 use crate::ffi;
 use crate::reader::Reader;
 
-/// Says whether and how the model may call tools.
+/// Whether and how the model may call tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolChoice {
-    /// It may.
+    /// It may call tools.
     Auto,
-    /// It must.
+    /// It must call a tool.
     Required,
-    /// It must not; what looks like a call stays text.
+    /// It must not; text that looks like a call stays text.
     None,
 }
 
-/// Says where the model's thoughts go; llama-server's `reasoning_format`.
+/// Destination of the model's reasoning; llama-server's `reasoning_format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
-    /// They stay in the content as the model wrote them.
+    /// It stays in the content as the model wrote it.
     None,
-    /// They are told apart.
+    /// It is separated from the content.
     Auto,
 }
 
-/// Is what decides the format of an answer.
+/// Inputs that determine the format of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct FormatInputs<'a> {
-    /// Is a conversation; only its last message matters.
+    /// A conversation; only its last message matters.
     pub messages: &'a [Value],
-    /// Lists the tools as OpenAI spells them.
+    /// Tools in OpenAI's form.
     pub tools: &'a [Value],
-    /// Says whether they may be called.
+    /// Whether they may be called.
     pub tool_choice: ToolChoice,
-    /// Says whether several calls may come in one answer.
+    /// Whether one answer may have several calls.
     pub parallel_tool_calls: bool,
-    /// Says where thoughts go.
+    /// Destination of reasoning.
     pub reasoning_format: ReasoningFormat,
-    /// Says whether the template is told to let the model think.
+    /// Whether the template is told to let the model reason.
     pub enable_thinking: bool,
-    /// Says that the last message, the assistant's, goes on.
+    /// Whether the answer continues the last message, the assistant's.
     pub continues: bool,
-    /// Is the template's other variables.
+    /// Other variables of the template.
     pub kwargs: &'a Map<String, Value>,
 }
 
 impl FormatInputs<'_> {
-    /// Returns the inputs as one text, which names them.
+    /// Returns the inputs as one JSON text, which identifies them.
     pub fn to_json(&self) -> String {
         let tool_choice = match self.tool_choice {
             ToolChoice::Auto => "auto",
@@ -63,7 +64,7 @@ impl FormatInputs<'_> {
         };
         let reasoning_format = match self.reasoning_format {
             ReasoningFormat::None => "none",
-            // The two of llama.cpp that tell thoughts apart differ in nothing but what its server does with them.
+            // The two formats of llama.cpp that separate reasoning differ only in what its server does with it.
             ReasoningFormat::Auto => "deepseek",
         };
         json!({
@@ -80,42 +81,43 @@ impl FormatInputs<'_> {
     }
 }
 
-/// Is what starts a lazy grammar.
+/// Trigger of a lazy grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trigger {
     /// This text.
     Word(String),
-    /// What this regular expression (ECMAScript) finds; from its first group on, or from its beginning.
+    /// A match of this regular expression (ECMAScript), from its first group on or from its start.
     Pattern(String),
 }
 
-/// Is the format of an answer.
+/// Format of an answer.
 #[derive(Debug)]
 pub struct ChatFormat {
     raw: Shared,
-    /// Is the prompt as llama.cpp renders it; only to compare.
+    /// Prompt as llama.cpp renders it; only for comparison.
     pub prompt: String,
-    /// Is the GBNF grammar of the answer, its beginning in the prompt included where it is not lazy; empty for none.
+    /// GBNF grammar of the answer. Unless it is lazy, it includes the part of the answer that is in the prompt; empty
+    /// for none.
     pub grammar: String,
-    /// Says that the grammar begins with one of the triggers.
+    /// Whether the grammar applies only from one of the triggers on.
     pub grammar_is_lazy: bool,
-    /// Lists what starts the grammar.
+    /// Triggers of the grammar.
     pub triggers: Vec<Trigger>,
-    /// Is how the prompt ends: the beginning of the answer.
+    /// End of the prompt, the first part of the answer.
     pub generation_prompt: String,
-    /// Says that models of this template may think first.
+    /// Whether models of this template may reason first.
     pub supports_thinking: bool,
-    /// Is what opens thoughts; empty where that is not known.
+    /// Text that opens reasoning; empty if it is not known.
     pub thinking_start: String,
-    /// Lists what closes them.
+    /// Texts that close reasoning.
     pub thinking_ends: Vec<String>,
-    /// Lists control tokens whose texts the reader needs.
+    /// Control tokens whose texts the reader needs.
     pub preserved_tokens: Vec<String>,
-    /// Lists texts that end the answer.
+    /// Texts that end the answer.
     pub stops: Vec<String>,
 }
 
-/// Is the shim's side of a format.
+/// The shim's object for a format.
 #[derive(Debug)]
 struct Shared(*mut c_void);
 
@@ -131,7 +133,7 @@ impl Drop for Shared {
     }
 }
 
-/// Is what the shim says of a format.
+/// The shim's description of a format.
 #[derive(Deserialize)]
 struct Description {
     prompt: String,
@@ -148,7 +150,7 @@ struct Description {
 
 #[derive(Deserialize)]
 struct TriggerDescription {
-    /// Is a `common_grammar_trigger_type`.
+    /// Value of `common_grammar_trigger_type`.
     kind: u32,
     value: String,
 }
@@ -170,7 +172,7 @@ impl TriggerDescription {
 }
 
 impl ChatFormat {
-    /// Takes over what the shim made.
+    /// Takes ownership of the shim's object.
     pub(crate) fn new(raw: *mut c_void, description: &str) -> Result<Self, ChatError> {
         let raw = Shared(raw);
         let strange = |error: serde_json::Error| ChatError::Strange { reason: error.to_string() };
@@ -191,12 +193,12 @@ impl ChatFormat {
         })
     }
 
-    /// Returns a reader of one answer that stands behind `prefix`, the end of its prompt.
+    /// Returns a parser of one answer that follows `prefix`, the end of its prompt.
     ///
-    /// Errors: `Strange` where there is no memory.
+    /// Errors: `Refused` if there is no memory.
     pub fn reader(&self, prefix: &str) -> Result<Reader, ChatError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: format and prefix live through the call, which copies both and writes `raw` where it succeeds.
+        // SAFETY: format and prefix live through the call, which copies both and writes `raw` if it succeeds.
         ffi::call(|error| unsafe {
             ffi::wp_reader_new(self.raw.0, prefix.as_ptr().cast(), prefix.len(), &mut raw, error)
         })?;

@@ -1,10 +1,10 @@
-//! llama.cpp's chat formats: what an answer under a chat template looks like, and how to read it. And what else only its C++
-//! interface tells (`memory`).
+//! llama.cpp's chat formats: the form of an answer under a chat template, and how to parse it. `memory` has other
+//! information that only llama.cpp's C++ interface gives.
 //!
-//! Not here: rendering prompts (`warmpath-prompt`), which requests are let in (the worker).
-//! The idea: llama.cpp knows for nearly every chat template how its models write tool calls and thoughts; its library is
-//! linked anyway. A shim in C++ hands JSON in and out and turns every exception into an error. Whatever recurses over what
-//! a client or a model wrote runs on a stack that is large enough for what is let through.
+//! Not here: rendering prompts (`warmpath-prompt`), admission of requests (the worker).
+//! For nearly every chat template, llama.cpp knows how its models write tool calls and reasoning, and its library is
+//! linked anyway. A shim in C++ takes and returns JSON and turns every exception into an error. Code that recurses over
+//! text of a client or a model runs on a stack that is large enough for the accepted depth.
 
 mod error;
 mod ffi;

@@ -1,6 +1,6 @@
-//! What a context of llama.cpp takes of the machine's memory.
+//! Memory that a context of llama.cpp takes.
 //!
-//! Not here: making contexts, and what memory there is (the worker).
+//! Not here: creating contexts, and the memory of the machine (the worker).
 
 use llama_cpp_sys_2::llama_context;
 
@@ -8,9 +8,9 @@ use llama_cpp_sys_2::llama_context;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ContextMemory {
-    /// Weights as they are in the file, which may be mapped from there.
+    /// Weights in their form in the file, which may be mapped from there.
     pub weights_as_in_file: u64,
-    /// Weights laid out anew for the processor.
+    /// Weights repacked for the processor.
     pub weights_repacked: u64,
     /// KV cache and recurrent state.
     pub context: u64,
@@ -22,14 +22,14 @@ unsafe extern "C" {
     fn wp_context_memory(context: *const llama_context, memory: *mut ContextMemory);
 }
 
-/// Returns what `context` and its model take, or would take where the model was loaded without memory.
+/// Returns the memory that `context` and its model take, or would take if the model was loaded without memory.
 ///
 /// # Safety
 ///
 /// `context` must be a live context of llama.cpp that no other thread uses.
 pub unsafe fn context_memory(context: *const llama_context) -> ContextMemory {
     let mut memory = ContextMemory::default();
-    // SAFETY: the caller vouches for the context; the other side fills the struct, whose layout is C's.
+    // SAFETY: the caller vouches for the context; the C++ side fills the struct, whose layout is C's.
     unsafe { wp_context_memory(context, &raw mut memory) };
     memory
 }

@@ -1,6 +1,6 @@
-//! Reads one answer while it grows: what is new in its content, its thoughts and its calls.
+//! Incremental parser of one answer: new content, reasoning and tool calls.
 //!
-//! Not here: when it is read, and what becomes of text that cannot be read (the worker).
+//! Not here: when the text is parsed, and the use of text that cannot be parsed (the worker).
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -11,41 +11,41 @@ use crate::error::ChatError;
 use crate::ffi;
 use crate::stack::on_large_stack;
 
-/// Is how deep brackets may nest in an answer that is read; deeper ones cannot be read.
+/// Deepest nesting of brackets in an answer that is parsed.
 ///
 /// Source: 4 kB of stack for each level on `crate::stack`'s stack, eight times over.
 pub const DEPTH_MAX: usize = 8192;
 
-/// Is how deep brackets may nest where the caller's own stack is enough.
+/// Deepest nesting of brackets for which the caller's own stack suffices.
 ///
 /// Source: 4 kB of stack for each level, a quarter of a thread's 2 MiB.
 const DEPTH_INLINE_MAX: usize = 128;
 
-/// Is what is new in an answer; texts may be empty.
+/// New parts of an answer; texts may be empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Delta {
-    /// Is more of the thoughts.
+    /// New reasoning.
     pub reasoning: String,
-    /// Is more of the content.
+    /// New content.
     pub content: String,
-    /// Lists what is new in calls.
+    /// New parts of calls.
     pub tool_calls: Vec<CallDelta>,
 }
 
-/// Is what is new in one call.
+/// New part of one call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct CallDelta {
-    /// Is the call's place.
+    /// Index of the call.
     pub index: usize,
-    /// Names the call, in its first delta.
+    /// Id of the call, in its first delta.
     pub id: Option<String>,
-    /// Names the function, in the call's first delta.
+    /// Name of the function, in the call's first delta.
     pub name: Option<String>,
-    /// Is more of the arguments.
+    /// New part of the arguments.
     pub arguments: String,
 }
 
-/// Reads one answer.
+/// Parser of one answer.
 #[derive(Debug)]
 pub struct Reader {
     raw: Raw,
@@ -55,7 +55,7 @@ pub struct Reader {
 #[derive(Debug)]
 struct Raw(*mut c_void);
 
-// SAFETY: a reader is used by one owner at a time, and nothing in it belongs to a thread.
+// SAFETY: a reader is used by one owner at a time, and nothing in it is bound to a thread.
 unsafe impl Send for Raw {}
 
 impl Raw {
@@ -71,7 +71,7 @@ impl Drop for Raw {
     }
 }
 
-/// Bounds how deep brackets nest in a text, read piece by piece; those in strings are counted, too.
+/// Nesting depth of brackets in a text that is read piece by piece; brackets in strings count, too.
 #[derive(Debug, Default)]
 struct Depth {
     n_read: usize,
@@ -80,7 +80,7 @@ struct Depth {
 }
 
 impl Depth {
-    /// Takes the whole text of which the first part is known.
+    /// Reads the part of the whole text that is new and returns the greatest depth so far.
     fn read(&mut self, text: &str) -> usize {
         for byte in text.as_bytes().get(self.n_read..).unwrap_or_default() {
             match byte {
@@ -95,7 +95,7 @@ impl Depth {
     }
 }
 
-/// Says whether more of the answer follows.
+/// Whether more of the answer follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     First,
@@ -107,22 +107,24 @@ impl Reader {
         Self { raw: Raw(raw), depth: Depth::default() }
     }
 
-    /// Takes what the prompt holds of the answer already as told: an answer that goes on is told from there.
+    /// Marks the part of the answer that the prompt already contains as returned, so that an answer that continues it
+    /// starts from there.
     ///
-    /// Errors: `Refused` where that is not of the format.
+    /// Errors: `Refused` if that part does not have the format.
     pub fn skip_prefix(&mut self) -> Result<(), ChatError> {
         // SAFETY: the reader is this one's own.
         ffi::call(|error| unsafe { ffi::wp_reader_skip(self.raw.0, error) })
     }
 
-    /// Returns what is new in an answer that has grown to `text` and goes on. `fresh_id` begins the names of new calls.
+    /// Returns the new parts of an answer that has grown to `text` and is not complete. `fresh_id` is the prefix of new
+    /// calls' ids.
     ///
-    /// Cost: proportional to the whole text. Errors: `Refused` where it is not of the format, `TooDeep`.
+    /// Cost: proportional to the whole text. Errors: `Refused` if the text does not have the format, `TooDeep`.
     pub fn read(&mut self, text: &str, fresh_id: &str) -> Result<Delta, ChatError> {
         self.read_part(text, fresh_id, Part::First)
     }
 
-    /// Returns what is new in an answer that is complete.
+    /// Returns the new parts of an answer that is complete.
     ///
     /// Cost and errors: as [`Self::read`].
     pub fn finish(&mut self, text: &str, fresh_id: &str) -> Result<Delta, ChatError> {
@@ -138,7 +140,7 @@ impl Reader {
         let is_partial = c_int::from(part == Part::First);
         let mut read = move || {
             let mut delta = ptr::null_mut();
-            // SAFETY: reader and texts live through the call, which writes `delta` where it succeeds.
+            // SAFETY: reader and texts live through the call, which writes `delta` if it succeeds.
             ffi::call(|error| unsafe {
                 let text = (text.as_ptr().cast(), text.len());
                 ffi::wp_reader_read(raw.pointer(), text.0, text.1, is_partial, fresh_id.as_ptr(), &mut delta, error)

@@ -1,14 +1,14 @@
-//! Runs what recurses deeply on a stack of its own.
+//! Large stack for code that recurses deeply.
 
 use crate::error::ChatError;
 
-/// Is the stack for what may recurse: as deep as JSON of 128 levels through llama.cpp's schemas, or answers that nest
-/// [`crate::DEPTH_MAX`] levels. Only what is touched costs memory. Units: bytes.
+/// Stack for recursion over JSON of 128 levels in llama.cpp's schemas, or over answers that nest [`crate::DEPTH_MAX`]
+/// levels. Only the used part costs memory. Units: bytes.
 ///
 /// Source: measured, an answer's level costs some 4 kB, a schema's some 6 kB; times four.
 pub(crate) const STACK_BYTES: usize = 256 << 20;
 
-/// Returns what `work` returns, run on a stack of [`STACK_BYTES`].
+/// Runs `work` on a stack of [`STACK_BYTES`] and returns its result.
 pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, ChatError> + Send) -> Result<T, ChatError> {
     let strange = |reason: String| ChatError::Strange { reason };
     std::thread::scope(|scope| {

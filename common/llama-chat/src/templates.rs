@@ -1,6 +1,6 @@
-//! A chat template as llama.cpp compiles it.
+//! A chat template, compiled by llama.cpp.
 //!
-//! Not here: what it renders, which is never used as a prompt.
+//! Not here: rendering prompts; llama.cpp's rendering is never used as a prompt.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use crate::ffi;
 use crate::format::ChatFormat;
 use crate::stack::on_large_stack;
 
-/// Is a chat template, compiled; formats of answers are worked out from it.
+/// A compiled chat template, from which the formats of answers are derived.
 #[derive(Debug)]
 pub struct ChatTemplates(*mut c_void);
 
@@ -21,9 +21,9 @@ unsafe impl Send for ChatTemplates {}
 unsafe impl Sync for ChatTemplates {}
 
 impl ChatTemplates {
-    /// Compiles a template; `bos` and `eos` are what it writes for these tokens.
+    /// Compiles a template; `bos` and `eos` are the texts that it writes for these tokens.
     ///
-    /// Cost: some ten renderings. Errors: `Refused` where llama.cpp's Jinja cannot read it.
+    /// Cost: some ten renderings. Errors: `Refused` if llama.cpp's Jinja engine cannot read it.
     pub fn compile(source: &str, (bos, eos): (&str, &str)) -> Result<Self, ChatError> {
         if source.is_empty() {
             return Err(ChatError::Refused { reason: "the template is empty".to_owned() });
@@ -31,7 +31,7 @@ impl ChatTemplates {
         let (source, bos, eos) = (ffi::c_text(source)?, ffi::c_text(bos)?, ffi::c_text(eos)?);
         on_large_stack(move || {
             let mut raw = ptr::null_mut();
-            // SAFETY: the texts live through the call, which writes `raw` where it succeeds.
+            // SAFETY: the texts live through the call, which writes `raw` if it succeeds.
             ffi::call(|error| unsafe {
                 ffi::wp_templates_new(source.as_ptr(), bos.as_ptr(), eos.as_ptr(), &mut raw, error)
             })?;
@@ -39,25 +39,25 @@ impl ChatTemplates {
         })
     }
 
-    /// Returns what llama.cpp has found out about the template, such as `supports_parallel_tool_calls`.
+    /// Returns the properties of the template that llama.cpp found, such as `supports_parallel_tool_calls`.
     ///
-    /// Errors: `Strange`.
+    /// Errors: `Refused`, `Strange`.
     pub fn caps(&self) -> Result<BTreeMap<String, bool>, ChatError> {
         let mut text = ptr::null_mut();
-        // SAFETY: the template lives as long as this; the call writes `text` where it succeeds.
+        // SAFETY: the template lives as long as `self`; the call writes `text` if it succeeds.
         ffi::call(|error| unsafe { ffi::wp_templates_caps(self.0, &mut text, error) })?;
         serde_json::from_str(&ffi::take_text(text)).map_err(|error| ChatError::Strange { reason: error.to_string() })
     }
 
-    /// Returns the format of the answer to a request, given what [`crate::FormatInputs::to_json`] makes of it.
+    /// Returns the format of the answer to a request, given the result of [`crate::FormatInputs::to_json`].
     ///
     /// Cost: some hundred renderings of small conversations and a walk over the tools' schemas; milliseconds.
-    /// Errors: `Refused` where llama.cpp finds no format, or cannot turn a schema into a grammar.
+    /// Errors: `Refused` if llama.cpp finds no format, or cannot turn a schema into a grammar.
     pub fn format(&self, inputs: &str) -> Result<ChatFormat, ChatError> {
         let inputs = ffi::c_text(inputs)?;
         on_large_stack(move || {
             let (mut raw, mut text) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: template and text live through the call, which writes `raw` and `text` where it succeeds.
+            // SAFETY: template and text live through the call, which writes `raw` and `text` if it succeeds.
             ffi::call(|error| unsafe { ffi::wp_format_new(self.0, inputs.as_ptr(), &mut raw, &mut text, error) })?;
             ChatFormat::new(raw, &ffi::take_text(text))
         })

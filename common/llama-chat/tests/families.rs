@@ -1,6 +1,6 @@
-//! What models of the families that people run write is read as they mean it, whole and in every split.
+//! Answers of widely used model families are parsed as intended, as a whole and in every split.
 //!
-//! Not here: how prompts are rendered. The templates are fetched (`make fixtures`).
+//! Not here: rendering prompts. The templates are downloaded (`make fixtures`).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 
@@ -12,14 +12,14 @@ use warmpath_llama_chat::{
     ChatError, ChatFormat, ChatTemplates, DEPTH_MAX, Delta, FormatInputs, ReasoningFormat, ToolChoice,
 };
 
-/// Is what a model of a family writes.
+/// Answers of a model family.
 struct Family {
     template: &'static str,
-    /// Is a call between thoughts or text before it, and what may follow.
+    /// A call between reasoning or text before it, and what may follow.
     call: &'static str,
-    /// Is what stands before the call: text and where it goes.
+    /// Text before the call, and its destination.
     before: (&'static str, Said),
-    /// Is a second call behind the first; empty where there is none.
+    /// A second call after the first; empty if there is none.
     second: &'static str,
 }
 
@@ -120,12 +120,12 @@ fn format(family: &Family) -> ChatFormat {
     templates(family.template).format(&inputs.to_json()).unwrap()
 }
 
-/// Adds deltas up.
+/// Sum of deltas.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     content: String,
     reasoning: String,
-    /// Lists name and arguments of each call.
+    /// Name and arguments of each call.
     calls: Vec<(String, String)>,
 }
 
