@@ -1,21 +1,21 @@
-//! What a client presents for a key, whichever dialect it speaks.
+//! The key that a client presents, in each dialect.
 //!
 //! Not here: whether the key is known.
 
 use axum::http::{HeaderMap, header};
 
-/// Is the header in which Anthropic's clients send their key.
+/// Header in which Anthropic's clients send their key.
 pub const API_KEY: &str = "x-api-key";
 
-/// Is what stands before a key in the header `authorization`.
+/// Prefix of a key in the header `authorization`.
 const BEARER: &str = "bearer ";
 
-/// Returns the key that a request presents: a bearer's, or Anthropic's where there is no `authorization`; none where a header of
-/// these is given more than once.
+/// Returns the key that a request presents: the bearer token, or Anthropic's header if there is no `authorization`;
+/// `None` if one of these headers occurs more than once.
 pub fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let mut bearers = headers.get_all(header::AUTHORIZATION).iter();
     let mut keys = headers.get_all(API_KEY).iter();
-    // Of several lines of a header any could be meant, and whoever stands in between may have looked at another one.
+    // If a header is repeated, a proxy in between may have checked another line than this server.
     match (bearers.next(), bearers.next(), keys.next(), keys.next()) {
         (Some(value), None, ..) => {
             let (scheme, key) = value.as_bytes().split_at_checked(BEARER.len())?;
@@ -26,7 +26,7 @@ pub fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     }
 }
 
-/// Removes from a request what it presents for a key.
+/// Removes the headers with the presented key from a request.
 pub fn strip(headers: &mut HeaderMap) {
     headers.remove(header::AUTHORIZATION);
     headers.remove(API_KEY);

@@ -1,9 +1,9 @@
-//! Bodies of requests, read whole: within limits of length, of time, and of the memory that all bodies take that are
-//! still arriving.
+//! Request bodies, read completely: within limits of length, of time, and of the memory of all bodies that are
+//! arriving.
 //!
-//! Not here: what is in them, how a coding is undone (`coding`), requests that have arrived. The idea: memory is taken as bytes come, not as they are
-//! announced. A client may have half as much of it as is left free, so the more clients there are, the less each may
-//! have, and some is always left for the next one.
+//! Not here: the content of bodies, decoding (`coding`), requests that have arrived.
+//! Memory is reserved as bytes arrive, not as they are announced. A client may use half as much of it as is free. So
+//! the more clients there are, the less each may use, and some is always left for the next one.
 
 pub mod coding;
 
@@ -20,40 +20,41 @@ use tokio::time::timeout;
 
 use coding::{CODINGS, Coding};
 
-/// Longest time without a byte of a body that is still arriving, where the whole of it may take longer.
+/// Longest time without a byte of a body that is still arriving, if the time limit for the whole is longer.
 ///
-/// Source: own choice: a lost packet on a bad line is sent again within seconds; a browser's upload that pauses longer
-/// is given up.
+/// Source: own choice: on a bad line a lost packet is sent again within seconds; a browser's upload that pauses longer
+/// is abandoned.
 pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time in which the rest of a refused body is read and thrown away, so that its client reads the answer:
-/// closing a connection with unread bytes takes the answer back.
+/// Longest time for which the rest of a refused body is read and discarded, so that its client reads the response:
+/// closing a connection with unread bytes discards the response.
 ///
-/// Source: own choice: 16 MiB come within a second in a network, and a slower client has usually looked for the answer
-/// by then.
+/// Source: own choice: 16 MiB arrive within a second in a network, and a slower client has usually looked for the
+/// response by then.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Length of the parts of an encoded body, of which each is free once it has been decoded. Units: bytes.
+/// Length of the parts of an encoded body; each part is freed once it has been decoded. Units: bytes.
 ///
-/// Source: own choice: half of what is decoded at a time, so that little is held twice, in few allocations.
+/// Source: own choice: half of what is decoded at a time, so that little is in memory twice, in few allocations.
 const SEGMENT_BYTES: usize = 64 << 10;
 
-/// Sender of a body, by whom memory is shared out.
+/// Sender of a body, among whom memory is divided.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sender {
-    /// Whoever has this API key.
+    /// Clients with this API key.
     Key(String),
-    /// Whoever has this address.
+    /// Clients at this address.
     Address(IpAddr),
-    /// Nobody is known.
+    /// Unknown sender.
     Unknown,
 }
 
 impl Sender {
-    /// Returns the sender at an address; of IPv6 addresses the network counts, since a host has as many as it likes.
+    /// Returns the sender at an address; for IPv6 that is the network, since a host can have any number of addresses in
+    /// it.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -65,46 +66,46 @@ impl Sender {
     }
 }
 
-/// Reason why there is no whole body.
+/// Reason for which a body could not be read completely.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum BodyError {
-    /// The body is longer than the limit, as it comes or decoded.
+    /// The body is longer than the limit, as received or decoded.
     #[error("the request body is longer than {bytes_max} bytes")]
     TooLong {
-        /// The limit.
+        /// Limit.
         bytes_max: usize,
     },
     /// The body did not arrive in time.
     #[error("the request body did not arrive within {seconds} s")]
     Late {
-        /// The limit.
+        /// Limit.
         seconds: f64,
     },
-    /// The body stopped arriving.
+    /// No byte of the body arrived for too long.
     #[error("nothing of the request body arrived for {seconds} s")]
     Silent {
-        /// The limit.
+        /// Limit.
         seconds: f64,
     },
     /// The bodies that are arriving take too much memory.
     #[error("too many request bodies are arriving at a time")]
     NoRoom,
-    /// The connection broke, or what came is no body.
+    /// The connection broke, or the received bytes are not a valid body.
     #[error("the request body could not be read")]
     Unread,
-    /// The body has a content coding that is not known, or several.
+    /// The body has an unknown content coding, or several.
     #[error("the request's content-encoding must be one of {CODINGS}")]
     UnknownCoding,
-    /// The body is not what its content coding says.
+    /// The body does not match its content coding.
     #[error("the request body is not valid {coding}")]
     Undecodable {
-        /// The coding.
+        /// Coding.
         coding: &'static str,
     },
 }
 
 impl BodyError {
-    /// Returns the error's name for programs, where it has one.
+    /// Returns the error's code for programs, if it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::TooLong { .. } => Some("request_too_large"),
@@ -124,12 +125,12 @@ pub struct BodyLimits {
     pub bytes_max: usize,
     /// Longest time for a whole body.
     pub timeout: Duration,
-    /// Memory of all bodies that are arriving.
+    /// Memory for all bodies that are arriving.
     pub room: Arc<BodyRoom>,
 }
 
 impl BodyLimits {
-    /// Returns a whole body, decoded; the headers then say nothing of a coding.
+    /// Returns the whole body, decoded, and removes the content coding from the headers.
     ///
     /// Errors: every [`BodyError`].
     pub async fn read(&self, headers: &mut HeaderMap, mut body: Body, sender: Sender) -> Result<Bytes, BodyError> {
@@ -145,7 +146,7 @@ impl BodyLimits {
         headers.remove(header::CONTENT_ENCODING);
         if let Err(BodyError::TooLong { .. } | BodyError::NoRoom | BodyError::UnknownCoding) = read {
             let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-            // Whoever has not finished by then may miss the answer.
+            // A client that has not finished by then may miss the response.
             let _ = timeout(DISCARD_TIMEOUT, rest).await;
         }
         read.map(without_mark)
@@ -158,13 +159,13 @@ impl BodyLimits {
                 return Ok(data);
             }
             claim.grow(data.len())?;
-            // Copied, since a piece of some bytes keeps the kilobytes that it was read with.
+            // Copied, since a piece of a few bytes keeps the kilobytes with which it was read.
             whole.extend_from_slice(&data);
         }
         Ok(whole.freeze())
     }
 
-    /// Returns a body in pieces, each of which frees its memory when it is dropped.
+    /// Returns a body in pieces; each frees its memory when it is dropped.
     async fn take_apart(&self, body: &mut Body, sender: &Sender) -> Result<Vec<Bytes>, BodyError> {
         let begin = || Segment { bytes: BytesMut::new(), claim: BodyRoom::claim(&self.room, sender.clone()) };
         let (mut segments, mut last, mut n_bytes) = (Vec::new(), begin(), 0);
@@ -180,7 +181,7 @@ impl BodyLimits {
         Ok(segments)
     }
 
-    /// Returns what comes next of a body of which `n_before` bytes have come.
+    /// Returns the next piece of a body of which `n_before` bytes have arrived.
     async fn next(&self, body: &mut Body, n_before: usize) -> Result<Option<Bytes>, BodyError> {
         let silence_max = BODY_SILENCE_MAX.min(self.timeout);
         let silent = |_| BodyError::Silent { seconds: silence_max.as_secs_f64() };
@@ -195,7 +196,7 @@ impl BodyLimits {
     }
 }
 
-/// A part of an encoded body, with the memory that it takes.
+/// Part of an encoded body, with the memory that it takes.
 struct Segment {
     bytes: BytesMut,
     claim: Claim,
@@ -207,7 +208,7 @@ impl AsRef<[u8]> for Segment {
     }
 }
 
-/// Returns a body without the byte order mark that some clients put before UTF-8, which is no part of JSON.
+/// Returns a body without the byte order mark that some clients put before UTF-8, and that JSON does not allow.
 fn without_mark(body: Bytes) -> Bytes {
     if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body }
 }
@@ -216,7 +217,7 @@ fn without_mark(body: Bytes) -> Bytes {
 #[derive(Debug)]
 pub struct BodyRoom {
     bytes_max: usize,
-    /// Guards what is taken; held for one addition, never across `.await`.
+    /// Memory in use. The lock is held for one addition, never across `.await`.
     taken: Mutex<Taken>,
 }
 
@@ -226,7 +227,7 @@ struct Taken {
     by_sender: HashMap<Sender, usize>,
 }
 
-/// Memory that one body has; free again when this is dropped.
+/// Memory reserved for one body; freed when this is dropped.
 #[derive(Debug)]
 struct Claim {
     room: Arc<BodyRoom>,
@@ -234,17 +235,16 @@ struct Claim {
     n_bytes: usize,
 }
 
-/// How many times the longest body fits into the memory of all, at least: a third of the memory is the most that one
-/// sender has.
+/// Least ratio of the memory for all bodies to the longest body: one sender gets at most a third of the memory.
 pub const ROOM_BODIES_MIN: usize = 3;
 
 impl BodyRoom {
-    /// Returns room for so much. Units: bytes.
+    /// Returns the account of this much memory. Units: bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self { bytes_max, taken: Mutex::default() })
     }
 
-    /// Returns how much is taken. Units: bytes.
+    /// Returns the memory in use. Units: bytes.
     pub fn n_bytes(&self) -> usize {
         self.taken().n_bytes
     }
@@ -259,10 +259,10 @@ impl BodyRoom {
 }
 
 impl Claim {
-    /// Takes more; a sender may have half as much as stays free: a third if it is alone.
+    /// Reserves more memory. A sender may use half as much as stays free: a third if it is the only one.
     ///
     /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet
-    /// switches, 1998. Each sender leaves two thirds of what it finds, so ten of them leave 1.7 %.
+    /// switches, 1998. Each sender leaves two thirds of the free memory, so ten of them leave 1.7 %.
     fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
         let mut taken = self.room.taken();
         let n_free = self.room.bytes_max - taken.n_bytes;

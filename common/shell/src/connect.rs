@@ -1,8 +1,9 @@
-//! Opens connections for hyper's client: plain, or by TLS with the certificates that are in force at that moment.
+//! Connections for hyper's client: plain, or with TLS and the certificates that are current at that moment.
 //!
-//! Not here: to whom and why. The idea: a handshake that fails is told apart from a host that cannot be reached, and what
-//! speaks no TLS at all is named. A connection remembers whether it has carried an answer: one that breaks before it has is the
-//! host's failure, one that breaks later may only have been closed for its age.
+//! Not here: targets and reasons of connections.
+//! A failed handshake is distinguished from a host that cannot be reached, and a host that does not speak TLS is
+//! reported as such. A connection remembers whether it has carried a response. If it breaks before that, the host has
+//! failed; if it breaks later, it may only have been closed because of its age.
 
 use std::error::Error as StdError;
 use std::io;
@@ -24,45 +25,46 @@ use tower::Service;
 
 use crate::tls::CurrentClient;
 
-/// Silence on a connection after which the host is asked whether it is there, and the pause before it is asked again.
+/// Silence on a connection after which a keepalive probe is sent, and the pause between two probes.
 ///
-/// Source: own choice: a few bytes a second for a connection that nothing else uses; with `PROBES_MAX` a host that has vanished is
-/// found out as soon as by a summary stream's silence.
+/// Source: own choice: a few bytes a second for an idle connection; with `PROBES_MAX` a host that has vanished is
+/// detected as soon as by the silence of a summary stream.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 
-/// Such questions without an answer behind which a connection is given up.
+/// Unanswered keepalive probes after which a connection is closed.
 const PROBES_MAX: u32 = 3;
 
-/// Most of a request that waits for its answer while the host must take what is sent, where the host may read late. Units: bytes.
+/// Most bytes of a request during which the host must acknowledge sent data, if the host may read late. Units: bytes.
 ///
-/// Source: half of the smallest window with which a connection begins: 64 KiB at Linux, BSD and Windows, read or not.
+/// Source: half of the smallest initial window of a connection: 64 KiB on Linux, BSD and Windows, whether data is read
+/// or not.
 const SHORT_BYTES_MAX: usize = 32 << 10;
 
-/// Says why no connection came about.
+/// Reason for which no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody takes the connection.
+    /// The host cannot be reached.
     #[error("it cannot be reached")]
     Tcp(#[source] Box<dyn StdError + Send + Sync>),
-    /// What takes it speaks no TLS.
+    /// The host does not speak TLS.
     #[error("it speaks no TLS, and its URL says https")]
     PlainText,
     /// The handshake failed.
     #[error("TLS with it failed")]
     Tls(#[source] io::Error),
-    /// It took too long.
+    /// The connection took too long.
     #[error("no connection within {} s", .0.as_secs_f64())]
     Late(Duration),
 }
 
 impl ConnectError {
-    /// Returns whether a connection came about that could not be secured.
+    /// Returns whether a connection was established that could not be secured.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::PlainText | Self::Tls(_))
     }
 
-    /// Returns whether nothing takes connections there, as far as the network says; a lack of this machine's own is something
-    /// else.
+    /// Returns whether the host accepts no connections, as far as the network reports; a shortage of resources on this
+    /// machine is a different error.
     pub fn is_away(&self) -> bool {
         let Self::Tcp(error) = self else { return matches!(self, Self::Late(_)) };
         let mut cause: Option<&(dyn StdError + 'static)> = Some(&**error);
@@ -77,27 +79,28 @@ impl ConnectError {
     }
 }
 
-/// Opens connections to one host.
+/// Connector to one host.
 #[derive(Clone)]
 pub struct Connector {
     http: HttpConnector,
     tls: Option<Secured>,
     timeout: Duration,
-    /// Time for what fits the host's window, where the host may read the rest late.
+    /// Patience for requests that fit into the host's window, if the host may read the rest late.
     patience_for_short: Option<Duration>,
 }
 
-/// Is how connections are secured.
+/// TLS configuration of connections.
 #[derive(Clone)]
 pub struct Secured {
-    /// Is what is spoken.
+    /// Current configuration of the TLS client.
     pub config: CurrentClient,
-    /// Is the name that the host's certificate must bear.
+    /// Name that the host's certificate must have.
     pub name: ServerName<'static>,
 }
 
 impl Connector {
-    /// Returns what opens connections, TLS included, within `timeout`; in plain text where `tls` is absent.
+    /// Returns a connector whose connections, TLS included, are established within `timeout`; in plain text if `tls` is
+    /// absent.
     pub fn new(tls: Option<Secured>, timeout: Duration) -> Self {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -109,17 +112,18 @@ impl Connector {
         Self { http, tls, timeout, patience_for_short: None }
     }
 
-    /// Gives connections up on which the host does not take what is sent for so long; only where it reads what it gets at once.
+    /// Closes connections if the host does not acknowledge sent data for this long; only for hosts that read all data
+    /// at once.
     ///
-    /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux counts the time in which the host has no room for more as well, so a server that
-    /// reads a long request only when its turn comes would lose it.
+    /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux also counts the time in which the host's window is full, so a server
+    /// that reads a long request late, when its turn in a queue comes, would lose it.
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience_for_short = None;
         self.set_patience(patience)
     }
 
-    /// Gives connections up likewise where the host may read a request late: only while the request fits the host's window,
-    /// so that the host's machine takes it whether it is read or not.
+    /// Does the same if the host may read a request late: only while the request fits into the host's window, so that
+    /// the host's system acknowledges it whether it is read or not.
     pub fn with_patience_for_short(mut self, patience: Duration) -> Self {
         self.patience_for_short = Some(patience);
         self.set_patience(patience)
@@ -134,17 +138,17 @@ impl Connector {
     }
 }
 
-/// What a connection has carried; the client's responses and errors bear it.
+/// History of a connection; attached to the client's responses and errors.
 #[derive(Debug, Clone, Default)]
 pub struct Past(Arc<AtomicBool>);
 
 impl Past {
-    /// Records that an answer has come.
+    /// Records that a response has arrived.
     pub fn answered(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether an answer has come.
+    /// Returns whether a response has arrived.
     pub fn has_answered(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -154,17 +158,17 @@ impl Past {
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
     past: Past,
-    /// Absent where the host always has the same patience.
+    /// Data of the current request; absent if the patience is constant.
     short: Option<Short>,
 }
 
-/// What has been sent of one request, and the patience while that is little.
+/// Sent bytes of one request, and the patience while they are few.
 struct Short {
     patience: Duration,
     n_sent: usize,
-    /// Whether the request may not fit the host's window, so that there is no patience to lose.
+    /// Whether the request may exceed the host's window, so that there is no time limit.
     is_long: bool,
-    /// Whether something of the answer has come: what is sent next is another request.
+    /// Whether a part of the response has arrived: data that is sent next belongs to another request.
     is_answered: bool,
 }
 
@@ -176,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Adapts the patience to a request of which `n_bytes` more are about to be sent.
+    /// Adapts the time limit to a request of which `n_bytes` more are about to be sent.
     fn about_to_send(&mut self, n_bytes: usize) {
         let Some(short) = &mut self.short else { return };
         let was_long = short.is_long;
@@ -198,7 +202,7 @@ impl Connection {
     }
 }
 
-/// A connection that has failed already says so itself.
+/// Sets `TCP_USER_TIMEOUT`. An error is ignored: a connection that has failed reports that itself.
 fn set_user_timeout(stream: &TcpStream, timeout: Option<Duration>) {
     #[cfg(target_os = "linux")]
     let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(timeout);

@@ -1,36 +1,37 @@
-//! Open files: as many as the system allows, and how many of them connections of clients may take.
+//! The limit on open files, and the number of them that connections of clients may take.
 //!
-//! The idea: whoever connects from outside can take a known share only; the rest is for upstreams, files and the admin
+//! Clients from outside can take only a known share; the rest is for upstream connections, files and the admin
 //! listener.
 
 use crate::listen::ADMIN_CONNECTIONS_MAX;
 
-/// Open files that are neither connections of clients nor of operators nor to upstreams: the runtime's own, libraries,
-/// the cache.
+/// Open files other than connections of clients, of operators and to upstreams: those of the runtime, of libraries and
+/// of the cache.
 ///
 /// Source: own choice: a worker with a disk tier has some 40.
 const RESERVED: usize = 64;
 
-/// Most connections of clients where no flag says otherwise, however many open files are allowed.
+/// Most connections of clients unless a flag sets it, however many open files are allowed.
 ///
 /// Source: own choice: four times the requests that a router answers at a time; a connection takes some 20 KiB.
 const CONNECTIONS_MAX_DEFAULT: usize = 16_384;
 
-/// Fewest connections of clients where no flag says otherwise.
+/// Fewest connections of clients unless a flag sets it.
 ///
 /// Source: own choice.
 const CONNECTIONS_MIN_DEFAULT: usize = 8;
 
-/// Raises the soft limit on open files as far as it goes; returns it.
+/// Raises the soft limit on open files as far as possible; returns it.
 ///
 /// Errors: the system's.
 pub fn raise() -> std::io::Result<u64> {
     rlimit::increase_nofile_limit(u64::MAX)
 }
 
-/// Returns how many connections of clients the limit on open files allows: each may need another to an upstream.
+/// Returns the number of client connections that the limit on open files allows: each may need another one to an
+/// upstream.
 pub fn connections_max() -> usize {
-    // Where it is not known, it is not what matters.
+    // If the limit is unknown, it is treated as unlimited.
     let limit = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
     of_limit(usize::try_from(limit).unwrap_or(usize::MAX))
 }

@@ -1,6 +1,6 @@
-//! Errors of ours as other dialects write them.
+//! Our errors in the format of other dialects.
 //!
-//! Not here: OpenAI's error object, in which every error begins (`http::error` of router and worker).
+//! Not here: OpenAI's error object, the first form of every error (`http::error` of router and worker).
 
 use axum::http::{StatusCode, header};
 use axum::response::Response;
@@ -8,10 +8,10 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::ids::RequestId;
 use warmpath_common::openai;
 
-/// Marks a response as an error of ours, with what it says, for those who say it otherwise.
+/// Mark of a response that is an error of ours, with its message for other dialects.
 #[derive(Debug, Clone)]
 pub struct Refused {
-    /// Says what was wrong, in Anthropic's words where its clients look for them.
+    /// Message, in Anthropic's words where its clients look for them.
     message: String,
 }
 
@@ -24,7 +24,7 @@ impl Refused {
     }
 }
 
-/// Returns an error of ours as Anthropic writes it; any other response stays as it is.
+/// Returns an error of ours in Anthropic's format; any other response is unchanged.
 pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
     let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
     let status = response.status().as_u16();

@@ -1,29 +1,29 @@
-//! The headers of an event stream: they keep proxies from gathering its events or changing them.
+//! Headers of event streams that keep proxies from buffering or changing events.
 //!
 //! Not here: the events.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Media type of a stream of events.
+/// Media type of event streams.
 pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/event-stream");
 
-/// Keeps proxies from holding back or changing what a response with these headers streams.
+/// Adds headers that keep proxies from buffering or changing a streamed response.
 ///
-/// Source: nginx's `proxy_buffering` ("X-Accel-Buffering"); RFC 9111, sections 5.2.2.4 and 5.2.2.6: compressing proxies, which
-/// gather what they compress, leave alone what is marked `no-transform`.
+/// Source: nginx's `proxy_buffering` ("X-Accel-Buffering"); RFC 9111, sections 5.2.2.4 and 5.2.2.6: proxies that
+/// compress, and buffer to do so, leave responses marked `no-transform` alone.
 pub fn keep_flowing(headers: &mut HeaderMap) {
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
 }
 
-/// Returns whether a response with these headers is a stream of events.
+/// Returns whether a response with these headers is an event stream.
 pub fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let kind = kind.split(|&byte| byte == b';').next().unwrap_or_default();
     kind.trim_ascii().eq_ignore_ascii_case(CONTENT_TYPE.as_bytes())
 }
 
-/// Returns whether the bytes of a response with these headers are encoded, so that nothing can be put behind them.
+/// Returns whether the bytes of a response with these headers are encoded, so that no text can be appended to them.
 pub fn is_encoded(headers: &HeaderMap) -> bool {
     let is_identity = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
     headers.get_all(header::CONTENT_ENCODING).iter().any(|coding| !is_identity(coding))

@@ -1,25 +1,26 @@
-//! Files that change while the program runs: looked at every second.
+//! Files that change while the program runs: read every second.
 //!
-//! Not here: what they hold. The idea: files are read, not watched: a mounted Secret, a rename over a file and a write into it
-//! then look alike. A file that is gone or wrong changes nothing, counts, and is said once.
+//! Not here: their content.
+//! Files are polled, not watched, so that a mounted Secret, a rename over a file and a write to it are handled alike. A
+//! missing or invalid file changes nothing, is counted, and is logged once.
 
 use std::time::Duration;
 
-/// Is the pause between two looks at a file.
+/// Pause between two reads of a file.
 ///
 /// Source: own choice: a small file costs some microseconds.
 pub const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Is a look that failed.
+/// A failed read.
 #[derive(Debug)]
 pub struct Failure {
-    /// Says why.
+    /// Reason.
     pub reason: String,
-    /// Says that the look before did not fail for the same reason.
+    /// Whether the previous read succeeded or failed for another reason.
     pub is_new: bool,
 }
 
-/// Looks every second for as long as it is polled, and tells each look that fails.
+/// Calls `look` every second for as long as the future is polled, and `failed` for each error.
 pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(Failure)) {
     let mut last = String::new();
     loop {

@@ -1,7 +1,8 @@
-//! The fleet's token: what a router shows its workers, and a worker asks of everybody.
+//! The fleet's token: a bearer secret that routers send to workers, and that workers require of every client.
 //!
-//! Not here: where it is asked for and sent. The idea: a file of several tokens, one a line, so that they can be changed while
-//! the fleet runs: who asks takes any of them, who shows shows the first, and another one where that is refused.
+//! Not here: where it is required and sent.
+//! A file has several tokens, one a line, so that they can be changed while the fleet runs. The server accepts any of
+//! them. The client sends the first one, and another one if that is rejected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,27 +13,27 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::files::{self, Failure};
 
-/// Is the shortest token. Units: bytes.
+/// Length of the shortest token. Units: bytes.
 ///
 /// Source: 128 random bits in hexadecimal digits, which cannot be guessed.
 pub const TOKEN_BYTES_MIN: usize = 32;
 
-/// Is the longest token. Units: bytes.
+/// Length of the longest token. Units: bytes.
 ///
 /// Source: own choice: far below the 8 KiB that servers take as a header.
 pub const TOKEN_BYTES_MAX: usize = 1024;
 
-/// Is the most tokens of a file.
+/// Most tokens of a file.
 ///
 /// Source: own choice: a change needs two.
 pub const TOKENS_MAX: usize = 8;
 
-/// Is the longest file of tokens. Units: bytes.
+/// Length of the longest file of tokens. Units: bytes.
 ///
 /// Source: own choice: every token at its longest, and as much of comments.
 pub const FILE_BYTES_MAX: usize = 16 << 10;
 
-/// Says why a file of tokens cannot be used. No token is quoted.
+/// Reason for which a file of tokens cannot be used. No token is quoted.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It cannot be read.
@@ -41,32 +42,32 @@ pub enum TokenError {
     /// It is too long.
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     FileTooLong,
-    /// It holds no token.
+    /// It has no token.
     #[error("it holds no token")]
     Empty,
-    /// It holds too many.
+    /// It has too many tokens.
     #[error("it holds more than {TOKENS_MAX} tokens")]
     TooMany,
-    /// A token has a length that cannot be used.
+    /// A token is too short or too long.
     #[error("line {line}: a token must have {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes")]
     Length {
-        /// Is the line's number, from 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// A token cannot stand in a header.
+    /// A token has characters that a header cannot carry.
     #[error("line {line}: a token must be of letters, digits, and - . _ ~ + / =")]
     Characters {
-        /// Is the line's number, from 1.
+        /// Line number, from 1.
         line: usize,
     },
 }
 
-/// Is a token as it is shown and compared; it shows itself to no log.
+/// A token in the form in which it is sent and compared; it is never logged.
 #[derive(Clone, PartialEq, Eq)]
 struct Token(HeaderValue);
 
 impl Token {
-    /// Is what stands before the token in the header.
+    /// Prefix of the token in the header.
     const SCHEME: &'static str = "Bearer ";
 
     fn bytes(&self) -> &[u8] {
@@ -74,7 +75,7 @@ impl Token {
     }
 }
 
-/// Is the tokens that are in force now.
+/// Tokens that are currently valid.
 pub struct FleetTokens {
     tokens: ArcSwap<Vec<Token>>,
 }
@@ -86,25 +87,25 @@ impl std::fmt::Debug for FleetTokens {
 }
 
 impl FleetTokens {
-    /// Reads a file of tokens: one a line; empty lines and those that begin with `#` do not count.
+    /// Reads a file of tokens: one a line; empty lines and those that start with `#` are ignored.
     ///
     /// Errors: every [`TokenError`].
     pub fn open(path: &Path) -> Result<Self, TokenError> {
         Ok(Self { tokens: ArcSwap::from_pointee(read(path)?) })
     }
 
-    /// Returns whether what somebody presents is one of the tokens; the time says nothing about how far it is.
+    /// Returns whether a presented secret is one of the tokens; the time does not depend on how similar it is.
     pub fn accept(&self, presented: &[u8]) -> bool {
         let tokens = self.tokens.load();
         tokens.iter().fold(Choice::from(0), |known, token| known | token.bytes().ct_eq(presented)).into()
     }
 
-    /// Returns the values of the header `authorization` that may be shown, the first one first; at least one.
+    /// Returns the values for the header `authorization`, in the order of the file; at least one.
     pub fn shown(&self) -> Vec<HeaderValue> {
         self.tokens.load().iter().map(|token| token.0.clone()).collect()
     }
 
-    /// Follows the file for as long as it is polled: one that is wrong or gone changes nothing.
+    /// Rereads the file for as long as the future is polled; an invalid or missing file changes nothing.
     pub async fn watch(self: Arc<Self>, path: PathBuf, mut failed: impl FnMut()) {
         let look = || {
             let tokens = read(&path)?;
@@ -140,7 +141,7 @@ fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
     if tokens.is_empty() { Err(TokenError::Empty) } else { Ok(tokens) }
 }
 
-/// Source of the characters: RFC 6750, section 2.1.
+/// Returns the token of a line. Source of the characters: RFC 6750, section 2.1.
 fn token(line: usize, text: &str) -> Result<Token, TokenError> {
     if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&text.len()) {
         return Err(TokenError::Length { line });

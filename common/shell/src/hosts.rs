@@ -1,8 +1,8 @@
 //! Names by which a server may be called.
 //!
-//! The idea: a web page reaches a server that its own origin does not lead to by having the name of its origin resolve
-//! to the server's address (DNS rebinding). The browser then sends that name as `Host`. Addresses and names that only
-//! the operator can make resolve are no such names.
+//! A web page of a foreign origin can reach a server if its own name resolves to the server's address (DNS rebinding).
+//! The browser then sends that name as `Host`. Addresses, and names that only the operator can make resolve, are safe
+//! from that.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr as _;
@@ -18,11 +18,11 @@ pub(crate) const ANY: &str = "*";
 pub enum AllowedHosts {
     /// Every name.
     Any,
-    /// The names of this machine for itself, these, and some addresses.
+    /// The names of this machine for itself, the listed names, and some addresses.
     Listed {
         /// Names and addresses, normalized.
         names: Vec<String>,
-        /// Addresses besides these.
+        /// Further addresses.
         addresses: Addresses,
     },
 }
@@ -30,36 +30,36 @@ pub enum AllowedHosts {
 /// Addresses by which a server may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Addresses {
-    /// Those of this machine for itself.
+    /// Loopback addresses of this machine.
     Loopback,
-    /// All.
+    /// All addresses.
     Every,
 }
 
-/// A name that cannot be allowed, since it is none.
+/// Error: a name is not a valid host name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}: it must be a host name or an address, without a scheme or a port, or *")]
 pub struct HostError {
-    /// What was given.
+    /// Given text.
     pub text: String,
 }
 
-/// Reason why a request is not taken.
+/// Reason for which a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostRefusal {
-    /// It must name one host, and does not.
+    /// The request must name exactly one host.
     #[error("an HTTP/1.1 request must have one `Host` header")]
     NotOne,
-    /// It names a host that is not allowed.
+    /// The request names a host that is not allowed.
     #[error("this server may not be called `{host}`: --allowed-host names the hosts that it may be called")]
     Unknown {
-        /// The name.
+        /// Name.
         host: String,
     },
 }
 
 impl HostRefusal {
-    /// Returns the error's name for programs, where it has one.
+    /// Returns the error's code for programs, if it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::NotOne => None,
@@ -69,10 +69,10 @@ impl HostRefusal {
 }
 
 impl AllowedHosts {
-    /// Returns what clients may call a server that listens at `listen`: anything where that is not loopback and nothing
-    /// is given.
+    /// Returns the names by which clients may call a server that listens at `listen`: any name if that is not loopback
+    /// and no name is given.
     ///
-    /// Errors: a name is none.
+    /// Errors: a name is invalid.
     pub fn of_clients(given: &[String], listen: SocketAddr) -> Result<Self, HostError> {
         let is_loopback = listen.ip().is_loopback();
         if given.iter().any(|name| name == ANY) || (given.is_empty() && !is_loopback) {
@@ -82,9 +82,9 @@ impl AllowedHosts {
         Ok(Self::Listed { names: names(given)?, addresses })
     }
 
-    /// Returns what operators may call an admin listener: any address, and these names.
+    /// Returns the names by which operators may call an admin listener: any address, and the given names.
     ///
-    /// Errors: a name is none.
+    /// Errors: a name is invalid.
     pub fn of_operators(given: &[String]) -> Result<Self, HostError> {
         if given.iter().any(|name| name == ANY) {
             return Ok(Self::Any);
@@ -103,8 +103,8 @@ impl AllowedHosts {
         }
         let Self::Listed { names, addresses } = self else { return Ok(()) };
         let named = host.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
-        // In its absolute form a request line has the last word; whoever checks only one of them is fooled by the
-        // other.
+        // The authority of an absolute request line takes precedence over `Host`. A check of only one of them could be
+        // bypassed with the other.
         for host in named.into_iter().chain(request.uri().authority().map(ToString::to_string)) {
             if !is_allowed(&host, names, *addresses) {
                 return Err(HostRefusal::Unknown { host });
@@ -123,8 +123,8 @@ fn is_allowed(authority: &str, names: &[String], addresses: Addresses) -> bool {
     let is_own = match (host.parse::<IpAddr>(), addresses) {
         (Ok(_), Addresses::Every) => true,
         (Ok(address), Addresses::Loopback) => address.to_canonical().is_loopback(),
-        // No browser asks DNS for `localhost` (RFC 6761). A name without a dot, as a proxy's upstream or a service of
-        // Compose has, is nobody's on the internet (ICANN's ban of dotless domains, 2013).
+        // No browser resolves `localhost` by DNS (RFC 6761). A name without a dot, such as a proxy's upstream or a
+        // service of Compose, cannot exist on the internet (ICANN's ban of dotless domains, 2013).
         (Err(_), _) => is_single_label(&host) || host.ends_with(".localhost"),
     };
     is_own || names.contains(&host)
@@ -144,7 +144,7 @@ fn names(given: &[String]) -> Result<Vec<String>, HostError> {
     given.iter().map(name).collect()
 }
 
-/// Returns a host as hosts are compared: in lower case, without the dot of the root and the brackets of an address.
+/// Returns a host in the form for comparisons: in lower case, without the final dot and the brackets of an address.
 fn normalized(host: &str) -> String {
     let host = host.strip_suffix('.').unwrap_or(host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_ascii_lowercase()

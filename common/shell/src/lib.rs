@@ -1,7 +1,8 @@
-//! What router and worker share of the world around their cores: the listener, TLS, the fleet's token, files that change,
-//! the log, errors in other dialects, traces, flags from the environment.
+//! Code that router and worker share around their cores: the listener, TLS, the fleet's token, watched files, the log,
+//! errors in other dialects, traces, flags from the environment.
 //!
-//! Not here: what is served, decided or computed. The idea: whatever keeps a door is written once, so that both have the same.
+//! Not here: what is served, decided or computed. All that protects a listener exists once, so that both programs
+//! behave alike.
 
 pub mod bearer;
 pub mod body;
@@ -19,7 +20,7 @@ pub mod reader_timeout;
 pub mod tls;
 pub mod trace;
 
-/// Returns an error's text with those of its causes.
+/// Returns an error's text, followed by those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,9 @@
-//! The listener: HTTP/1.1 over TCP, TLS where it is asked for, and limits on what connections may cost.
+//! The listener: HTTP/1.1 over TCP, optionally TLS, and limits on the cost of connections.
 //!
-//! Not here: what is served, the certificates (`tls`), which connection is displaced (`connections`). The idea: a
-//! client that lets the server wait is closed after the head timeout. Where there are as many connections as are
-//! allowed, the one whose client has been silent for longest makes room for the next: silence never locks others out.
+//! Not here: the routes, the certificates (`tls`), the choice of the displaced connection (`connections`).
+//! A client that lets the server wait is disconnected after the head timeout. If the limit of connections is reached,
+//! the connection whose client has been silent for longest is displaced by the next: silent clients never lock others
+//! out.
 
 mod connections;
 mod watched;
@@ -37,22 +38,22 @@ use crate::tls::CurrentServer;
 
 pub use self::connections::Connections;
 
-/// Connections to an admin listener: probes, scrapers and operators.
+/// Most connections to an admin listener: probes, scrapers and operators.
 ///
 /// Source: own choice: a probe, two scrapers and some pages that are open take about ten.
 pub const ADMIN_CONNECTIONS_MAX: usize = 32;
 
-/// Pause after a connection could not be accepted.
+/// Pause after a failure to accept a connection.
 ///
-/// Source: own choice: descriptors come back when a connection ends; a probe waits for a second at least.
+/// Source: own choice: file descriptors are freed when a connection ends; a probe waits for a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time in which a displaced connection may send the end of an answer.
+/// Time in which a displaced connection may send the rest of a response.
 ///
-/// Source: own choice: the answer is complete, and most of the time it is already with the system.
+/// Source: own choice: the response is complete, and most of the time the system already has it.
 const DISPLACED_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Response to a connection for which there is no room.
+/// Response to a connection above the limit.
 static REFUSAL: LazyLock<String> = LazyLock::new(|| {
     let error = r#"{"error":{"message":"there are too many connections","type":"unavailable_error","param":null,"code":"connections_full"}}"#;
     let head =
@@ -96,7 +97,7 @@ pub struct ListenFlags {
     admin_allowed_hosts: Vec<String>,
 }
 
-/// Memory of request bodies that are arriving, where no flag says otherwise. Units: bytes.
+/// Memory of request bodies that are arriving, unless a flag sets it. Units: bytes.
 ///
 /// Source: own choice: sixteen times the longest body by default.
 const BODY_MEMORY_DEFAULT: usize = 256 << 20;
@@ -114,21 +115,21 @@ impl ListenFlags {
 
     /// Returns the names by which clients may call a server that listens at `listen`.
     ///
-    /// Errors: a name is none.
+    /// Errors: a name is invalid.
     pub fn allowed_hosts(&self, listen: SocketAddr) -> Result<AllowedHosts, HostError> {
         AllowedHosts::of_clients(&self.allowed_hosts, listen)
     }
 
     /// Returns the names by which operators may call the admin address.
     ///
-    /// Errors: a name is none.
+    /// Errors: a name is invalid.
     pub fn admin_allowed_hosts(&self) -> Result<AllowedHosts, HostError> {
         let of_clients = self.allowed_hosts.iter().filter(|name| *name != hosts::ANY);
         AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
     }
 
-    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` where that is less than they
-    /// need. Units: bytes.
+    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` if the flag's value is less
+    /// than they need. Units: bytes.
     pub fn body_memory(&self, body_bytes_max: usize) -> Option<usize> {
         let needed = body_bytes_max.saturating_mul(ROOM_BODIES_MIN);
         match self.body_memory_max {
@@ -143,7 +144,7 @@ impl ListenFlags {
 pub struct ConnectionLimits {
     /// Most connections at a time.
     pub connections_max: usize,
-    /// Most connections of one address at a time; absent where there is no such limit.
+    /// Most connections of one address at a time; absent if there is no such limit.
     pub per_address_max: Option<usize>,
 }
 
@@ -152,24 +153,24 @@ impl ConnectionLimits {
     pub const ADMIN: Self = Self { connections_max: ADMIN_CONNECTIONS_MAX, per_address_max: None };
 }
 
-/// Address of the client whose request this is; an extension of every request.
+/// Address of a request's client; an extension of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress(pub IpAddr);
 
-/// What stands between the network and a listener's routes.
+/// Settings between the network and a listener's routes.
 #[derive(Clone)]
 pub struct Door {
-    /// Certificates with which TLS is spoken; absent where it is not.
+    /// Certificates of the TLS server; absent for plain text.
     pub tls: Option<CurrentServer>,
-    /// Time in which a client must have sent a request's head, the time before it included.
+    /// Time in which a client must send a request's head, idle time before it included.
     pub head_timeout: Duration,
-    /// Time in which a client must take something of an answer that waits for it.
+    /// Time in which a client must read some bytes of a response that waits for it.
     pub reader_timeout: Duration,
-    /// Connections that are open.
+    /// Open connections.
     pub connections: Arc<Connections>,
 }
 
-/// Serves clients until it is told to stop, and then until the last answer has ended.
+/// Serves clients until `stopped` is true, and then until the last response has ended.
 pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stopped: watch::Receiver<bool>) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(door.head_timeout);
@@ -193,7 +194,7 @@ pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stop
                     tracing::error!(%error, "connections cannot be accepted");
                 }
                 is_failing = true;
-                // Out of descriptors: a silent client has one.
+                // No file descriptor is left: displacing a silent client frees one.
                 door.connections.displace_one();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
@@ -203,19 +204,19 @@ pub async fn serve(listener: TcpListener, routes: axum::Router, door: Door, stop
     while open.join_next().await.is_some() {}
 }
 
-/// Returns once it is told to stop, or whoever could tell it is gone.
+/// Returns once `stopped` is true or its sender is gone.
 async fn stop(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Returns the place of a new connection, if there is one.
+/// Returns the seat of a new connection, if there is one.
 fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
     match Connections::enter(&door.connections, peer.ip()) {
         Entered::Seat(seat) => Some(Arc::new(seat)),
         Entered::Full => {
             if door.tls.is_none() {
-                // What has come is read, or the system would throw the refusal away with it. No error matters: the
-                // connection is closed.
+                // Received bytes are read first, since the system would discard the refusal with unread ones. Errors
+                // are ignored: the connection is closed.
                 let _ = stream.try_read(&mut [0; 4096]);
                 let _ = stream.try_write(REFUSAL.as_bytes());
             }
@@ -224,7 +225,7 @@ fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>>
     }
 }
 
-/// One connection and what it is served with.
+/// One connection, and what is needed to serve it.
 struct Served {
     http: http1::Builder,
     routes: axum::Router,
@@ -256,7 +257,7 @@ impl Served {
         let service = service_fn(|request| answer(routes.clone(), &seat, request));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        // An error means that the client is gone, late, or speaks no HTTP/1.1: nothing is owed to it.
+        // An error means that the client is gone, late, or does not speak HTTP/1.1: it gets no response.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = seat.displaced() => {
@@ -273,7 +274,7 @@ impl Served {
     }
 }
 
-/// Answers one request, and notes whose turn it is: the client's, as long as it has something to send.
+/// Answers one request, and records whether the server waits for the client to send something.
 async fn answer(
     routes: axum::Router,
     seat: &Arc<Seat>,

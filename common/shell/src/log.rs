@@ -1,7 +1,8 @@
 //! The log on stderr.
 //!
-//! Not here: what is logged. The idea: whoever logs must never fail or wait because of it. A thread of its own writes;
-//! a line that cannot be written, or that finds too many waiting, is lost and counted.
+//! Not here: what is logged.
+//! Logging must never fail or block its caller. A thread of its own writes; a line that cannot be written, or that
+//! exceeds the queue, is dropped and counted.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,24 +12,24 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Is what is logged where `RUST_LOG` says nothing: llama.cpp says hundreds of lines about every file it loads, and the Kubernetes client
-/// an error at each try to reach an API server that is away, which discovery says once.
+/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file it loads, and the
+/// Kubernetes client an error for each attempt to reach an unavailable API server, which discovery logs once.
 const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
 
-/// Lines that wait to be written.
+/// Most lines that wait to be written.
 ///
-/// Source: own choice: some megabytes at most; what llama.cpp says of a file it loads takes some hundred.
+/// Source: own choice: some megabytes at most; llama.cpp logs some hundred lines for a file that it loads.
 const LINES_WAITING_MAX: usize = 8192;
 
-/// Time that the end of a process waits for the last lines.
+/// Longest time for which the end of a process waits for the last lines.
 ///
-/// Source: own choice: as long as a reader that lives may be busy.
+/// Source: own choice: as long as a running reader may be busy.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Lines that were lost.
+/// Number of dropped lines.
 static N_LOST: AtomicU64 = AtomicU64::new(0);
 
-/// Is the form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -37,25 +38,25 @@ pub enum LogFormat {
     Json,
 }
 
-/// A log that runs; dropping it waits for its last lines.
+/// A running log; dropping it waits for its last lines.
 #[derive(Debug)]
 pub struct Log(SyncSender<Order>);
 
-/// Order to the thread that writes.
+/// Message to the thread that writes.
 #[derive(Debug)]
 enum Order {
-    /// Writes a line.
+    /// Write a line.
     Line(Box<[u8]>),
-    /// Tells that all lines before have been written.
+    /// Confirm that all lines before have been written.
     Tell(SyncSender<()>),
 }
 
-/// Starts the log of this process; to be called once.
+/// Starts the log of this process; must be called once.
 pub fn start(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let (log, orders) = channel();
-    // Where there is no thread, every line is lost, and counted.
+    // Without a thread, every line is dropped and counted.
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || write_to(io::stderr(), &orders));
     let lines = log.0.clone();
     let writer = move || Lines(lines.clone());
@@ -67,7 +68,7 @@ pub fn start(format: LogFormat) -> Log {
     log
 }
 
-/// Returns how many lines this process has lost.
+/// Returns how many lines this process has dropped.
 pub fn n_lost() -> u64 {
     N_LOST.load(Ordering::Relaxed)
 }
@@ -95,13 +96,13 @@ fn write_to(mut out: impl Write, orders: &Receiver<Order>) {
                     N_LOST.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            // An error means that nobody waits any more.
+            // An error means that the caller no longer waits.
             Order::Tell(tell) => drop(tell.try_send(())),
         }
     }
 }
 
-/// Takes lines, each in one piece, as `tracing_subscriber` writes them.
+/// Writer of whole lines, as `tracing_subscriber` writes them.
 struct Lines(SyncSender<Order>);
 
 impl Write for Lines {
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Lets one test at a time look at what is lost.
+    /// Lock that lets one test at a time read the number of dropped lines.
     static LOOKING: Mutex<()> = Mutex::new(());
 
     #[derive(Clone, Default)]

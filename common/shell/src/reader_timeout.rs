@@ -1,7 +1,8 @@
-//! Connections whose clients must go on reading.
+//! Connections whose clients must keep reading.
 //!
-//! The idea: an answer is made only as fast as its client takes it, since nobody asks for more of a body than a connection takes.
-//! A client that takes nothing would so hold for ever whatever its answer holds; its connection breaks, which drops the answer.
+//! A response is produced only as fast as its client reads it, since the server reads from a body only what the
+//! connection accepts. A client that reads nothing would thus keep the resources of its response for ever. Its
+//! connection fails after a timeout, which drops the response.
 
 use std::io;
 use std::pin::Pin;
@@ -14,23 +15,23 @@ use tokio::time::Sleep;
 
 /// Most bytes of a connection that wait in the system to be sent. Units: bytes.
 ///
-/// Source: several times what a client takes at a time, so that it never waits for more. Without it the system keeps megabytes, and a
-/// slow client seems to take nothing while it reads them.
+/// Source: several times what a client reads at a time, so that it never waits for more. Without this limit the system
+/// keeps megabytes, and a slow client seems to read nothing while it reads them.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
 
-/// A connection that fails once its other end has taken nothing for too long.
+/// A connection that fails once its other end has read nothing for too long.
 pub struct ReadConnection<T> {
     stream: T,
     timeout: Duration,
-    /// The time until which something must be taken; absent while nothing waits to be.
+    /// Timer of the pending write; absent while no write is pending.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl ReadConnection<TcpStream> {
-    /// Returns a connection whose client must take something within the timeout while something is there for it.
+    /// Returns a connection whose client must read something within the timeout while data waits for it.
     pub fn open(stream: TcpStream, timeout: Duration) -> Self {
-        // An error means that the connection is gone; reading it will say so.
+        // An error means that the connection is gone; reading it will report that.
         let _ = stream.set_nodelay(true);
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
@@ -39,7 +40,7 @@ impl ReadConnection<TcpStream> {
 }
 
 impl<T: AsyncWrite + Unpin> ReadConnection<T> {
-    /// Returns what came of a write, or an error where nothing has come of it for too long.
+    /// Returns the result of a write, or an error if it has been pending for too long.
     fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_ready() {
             self.waiting = None;
@@ -97,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a connection with room for 4 bytes, and its other end.
+    /// Returns a connection with a buffer of 4 bytes, and its other end.
     fn connection(timeout: Duration) -> (ReadConnection<DuplexStream>, DuplexStream) {
         let (stream, other_end) = tokio::io::duplex(4);
         (ReadConnection { stream, timeout, waiting: None }, other_end)

@@ -1,8 +1,8 @@
 //! TLS on both sides of a connection, from PEM files that may be renewed.
 //!
-//! Not here: the listener (`listen`), who is connected to. The idea: certificates are read again when their files change, so
-//! that they can be renewed under running answers; a connection keeps those with which it began. Files that are wrong change
-//! nothing.
+//! Not here: the listener (`listen`), the peers of connections.
+//! Certificates are read again when their files change, so that they can be renewed while responses are running; a
+//! connection keeps those with which it started. Invalid files change nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +17,11 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::files::{self, Failure};
 
-/// Is the flags of a TLS server.
+/// Flags of a TLS server.
 #[derive(Debug, Clone, Args)]
 pub struct TlsFlags {
-    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it changes.
+    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it
+    /// changes.
     #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
@@ -28,83 +29,84 @@ pub struct TlsFlags {
     #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// PEM file of the roots of the certificates that clients must show (a router is one to its workers); without it they need none.
+    /// PEM file of the roots of the certificates that clients must show (a router is one to its workers); without it
+    /// they need none.
     #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
 }
 
 impl TlsFlags {
-    /// Returns the files; absent where TLS is not spoken.
+    /// Returns the files; absent if TLS is not configured.
     pub fn files(self) -> Option<ServerFiles> {
         let own = CertFiles::of(self.tls_cert, self.tls_key)?;
         Some(ServerFiles { own, client_ca: self.tls_client_ca })
     }
 }
 
-/// Is the files of a TLS server.
+/// Files of a TLS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// Is its certificate, and its key.
+    /// Its certificate and private key.
     pub own: CertFiles,
-    /// Holds the roots of the certificates that clients must show; absent where they need none.
+    /// Roots of the certificates that clients must present; absent if they need none.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Is the files of a TLS client.
+/// Files of a TLS client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// Holds the roots of the certificates that servers must show; absent for the system's.
+    /// Roots of the certificates that servers must present; absent for the system's.
     pub ca: Option<PathBuf>,
-    /// Is the certificate that is shown to servers that ask for one, and its key.
+    /// Certificate and key for servers that ask for one.
     pub own: Option<CertFiles>,
 }
 
-/// Is the files of a certificate.
+/// Files of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertFiles {
-    /// Holds the certificate, and those between it and a root.
+    /// Certificate, and those between it and a root.
     pub cert: PathBuf,
-    /// Holds the certificate's private key.
+    /// Private key of the certificate.
     pub key: PathBuf,
 }
 
 impl CertFiles {
-    /// Returns the files where there are any: `clap` sees to it that certificate and key come together.
+    /// Returns the files if both are given: `clap` requires that certificate and key come together.
     pub fn of(cert: Option<PathBuf>, key: Option<PathBuf>) -> Option<Self> {
         cert.zip(key).map(|(cert, key)| Self { cert, key })
     }
 }
 
-/// Says why TLS cannot be spoken.
+/// Reason for which TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or is no PEM.
+    /// A file cannot be read, or is not PEM.
     #[error("{path} cannot be used", path = .path.display())]
     File {
-        /// Is the file.
+        /// File.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    /// A file holds no certificate.
+    /// A file has no certificate.
     #[error("{path} holds no certificate", path = .path.display())]
     NoCertificate {
-        /// Is the file.
+        /// File.
         path: PathBuf,
     },
-    /// Certificate and key do not fit together, or cannot be used.
+    /// Certificate and key do not match, or cannot be used.
     #[error("the certificate cannot be used with the key")]
     Pair(#[source] rustls::Error),
-    /// No client could be verified.
+    /// The verifier of client certificates cannot be built.
     #[error("the certificates for clients cannot be used")]
     Clients(#[source] rustls::server::VerifierBuilderError),
     /// A root cannot be used.
     #[error("{path} holds no certificate that can be a root", path = .path.display())]
     Root {
-        /// Is the file.
+        /// File.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: rustls::Error,
     },
@@ -140,18 +142,18 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// What a server speaks now, to be looked at for each connection.
+/// Current configuration of a server, loaded for each connection.
 pub type CurrentServer = Arc<ArcSwap<ServerConfig>>;
 
 impl ServerFiles {
-    /// Returns what is spoken with the certificates that the files hold.
+    /// Returns the configuration with the certificates in the files.
     ///
-    /// Errors: every [`TlsError`] but `Root` where no roots are given.
+    /// Errors: every [`TlsError`]; `Root` and `Clients` only if roots are given.
     pub fn open(&self) -> Result<CurrentServer, TlsError> {
         Ok(Arc::new(ArcSwap::from_pointee(self.read()?)))
     }
 
-    /// Follows the files for as long as it is polled.
+    /// Follows the files for as long as the future is polled.
     pub async fn watch(self, config: CurrentServer, failed: impl FnMut()) {
         let paths = self.own.paths().into_iter().chain(self.client_ca.clone()).collect();
         let take = |new| config.store(Arc::new(new));
@@ -176,18 +178,18 @@ impl ServerFiles {
     }
 }
 
-/// Is what a client speaks now, to be looked at for each connection.
+/// Current configuration of a client, loaded for each connection.
 pub type CurrentClient = Arc<ArcSwap<ClientConfig>>;
 
 impl ClientFiles {
-    /// Returns what is spoken to servers with the certificates that the files hold.
+    /// Returns the configuration with the certificates in the files.
     ///
-    /// Errors: every [`TlsError`] but `Clients`.
+    /// Errors: every [`TlsError`] except `Clients`.
     pub fn open(&self) -> Result<CurrentClient, TlsError> {
         Ok(Arc::new(ArcSwap::from_pointee(self.read()?)))
     }
 
-    /// Follows the files for as long as it is polled.
+    /// Follows the files for as long as the future is polled.
     pub async fn watch(self, config: CurrentClient, failed: impl FnMut()) {
         let own = self.own.iter().flat_map(CertFiles::paths);
         let paths = own.chain(self.ca.clone()).collect();
@@ -208,20 +210,20 @@ impl ClientFiles {
             }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A session that is resumed would be believed by roots that may be gone.
+        // A resumed session would be trusted because of roots that may have been removed.
         config.resumption = Resumption::disabled();
         Ok(config)
     }
 }
 
-/// Returns the roots that the system has; none where it has none, and then no server is believed.
+/// Returns the roots of the system; if there are none, no server is trusted.
 fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
 }
 
-/// Reads anew whenever the content of files has changed.
+/// Calls `read` whenever the content of a file has changed.
 async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mut failed: impl FnMut()) {
     let contents = || paths.iter().map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
     let mut known = contents();
@@ -237,7 +239,7 @@ async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mu
     let tell = |Failure { reason, is_new }| {
         failed();
         if is_new {
-            // Perhaps one of the files is not yet written.
+            // One of the files may not be written yet.
             tracing::warn!(%reason, "certificates cannot be used; the last ones stand");
         }
     };

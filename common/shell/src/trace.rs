@@ -1,9 +1,9 @@
-//! Traces: what a request's time went to, as spans that a collector gets by OTLP.
+//! Traces: the time that each part of a request took, as spans that are exported to a collector by OTLP.
 //!
-//! Not here: sending (`trace::export`), what the spans of router and worker are. The idea: a span is made when its part of the
-//! request is over, from times that are measured anyhow; it holds numbers and names, never a text of the client's or the
-//! model's. A trace goes on from the client's `traceparent` and is handed to the worker; whoever begins it decides
-//! whether it is recorded.
+//! Not here: export (`trace::export`), the spans of router and worker.
+//! A span is recorded when its part of the request has ended, from times that are measured anyway. It has numbers and
+//! names, never text of the client or the model. A trace continues the client's `traceparent` and is passed on to the
+//! worker; the process that starts it decides whether it is recorded.
 
 pub mod export;
 
@@ -16,56 +16,56 @@ use tokio::sync::mpsc;
 
 use self::export::Message;
 
-/// Is the header that names trace and parent.
+/// Header with the ids of trace and parent.
 ///
 /// Source: W3C Trace Context, section 3.2.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Is the header in which vendors say more.
+/// Header with further data of tracing systems.
 ///
 /// Source: W3C Trace Context, section 3.3.
 pub const TRACESTATE: &str = "tracestate";
 
-/// Is the version of that header, and the length of a value of this version. Units: bytes.
+/// Version of `traceparent`; below, the length of a value of this version. Units: bytes.
 const VERSION: &str = "00";
 const TRACEPARENT_BYTES: usize = 55;
 
-/// Is the flag that says that the trace is recorded.
+/// Flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
 
-/// Says which part a span has in a call.
+/// Role of a span in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It happens within the process.
+    /// Work within the process.
     Internal,
-    /// It answers a call.
+    /// Handling of a received call.
     Server,
-    /// It makes a call.
+    /// An outgoing call.
     Client,
 }
 
-/// Is a value that a span says of itself; there is none for texts of requests and answers.
+/// Attribute value of a span; there is none for texts of requests and answers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Is a name: of a worker, a model's endpoint, a reason.
+    /// Name: of a worker, a model's endpoint, a reason.
     Name(String),
-    /// Is a count.
+    /// Number.
     Count(u64),
 }
 
-/// Makes traces; without a collector it makes none.
+/// Source of spans; without a collector it records none.
 #[derive(Debug, Clone, Default)]
 pub struct Tracer(Option<Arc<Recorder>>);
 
 #[derive(Debug)]
 struct Recorder {
     spans: mpsc::Sender<Message>,
-    /// Is the share of the traces that begin here which are recorded.
+    /// Share of the traces that start here which are recorded.
     ratio: f64,
     n_lost: AtomicU64,
 }
 
-/// Is a span as the collector gets it.
+/// A span in the form that is exported.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     trace: u128,
@@ -80,35 +80,35 @@ pub(crate) struct Record {
     failure: Option<&'static str>,
 }
 
-/// Is a part of a request's way; it ends when it is dropped.
+/// Span of a part of a request; it ends when it is dropped.
 #[derive(Debug)]
 pub struct Span(Option<Box<Open>>);
 
 #[derive(Debug)]
 struct Open {
     record: Record,
-    /// Is where it goes; absent where the trace is not recorded.
+    /// Recorder; absent if the trace is not recorded.
     recorder: Option<Arc<Recorder>>,
 }
 
 impl Tracer {
-    /// Returns how many spans were lost because the collector was away or slow.
+    /// Returns how many spans were dropped because the collector was unavailable or slow.
     pub fn n_lost(&self) -> u64 {
         self.0.as_ref().map_or(0, |recorder| recorder.n_lost.load(Ordering::Relaxed))
     }
 
-    /// Begins the span of a request that has arrived: in its client's trace, or as one of its own.
+    /// Starts the span of a request that has arrived: in its client's trace, or in a new one.
     pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived: Instant) -> Span {
         let Some(recorder) = &self.0 else { return Span(None) };
-        // A header that cannot be read belongs to no trace: it decides what is recorded and nothing else.
+        // A header that cannot be parsed is ignored; the ratio then decides whether the trace is recorded.
         let given = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
         let fresh = || {
             let trace: u128 = rand::random_range(1..=u128::MAX);
-            // The lower half is as random as the whole.
+            // The lower half of the id is as random as the whole.
             (trace, None, (trace as u64 as f64) < recorder.ratio * u64::MAX as f64)
         };
         let (trace, parent, is_sampled) = given.map_or_else(fresh, |(trace, parent, flag)| (trace, Some(parent), flag));
-        // A state belongs to the parent that came with it.
+        // A `tracestate` is only valid with the parent that came with it.
         let state = parent.and_then(|_| headers.get(TRACESTATE).cloned());
         let record = Record {
             trace,
@@ -125,24 +125,24 @@ impl Tracer {
         Span(Some(Box::new(Open { record, recorder: is_sampled.then(|| Arc::clone(recorder)) })))
     }
 
-    /// Waits until every span that has ended is sent, or has been tried.
+    /// Waits until every ended span has been sent, or until sending it has failed.
     pub async fn flush(&self) {
         let Some(recorder) = &self.0 else { return };
         let (done, wait) = tokio::sync::oneshot::channel();
         if recorder.spans.send(Message::Flush(done)).await.is_ok() {
-            // An error means that the exporter has ended.
+            // An error means that the exporter has stopped.
             let _ = wait.await;
         }
     }
 }
 
 impl Span {
-    /// Returns a span that is no part of a trace.
+    /// Returns a span that belongs to no trace.
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Begins a part of this one, now.
+    /// Starts a child span now.
     pub fn child(&self, name: &'static str, kind: Kind) -> Self {
         let Some(open) = &self.0 else { return Self(None) };
         let now = Instant::now();
@@ -150,19 +150,19 @@ impl Span {
         Self(Some(Box::new(Open { record, recorder: open.recorder.clone() })))
     }
 
-    /// Records a part of this one that is over.
+    /// Records a child span that has ended.
     pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, Value)>) {
         if let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() {
             recorder.take(Record { values, ..record.part((name, Kind::Internal), times) });
         }
     }
 
-    /// Says a name of it.
+    /// Sets an attribute to a name.
     pub fn name(&mut self, key: &'static str, name: impl Into<String>) {
         self.set(key, || Value::Name(name.into()));
     }
 
-    /// Says a count of it.
+    /// Sets an attribute to a number.
     pub fn count(&mut self, key: &'static str, count: impl Into<u64>) {
         self.set(key, || Value::Count(count.into()));
     }
@@ -173,19 +173,19 @@ impl Span {
         }
     }
 
-    /// Says that it failed, and how.
+    /// Marks the span as failed, with the kind of failure.
     pub fn fail(&mut self, failure: &'static str) {
         if let Some(open) = &mut self.0 {
             open.record.failure = Some(failure);
         }
     }
 
-    /// Returns the trace's name for logs; absent where there is none.
+    /// Returns the trace's id for logs; absent if there is no trace.
     pub fn trace_id(&self) -> Option<String> {
         self.0.as_ref().map(|open| format!("{:032x}", open.record.trace))
     }
 
-    /// Returns what goes on in this trace from here, as the header that says so; absent where there is no trace.
+    /// Returns the `traceparent` header for calls that continue this trace; absent if there is no trace.
     pub fn traceparent(&self) -> Option<HeaderValue> {
         let open = self.0.as_ref()?;
         let flags = if open.recorder.is_some() { SAMPLED } else { 0 };
@@ -195,7 +195,7 @@ impl Span {
 }
 
 impl Record {
-    /// Returns a part of this one.
+    /// Returns a child of this span.
     fn part(&self, (name, kind): (&'static str, Kind), (start, end): (Instant, Instant)) -> Self {
         Self {
             trace: self.trace,
@@ -229,9 +229,10 @@ impl Recorder {
     }
 }
 
-/// Returns trace, parent and whether it is recorded, of a `traceparent` that is one.
+/// Returns the trace, the parent and whether the trace is recorded, from a valid `traceparent`.
 ///
-/// Source: W3C Trace Context, section 3.2.2: a later version may have more behind a dash; `ff` and zeros are no names.
+/// Source: W3C Trace Context, section 3.2.2: a later version may have more text after a dash; `ff` and ids of zeros are
+/// invalid.
 fn parse(text: &str) -> Option<(u128, u64, bool)> {
     let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     let (head, rest) = text.split_at_checked(TRACEPARENT_BYTES)?;
@@ -246,7 +247,7 @@ fn parse(text: &str) -> Option<(u128, u64, bool)> {
     Some((trace, parent, u8::from_str_radix(flags, 16).ok()? & SAMPLED != 0))
 }
 
-/// Returns the time of day of a moment. Units: nanoseconds since 1970.
+/// Returns the wall-clock time of a moment. Units: nanoseconds since 1970.
 fn unix_ns(moment: Instant) -> u128 {
     let ago = moment.elapsed();
     let then = SystemTime::now().checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -1,7 +1,8 @@
-//! Content codings of requests' bodies.
+//! Content codings of request bodies.
 //!
-//! Not here: how a body arrives (`body`), what it says. The idea: decoded bytes take memory as those that arrive do,
-//! and decoding is given up at the limit, so a body that grows without end costs no more than one that is as long as that.
+//! Not here: receiving a body (`body`), its content.
+//! Decoded bytes reserve memory as received ones do, and decoding stops at the limit. So a body that would expand
+//! without end costs no more than one at the limit.
 
 use std::io;
 
@@ -15,15 +16,15 @@ use tokio_util::io::StreamReader;
 
 use super::{BodyError, Claim};
 
-/// Content codings that are decoded, as the header `accept-encoding` lists them.
+/// Supported content codings, in the form of the header `accept-encoding`.
 pub const CODINGS: &str = "gzip, deflate, br, zstd";
 
-/// Base-2 logarithm of the largest window that a zstd body may ask for: 8 MiB. Units: log2 of bytes.
+/// Base-2 logarithm of the largest window that a zstd body may use: 8 MiB. Units: log2 of bytes.
 ///
-/// Source: RFC 9659, section 3: no sender may ask for more, and a decoder allots what is asked for.
+/// Source: RFC 9659, section 3: no sender may use a larger one, and a decoder allocates what is requested.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
-/// Decoded bytes after which others get their turn. Units: bytes.
+/// Decoded bytes after which the task yields to others. Units: bytes.
 ///
 /// Source: own choice: less than a millisecond of decoding.
 const PIECE_BYTES: u64 = 128 << 10;
@@ -38,7 +39,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// Returns the coding that the headers name; absent where the body is as it is.
+    /// Returns the coding in the headers; absent if the body is not encoded.
     ///
     /// Errors: `UnknownCoding`.
     pub(super) fn named(headers: &HeaderMap) -> Result<Option<Self>, BodyError> {
@@ -47,14 +48,14 @@ impl Coding {
         let named = named.map(|name| name.trim_ascii().to_ascii_lowercase());
         let mut named = named.filter(|name| !name.is_empty() && name != b"identity");
         let Some(first) = named.next() else { return Ok(None) };
-        // Codings around codings would have to be decoded without a limit in between.
+        // Nested codings would have to be decoded without a limit in between.
         match (Self::of(&first), named.next()) {
             (Some(coding), None) => Ok(Some(coding)),
             _ => Err(BodyError::UnknownCoding),
         }
     }
 
-    /// Returns the decoded bytes of a body in pieces, each of which is dropped when it has been read.
+    /// Returns the decoded bytes of a body in pieces; each piece is dropped after it has been read.
     ///
     /// Units: `bytes_max` is bytes. Errors: `TooLong`, `NoRoom`, `Undecodable`.
     pub(super) async fn decode(
@@ -76,12 +77,12 @@ impl Coding {
                 return Ok(decoded.into());
             }
             claim.grow(n_new)?;
-            // Others get their turn.
+            // Other tasks run in between.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Returns the coding of a name in lower case.
+    /// Returns the coding with this name in lower case.
     fn of(name: &[u8]) -> Option<Self> {
         match name {
             // Source of the second name: RFC 9110, section 8.4.1.3.

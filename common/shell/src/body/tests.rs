@@ -1,4 +1,4 @@
-//! Tests of reading bodies, and of how their memory is shared.
+//! Reading bodies, and the division of their memory.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -23,7 +23,7 @@ fn pieces(pieces: impl IntoIterator<Item = &'static str, IntoIter: Send + 'stati
     Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, Infallible>)))
 }
 
-/// Returns a body of this piece, of which more is awaited for ever.
+/// Returns a body of this piece that never ends.
 fn unfinished(piece: &'static str) -> Body {
     Body::from_stream(futures::StreamExt::chain(stream::iter([Ok::<_, Infallible>(piece)]), stream::pending()))
 }

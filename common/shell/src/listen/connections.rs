@@ -1,6 +1,6 @@
-//! The connections to one listener: how many there are, whose turn it is at each, and which one makes room.
+//! The connections to one listener: their number, their silence, and which one is displaced.
 //!
-//! Not here: sockets. The idea: where it is the client's turn, what counts is for how long it has been silent.
+//! Not here: sockets. A connection counts as silent while the server waits for its client to send something.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,16 +12,16 @@ use tokio::sync::Notify;
 
 use super::ConnectionLimits;
 
-/// Shortest silence that is told apart from none while a body arrives.
+/// Shortest silence that is recorded while a body arrives.
 ///
-/// Source: own choice: bodies come in thousands of pieces, and the books need not be opened for each.
+/// Source: own choice: bodies arrive in thousands of pieces, and the lock need not be taken for each.
 const SILENCE_STEP: Duration = Duration::from_millis(500);
 
 /// Connections to one listener.
 #[derive(Debug)]
 pub struct Connections {
     limits: ConnectionLimits,
-    /// Guards the books; held for one entry, never across `.await`.
+    /// State of the open connections. The lock is held for one entry, never across `.await`.
     books: Mutex<Books>,
     n_refused: AtomicU64,
     n_displaced: AtomicU64,
@@ -31,7 +31,7 @@ pub struct Connections {
 struct Books {
     next: u64,
     open: HashMap<u64, Open>,
-    /// Connections at which it is the client's turn, by the beginning of its silence.
+    /// Connections whose client has to send something, by the start of its silence.
     silent: BTreeSet<(Instant, u64)>,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -43,17 +43,17 @@ struct Open {
     displaced: Arc<Notify>,
 }
 
-/// Answer to a new connection.
+/// Result of a new connection.
 #[derive(Debug)]
 pub(super) enum Entered {
-    /// There is a place for it.
+    /// The connection is accepted.
     Seat(Seat),
-    /// There is none.
+    /// The limit is reached.
     Full,
 }
 
 impl Connections {
-    /// Returns the books of a listener to which nobody is connected.
+    /// Returns the state of a listener without connections.
     pub fn new(limits: ConnectionLimits) -> Arc<Self> {
         let books = Mutex::default();
         Arc::new(Self { limits, books, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
@@ -69,12 +69,12 @@ impl Connections {
         self.n_refused.load(Ordering::Relaxed)
     }
 
-    /// Returns how many connections have been closed to make room.
+    /// Returns how many connections have been displaced.
     pub fn n_displaced(&self) -> u64 {
         self.n_displaced.load(Ordering::Relaxed)
     }
 
-    /// Takes in a connection from `address`, in the place of a silent one where there is no other.
+    /// Adds a connection from `address`; if the limit is reached, a silent connection is displaced.
     pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Entered {
         let mut books = connections.books();
         let n_of_address = books.by_address.get(&address).copied().unwrap_or(0);
@@ -115,7 +115,7 @@ impl Connections {
 }
 
 impl Books {
-    /// Notes since when a client has been silent; `None` where it is not its turn.
+    /// Records since when a client has been silent; `None` while the client has nothing to send.
     fn turn(&mut self, number: u64, silent_since: Option<Instant>) {
         let Some(open) = self.open.get_mut(&number) else { return };
         let before = std::mem::replace(&mut open.silent_since, silent_since);
@@ -140,14 +140,14 @@ impl Books {
     }
 }
 
-/// Place of one connection; free again when this is dropped.
+/// Seat of one connection; freed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
     connections: Arc<Connections>,
     number: u64,
     address: IpAddr,
     displaced: Arc<Notify>,
-    /// Guards when the books were last told that the client has spoken; held for one comparison, never across `.await`.
+    /// Time at which a sign of life was last recorded. The lock is held for one comparison, never across `.await`.
     told_at: Mutex<Instant>,
     has_answered: AtomicBool,
 }
@@ -158,22 +158,22 @@ impl Seat {
         self.address
     }
 
-    /// Returns once the connection must make room.
+    /// Returns once the connection is displaced.
     pub(super) async fn displaced(&self) {
         self.displaced.notified().await;
     }
 
-    /// Returns whether a request has been answered here.
+    /// Returns whether a request has been answered on this connection.
     pub(super) fn has_answered(&self) -> bool {
         self.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Notes that the client must send something now.
+    /// Records that the client has to send something now.
     pub(super) fn client_s_turn(&self) {
         self.connections.books().turn(self.number, Some(Instant::now()));
     }
 
-    /// Notes that the client has sent a part of what it must send.
+    /// Records that the client has sent a part of what it has to send.
     pub(super) fn client_spoke(&self) {
         let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
         if told_at.elapsed() >= SILENCE_STEP {
@@ -183,12 +183,12 @@ impl Seat {
         }
     }
 
-    /// Notes that it is not the client for whom the connection waits.
+    /// Records that the connection does not wait for the client.
     pub(super) fn server_s_turn(&self) {
         self.connections.books().turn(self.number, None);
     }
 
-    /// Notes that an answer is complete.
+    /// Records that a response is complete.
     pub(super) fn answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
         self.client_s_turn();

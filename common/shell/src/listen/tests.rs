@@ -1,4 +1,4 @@
-//! Tests of the listener: clients that let it wait, in every way, and how it ends.
+//! The listener with clients that let it wait, in every way, and its shutdown.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,7 +25,7 @@ const REQUEST: &[u8] = b"GET /now HTTP/1.1\r\nhost: localhost\r\n\r\n";
 struct Listener {
     address: SocketAddr,
     connections: Arc<Connections>,
-    /// Lets the answers of `/later` end.
+    /// Notification that lets the responses of `/later` end.
     end: Arc<Notify>,
     stop: watch::Sender<bool>,
     served: JoinHandle<()>,
@@ -73,7 +73,7 @@ impl Listener {
     }
 }
 
-/// Reads until `end` has come.
+/// Reads until `end` has been received.
 async fn read_until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
     let mut read = Vec::new();
     while !read.ends_with(end.as_bytes()) {
@@ -83,14 +83,14 @@ async fn read_until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String 
     String::from_utf8(read).expect("text")
 }
 
-/// Reads until the connection is closed, in whichever way.
+/// Reads until the connection is closed, with or without an error.
 async fn read_all(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     let mut read = Vec::new();
     let _ = stream.read_to_end(&mut read).await;
     read
 }
 
-/// Returns a server's configuration and a client that believes it.
+/// Returns a server's configuration and a client that trusts it.
 fn tls(folder: &Path) -> (CurrentServer, TlsConnector) {
     let key = KeyPair::generate().expect("a key");
     let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");

@@ -1,6 +1,6 @@
-//! Bodies that tell their connection whose turn it is.
+//! Bodies that report to their connection whether client or server has to act next.
 //!
-//! Not here: what is done with silent connections (`connections`).
+//! Not here: the handling of silent connections (`connections`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
 use super::connections::Seat;
 
-/// Body of a request: until its end it is the client's turn.
+/// Body of a request: until its end the server waits for the client.
 pub(super) struct Upload {
     body: Incoming,
     seat: Arc<Seat>,
@@ -54,12 +54,12 @@ impl hyper::body::Body for Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // A handler that does not want the rest answers now.
+        // A handler that does not need the rest answers now.
         self.seat.server_s_turn();
     }
 }
 
-/// Body of a response: after its end it is the client's turn.
+/// Body of a response: after its end the server waits for the client.
 pub(super) struct Download {
     body: Body,
     seat: Arc<Seat>,

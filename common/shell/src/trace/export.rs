@@ -1,7 +1,8 @@
-//! Sends spans to a collector: OTLP over HTTP, in JSON.
+//! Export of spans to a collector: OTLP over HTTP, in JSON.
 //!
-//! Not here: what a span is (`trace`). The idea: spans wait in a bounded queue and are sent in batches by one task; when the
-//! collector is away or slow they are dropped and counted, and no request waits.
+//! Not here: spans themselves (`trace`).
+//! Spans wait in a bounded queue and are sent in batches by one task. If the collector is unavailable or slow, they are
+//! dropped and counted, and no request waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,76 +23,78 @@ use super::{Kind, Record, Recorder, Tracer, Value, unix_ns};
 use crate::connect::{Connector, Secured};
 use crate::tls::{ClientFiles, TlsError};
 
-/// Is the most spans that wait to be sent; one more is lost.
+/// Most spans that wait to be sent; further ones are dropped.
 ///
 /// Source: own choice: a second of 500 requests a second with eight spans each.
 const SPANS_QUEUED_MAX: usize = 4096;
 
-/// Is the most spans of one message.
+/// Most spans of one message.
 ///
 /// Source: the default of OpenTelemetry's batch processor.
 const BATCH_MAX: usize = 512;
 
-/// Is how long spans may wait for others.
+/// Longest time for which a span waits for others.
 const BATCH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Is how long the collector may take.
+/// Longest time for the collector's response.
 ///
 /// Source: the default of OpenTelemetry's OTLP exporter.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Is the path behind the endpoint.
+/// Path that is appended to the endpoint.
 ///
 /// Source: OTLP specification, section OTLP/HTTP.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Says where spans go, and which.
+/// Destination of spans, and the share that is recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceConfig {
-    /// Is the collector's URL, without the path of traces.
+    /// URL of the collector, without the path of traces.
     pub endpoint: String,
-    /// Is the share of the traces that begin here which are recorded. Range: 0 to 1.
+    /// Share of the traces that start here which are recorded. Range: 0 to 1.
     pub ratio: f64,
 }
 
-/// Is the flags of traces.
+/// Flags of tracing.
 #[derive(Debug, Clone, Args)]
 pub struct TraceFlags {
-    /// URL of an OpenTelemetry collector that gets traces of requests, as http://10.0.0.9:4318; without it there are none.
+    /// URL of an OpenTelemetry collector that gets traces of requests, as http://10.0.0.9:4318; without it there are
+    /// none.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Share of the traces that begin here which are recorded; one that a client has begun is recorded if its client says so.
+    /// Share of the traces that begin here which are recorded; one that a client has begun is recorded if its client
+    /// says so.
     #[arg(long, env = "WARMPATH_TRACE_RATIO", value_name = "RATIO", default_value_t = 1.0)]
     pub trace_ratio: f64,
 }
 
 impl TraceFlags {
-    /// Returns where traces go; absent where there are none.
+    /// Returns the configuration of tracing; absent if there is no endpoint.
     pub fn config(&self) -> Option<TraceConfig> {
         let endpoint = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty())?;
         Some(TraceConfig { endpoint, ratio: self.trace_ratio })
     }
 }
 
-/// Says why spans cannot be sent.
+/// Reason for which spans cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The endpoint is no URL that can be used.
+    /// The endpoint is not a valid URL.
     #[error("--otlp-endpoint {endpoint}: it must be http://HOST:PORT or https://HOST:PORT, a path may follow")]
     Endpoint {
-        /// Is what was given.
+        /// Given endpoint.
         endpoint: String,
     },
-    /// The share is none.
+    /// The ratio is not between 0 and 1.
     #[error("--trace-ratio must be a share, 0 to 1")]
     Ratio,
-    /// TLS cannot be spoken.
+    /// TLS cannot be set up.
     #[error("--otlp-endpoint")]
     Tls(#[from] TlsError),
 }
 
-/// Is what the task takes.
+/// Message to the exporting task.
 #[derive(Debug)]
 pub(super) enum Message {
     Span(Record),
@@ -99,9 +102,9 @@ pub(super) enum Message {
 }
 
 impl Tracer {
-    /// Returns what makes traces of `service`, and starts the task that sends them.
+    /// Returns the tracer of `service`, and starts the task that exports its spans.
     ///
-    /// Errors: every [`TraceError`]; it is not tried whether the collector answers.
+    /// Errors: every [`TraceError`]; the collector is not contacted.
     pub fn start(config: &TraceConfig, service: &'static str, tasks: &mut JoinSet<()>) -> Result<Self, TraceError> {
         let refuse = || TraceError::Endpoint { endpoint: config.endpoint.clone() };
         let base = config.endpoint.trim_end_matches('/');
@@ -132,7 +135,7 @@ struct Exporter {
     target: Uri,
     service: &'static str,
     recorder: Arc<Recorder>,
-    /// Says that the last message was not taken, so that it is said once.
+    /// Whether the last message failed, so that a failure is logged once.
     is_failing: bool,
 }
 
@@ -155,7 +158,7 @@ impl Exporter {
             }
             self.send(std::mem::take(&mut batch)).await;
             for done in waiting {
-                // An error means that nobody waits any more.
+                // An error means that the caller of `flush` has gone.
                 let _ = done.send(());
             }
         }
@@ -191,7 +194,8 @@ fn sort(message: Message, batch: &mut Vec<Record>, waiting: &mut Vec<oneshot::Se
     }
 }
 
-/// Source: OTLP's `trace.proto` in the JSON mapping: ids in hexadecimal, 64-bit numbers as texts, enumerations as numbers.
+/// Returns the OTLP message. Source: OTLP's `trace.proto` in the JSON mapping: ids in hexadecimal, 64-bit numbers as
+/// texts, enumerations as numbers.
 fn message(service: &str, batch: &[Record]) -> Json {
     let spans: Vec<Json> = batch.iter().map(span).collect();
     json!({"resourceSpans": [{

@@ -1,4 +1,4 @@
-//! Bodies in every coding: whole, broken, too long, and those whose coding is not known.
+//! Bodies in every coding: complete, broken, too long, and with unknown codings.
 
 mod encoded;
 
@@ -13,10 +13,10 @@ use super::super::{BodyLimits, BodyRoom, Sender};
 use super::*;
 use encoded::encoded;
 
-/// More than three bodies that are at the limit.
+/// Memory for more than three bodies at the limit.
 const ROOM: usize = 600_000;
 
-/// More than a piece.
+/// Limit of bodies, longer than a piece.
 const BYTES_MAX: usize = 150_000;
 
 const ALL: [&str; 4] = ["gzip", "deflate", "br", "zstd"];
@@ -28,7 +28,7 @@ async fn read(headers: &mut HeaderMap, body: Body, room: usize) -> Result<Bytes,
     read
 }
 
-/// Reads a body that comes in small pieces.
+/// Reads a body that arrives in small pieces.
 async fn read_as(codings: &[&str], body: &[u8]) -> Result<Bytes, BodyError> {
     let value = |name: &&str| (header::CONTENT_ENCODING, HeaderValue::from_str(name).expect("a value"));
     let mut headers: HeaderMap = codings.iter().map(value).collect();
@@ -82,7 +82,7 @@ async fn a_body_is_given_up_at_the_limit_as_it_comes_and_decoded() {
         assert_eq!(read_as(&[coding], &bomb).await, too_long, "{coding}");
     }
     assert_eq!(read_as(&[], &vec![b' '; BYTES_MAX + 1]).await, too_long);
-    // What decodes to nothing is bounded by what comes.
+    // A body that decodes to nothing is limited by its encoded length.
     let nothing = encoded("gzip", b"").await.repeat(BYTES_MAX / 10);
     assert_eq!(read_as(&["gzip"], &nothing).await, too_long);
 }
@@ -134,12 +134,12 @@ async fn decoded_bytes_take_memory_as_those_that_arrive() {
 
 #[tokio::test]
 async fn an_encoded_part_takes_no_memory_once_it_is_decoded() {
-    // What cannot be made shorter: as long encoded as decoded.
+    // Incompressible data: as long encoded as decoded.
     let whole: Vec<u8> = (0..2_000_000u64).map(|n| (warmpath_common::mix::mix(n) >> 8) as u8).collect();
     for coding in ALL {
         let encoded = encoded(coding, &whole).await;
         assert!(encoded.len() > whole.len() * 9 / 10, "{coding}: {}", encoded.len());
-        // One sender may have a third.
+        // One sender may use a third.
         for (room, is_enough) in [(whole.len() * 4, true), (whole.len() * 2, false)] {
             let limits =
                 BodyLimits { bytes_max: 3_000_000, timeout: Duration::from_secs(60), room: BodyRoom::new(room) };
