@@ -1,7 +1,7 @@
-//! The rig of the whole-system tests: a fleet of real processes with the tiny model, and questions about it.
+//! The rig of the whole-system tests: a fleet of real processes with the tiny model, and requests to it.
 //!
 //! Not here: starting and ending processes (`warmpath_bench::fleet`).
-//! The idea: tests wait for what the fleet says of itself, never for time to pass; every wait has a deadline.
+//! Tests wait for a state that the fleet reports, never for time to pass; every wait has a deadline.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_common::summary::{Digest, SNAPSHOT_PATH, Snapshot};
 
-/// Is how long the fleet may take to say what a test waits for.
+/// Longest time until the fleet reports the state for which a test waits.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Is the pause between two questions.
+/// Pause between two requests of a wait.
 const POLL: Duration = Duration::from_millis(10);
-/// Is the seed of the model that the tests run.
+/// Seed of the model that the tests run.
 const MODEL_SEED: u64 = 1;
 
-/// Is the number of tokens in a block of every worker here.
+/// Number of tokens of a block, for every worker here.
 pub const BLOCK_SIZE_TOKENS: u64 = warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT as u64;
-/// Is the name under which every worker here serves its model.
+/// Name under which every worker here serves its model.
 pub const MODEL_NAME: &str = "tiny";
-/// Is the number of slots of every worker here.
+/// Number of slots of every worker here.
 pub const N_SLOTS: usize = 3;
-/// Is the context of each slot here. Units: tokens.
+/// Context of each slot here. Units: tokens.
 pub const SLOT_CONTEXT_TOKENS: usize = 4096;
 
 /// Returns the root of the workspace.
@@ -37,9 +37,9 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Returns the folder of the binaries: where Cargo put this test, less `deps`.
+/// Returns the folder of the binaries: that of this test, without `deps`.
 ///
-/// Errors: a binary is missing, which `cargo build --release --workspace` would make.
+/// Errors: a binary is missing; `cargo build --release --workspace` builds it.
 pub fn bin_dir() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let dir = test.parent().and_then(Path::parent).context("the test lies in no target folder")?.to_owned();
@@ -49,18 +49,18 @@ pub fn bin_dir() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Returns the path of the tiny model, which is made where it is not there yet.
+/// Returns the path of the tiny model, which is generated if it does not exist.
 ///
-/// Errors: it cannot be written.
+/// Errors: the file cannot be written.
 pub fn tiny_model() -> anyhow::Result<PathBuf> {
     made_model(Preset::Tiny, MODEL_SEED)
 }
 
-/// Returns the path of a model made by code, which is made where it is not there yet.
+/// Returns the path of a generated model, which is generated if it does not exist.
 ///
-/// Errors: it cannot be written.
+/// Errors: the file cannot be written.
 pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
-    // Lets one test at a time look and make; held while a file of some megabytes is written.
+    // Lets one test at a time check and generate; held while a file of some megabytes is written.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = root().join("target/models");
@@ -68,48 +68,48 @@ pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
     cached_model(preset, seed, &folder)
 }
 
-/// Is an HTTP response, read to its end.
+/// An HTTP response, read to its end.
 #[derive(Debug)]
 pub struct Reply {
-    /// Is the status.
+    /// Status.
     pub status: u16,
-    /// Is the headers.
+    /// Headers.
     pub headers: reqwest::header::HeaderMap,
-    /// Is the body as text.
+    /// Body as text.
     pub text: String,
 }
 
 impl Reply {
-    /// Returns the body as JSON; `Null` where it is none.
+    /// Returns the body as JSON; `Null` if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 
-    /// Returns the value of a header, empty where there is none.
+    /// Returns the value of a header, empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 }
 
-/// Is a worker of a fleet of several models: its name, the model's kind and seed, its flags.
+/// Worker of a fleet of several models: its name, the model's kind and seed, its flags.
 pub type WorkerLine<'a> = (&'a str, Preset, u64, &'a str);
 
-/// Is how long a worker may take to load a made model.
+/// Longest time for a worker to load a generated model.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Is a running fleet and a client of it.
+/// A running fleet and a client of it.
 #[derive(Debug)]
 pub struct Rig {
-    /// Is the processes.
+    /// Processes.
     pub fleet: Fleet,
-    /// Is a plain HTTP client that never uses a proxy.
+    /// Plain HTTP client that never uses a proxy.
     pub http: reqwest::Client,
 }
 
 impl Rig {
-    /// Starts `n_workers` workers with the tiny model and a router with these further flags.
+    /// Starts `n_workers` workers with the tiny model and a router with these additional flags.
     ///
-    /// Errors: a process does not start or does not get ready; its log is in the message.
+    /// Errors: a process does not start or does not become ready; its log is in the message.
     pub async fn start(n_workers: usize, router_args: &[&str]) -> anyhow::Result<Self> {
         Self::start_with(n_workers, &[], router_args).await
     }
@@ -135,9 +135,9 @@ impl Rig {
         Self::of(Fleet::of(spec, workers).await?).await
     }
 
-    /// Starts workers and a router, each with further flags.
+    /// Starts workers and a router, each with additional flags.
     ///
-    /// Errors: a process does not start or does not get ready; its log is in the message.
+    /// Errors: a process does not start or does not become ready; its log is in the message.
     pub async fn start_with(n_workers: usize, worker_args: &[&str], router_args: &[&str]) -> anyhow::Result<Self> {
         let context_tokens = (N_SLOTS * SLOT_CONTEXT_TOKENS).to_string();
         let slots = N_SLOTS.to_string();
@@ -156,7 +156,7 @@ impl Rig {
 
     /// Returns the rig of a fleet once its router knows every worker.
     ///
-    /// Errors: it does not within the deadline.
+    /// Errors: the deadline passes.
     pub async fn of(fleet: Fleet) -> anyhow::Result<Self> {
         let rig = Self { fleet, http: reqwest::Client::builder().no_proxy().build()? };
         rig.all_known().await?;
@@ -175,7 +175,7 @@ impl Rig {
         read(self.http.post(url).json(body).send().await?).await
     }
 
-    /// Reads what is at `url`.
+    /// Returns the response to a GET request for `url`.
     ///
     /// Errors: the connection fails or breaks.
     pub async fn get(&self, url: &str) -> anyhow::Result<Reply> {
@@ -189,16 +189,16 @@ impl Rig {
         self.post(&format!("{}/v1/chat/completions", self.router_url()), body).await
     }
 
-    /// Holds one turn of a conversation through the router, greedily and streaming.
+    /// Requests one answer of a conversation through the router, greedily and streaming.
     ///
-    /// Errors: whatever keeps the answer from being complete.
+    /// Errors: any failure that keeps the answer from being complete.
     pub async fn ask(&self, messages: &[Message], max_tokens: u32) -> anyhow::Result<Answer> {
         ChatClient::new(&self.router_url(), None)?.ask(messages, max_tokens).await
     }
 
-    /// Waits until `question`, asked again and again, gives an answer.
+    /// Calls `question` again and again until it returns a value.
     ///
-    /// Errors: it gives none within the deadline; `what` and the router's log are in the message.
+    /// Errors: it returns none within the deadline; `what` and the router's log are in the message.
     pub async fn wait_for<T, F>(&self, what: &str, mut question: impl FnMut() -> F) -> anyhow::Result<T>
     where
         F: Future<Output = Option<T>>,
@@ -217,7 +217,7 @@ impl Rig {
 
     /// Waits until the router knows every worker and its vocabulary.
     ///
-    /// Errors: it does not within the deadline.
+    /// Errors: the deadline passes.
     pub async fn all_known(&self) -> anyhow::Result<()> {
         self.wait_for("the router knows every worker", || async {
             let page = self.fleet_page().await.ok()?;
@@ -230,9 +230,9 @@ impl Rig {
         .await
     }
 
-    /// Waits until the router knows of every worker what that worker holds, and nothing runs any more.
+    /// Waits until the router knows the blocks of every worker, and no request is running.
     ///
-    /// Errors: it does not within the deadline.
+    /// Errors: the deadline passes.
     pub async fn settled(&self) -> anyhow::Result<()> {
         self.wait_for("the router knows what every worker holds", || async {
             let page = self.fleet_page().await.ok()?;
@@ -244,7 +244,7 @@ impl Rig {
                     && worker["load"]["busy_slots"].as_array()?.is_empty()
                     && worker["in_flight"] == 0
                     && worker["unreported"]["requests"] == 0;
-                // As many blocks may be others: one prompt's, and before them another's.
+                // Equal numbers are not enough: the blocks may be those of another prompt.
                 let digest = Digest::of(held).hex();
                 if !is_idle || worker["blocks_digest"].as_str()? != digest {
                     return None;
@@ -262,15 +262,15 @@ impl Rig {
         Ok(self.get(&format!("{}/internal/v1/fleet", self.fleet.router.admin_url()?)).await?.json())
     }
 
-    /// Returns what the worker at `url` says that it holds.
+    /// Returns the snapshot of the worker at `url`.
     ///
-    /// Errors: it does not answer, or not with a snapshot.
+    /// Errors: the worker does not answer, or not with a snapshot.
     pub async fn snapshot(&self, url: &str) -> anyhow::Result<Snapshot> {
         let reply = self.get(&format!("{}{SNAPSHOT_PATH}", url.trim_end_matches('/'))).await?;
         serde_json::from_str(&reply.text).context("reading a snapshot")
     }
 
-    /// Returns the value of one line of the router's metrics, named with its labels.
+    /// Returns the value of one line of the router's metrics, given its name with labels.
     ///
     /// Errors: the router does not answer or has no such line.
     pub async fn router_metric(&self, line: &str) -> anyhow::Result<f64> {
@@ -279,7 +279,7 @@ impl Rig {
         value.with_context(|| format!("no line `{line}` in\n{text}"))?.parse().context("reading a metric")
     }
 
-    /// Returns the worker that a response header names.
+    /// Returns the index of the worker that a response header names.
     pub fn worker_idx(&self, name: &str) -> Option<usize> {
         let idx = name.strip_prefix("worker-")?.parse().ok()?;
         (idx < self.fleet.workers.len()).then_some(idx)

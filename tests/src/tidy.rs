@@ -1,7 +1,7 @@
-//! The lints that keep this tree as CONTRIBUTING.md says: read every file, return what breaks a rule.
+//! The lints that enforce the rules of CONTRIBUTING.md: they read every file and return what breaks a rule.
 //!
 //! Not here: what rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already.
-//! The idea: each rule is a function from a file's text to findings, so that a bad sample shows that it can fail.
+//! Each rule is a function from a file's text to findings, so that a test with a bad sample shows that it can fail.
 
 mod manifest;
 mod page;
@@ -17,14 +17,14 @@ use manifest::{check_manifest, check_root_manifest};
 use page::check_page;
 use rust_source::{check_rust_source, function_names};
 
-/// Is one broken rule.
+/// One broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Is the file, relative to the tree's root.
+    /// Path of the file, relative to the tree's root.
     pub path: PathBuf,
-    /// Is the line, from 1; 0 for the file as a whole.
+    /// Line, from 1; 0 for the file as a whole.
     pub line: usize,
-    /// Says which rule is broken and how.
+    /// Description: which rule is broken and how.
     pub message: String,
 }
 
@@ -41,20 +41,20 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Is every text file of the tree that the lints read.
+/// Every text file of the tree that the lints read.
 #[derive(Debug)]
 pub struct Tree {
-    /// Is the tree's root.
+    /// Root of the tree.
     pub root: PathBuf,
-    /// Lists the files: path relative to the root, and text.
+    /// Files: path relative to the root, and text.
     pub files: Vec<(PathBuf, String)>,
 }
 
-/// Lists the endings of the files that are read.
+/// Extensions of the files that are read.
 const ENDINGS: [&str; 6] = ["rs", "md", "toml", "sh", "py", "yml"];
 
 impl Tree {
-    /// Reads the tree at `root`, build outputs and hidden folders left out.
+    /// Reads the tree at `root`, except build outputs and hidden folders.
     ///
     /// Errors: a file that cannot be read or is not UTF-8.
     pub fn read(root: &Path) -> anyhow::Result<Self> {
@@ -81,7 +81,7 @@ impl Tree {
         self.files.iter().filter(move |(path, _)| matches(path)).map(|(path, text)| (path.as_path(), text.as_str()))
     }
 
-    /// Returns everything in the tree that breaks a rule.
+    /// Returns all findings in the tree.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (path, text) in self.with_ending("rs") {
@@ -120,7 +120,7 @@ impl Tree {
     }
 }
 
-/// Returns the mentions of pages under `docs` that do not exist; a decision may be named by its number alone.
+/// Returns references to pages under `docs` that do not exist; a decision may be referred to by its number alone.
 fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     const FOLDER: &str = "docs/";
     let mut findings = Vec::new();

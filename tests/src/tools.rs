@@ -1,4 +1,4 @@
-//! Programs that tests need: the scripts that get them, and where they lie afterwards.
+//! Programs that tests need: the scripts that install them, and their places afterwards.
 //!
 //! Not here: the fleet's own programs (`rig::bin_dir`).
 
@@ -10,11 +10,12 @@ use anyhow::ensure;
 
 use crate::rig::root;
 
-/// Runs scripts, each with its arguments, one test at a time; they take minutes once and nothing afterwards.
+/// Runs scripts, each with its arguments, for one test at a time. The first run takes minutes, later ones almost
+/// nothing.
 ///
 /// Errors: a script fails.
 pub fn make(scripts: &[&[&str]]) -> anyhow::Result<()> {
-    // Lets one test at a time look and make; held for as long as that takes.
+    // Lets one test at a time check and install; held for the whole time.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     for script in scripts {
@@ -25,7 +26,7 @@ pub fn make(scripts: &[&[&str]]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a program that is installed or was made; nothing where it cannot be had.
+/// Returns the path of a program that is installed on the system or by a script; `None` if it is not available.
 pub fn find(program: &str) -> Option<PathBuf> {
     let made = ["target/tools/bin", "target/tools/debian/usr/bin"].map(|folder| root().join(folder));
     let installed = std::env::var_os("PATH").unwrap_or_default();

@@ -1,6 +1,6 @@
 //! LoRA adapters through the router: each is a model with prefixes of its own, and predictions hold for all of them.
 //!
-//! Not here: what an adapter changes (the worker's own tests).
+//! Not here: the effect of an adapter (the worker's own tests).
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
@@ -23,7 +23,8 @@ async fn adapters_are_models_whose_prefixes_the_router_tells_apart() -> anyhow::
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let rig = Rig::start_with(2, &flags, &[]).await?;
 
-    // One and the same conversation with each; every turn finds what its own model had computed, and nothing else.
+    // The same conversation with each adapter; every turn reuses the state that its own model has computed, and no
+    // other.
     let mut answers: Vec<Vec<Value>> = vec![Vec::new(); MODELS.len()];
     for turn in 0..N_TURNS {
         for (model, answers) in MODELS.iter().zip(&mut answers) {

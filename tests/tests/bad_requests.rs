@@ -1,6 +1,6 @@
-//! Every wrong request through the router gets OpenAI's error object with a fitting status.
+//! Every invalid request through the router gets OpenAI's error object with a suitable status.
 //!
-//! Not here: refusals for want of workers (`failures`).
+//! Not here: refusals for lack of workers (`failures`).
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
@@ -77,7 +77,8 @@ async fn limits_are_named_in_the_refusal() -> anyhow::Result<()> {
     let reply = rig.chat(&json!({"messages": user(&"x".repeat(100_001))})).await?;
     check(&reply, 413, "request_too_large");
 
-    // Three slots, one place in the worker's queue and none in the router's: of eight endless requests at least four are refused.
+    // Three slots, a queue of one in the worker and none in the router: at least four of eight endless requests are
+    // refused.
     let endless = json!({"messages": user("go on"), "ignore_eos": true, "max_tokens": 300, "temperature": 0});
     let replies = futures::future::join_all((0..8).map(|_| rig.chat(&endless))).await;
     let refused: Vec<Reply> = replies.into_iter().collect::<anyhow::Result<Vec<_>>>()?;

@@ -1,7 +1,8 @@
-//! Clients that people use and that take long to install, against a fleet: `make test-clients`.
+//! Widely used clients that take long to install, against a fleet: `make test-clients`.
 //!
-//! Not here: the official Python clients of OpenAI and Anthropic (`python`), which `make test` runs. These are `ignored` by a plain `cargo
-//! test`, because each fetches its packages from a registry; what they check is in `tests/clients`.
+//! Not here: the official Python clients of OpenAI and Anthropic (`python`), which `make test` runs. The tests here are
+//! `ignored` by a plain `cargo test`, because each downloads its packages from a registry; their checks are in
+//! `tests/clients`.
 
 use std::process::Output;
 
@@ -11,14 +12,14 @@ use tokio::process::Command;
 use warmpath_bench::model::Preset;
 use warmpath_tests::rig::{MODEL_NAME, Rig, WorkerLine, root};
 
-/// Installs a client and its packages where that is not done yet.
+/// Installs a client and its packages if that is not done yet.
 async fn install(name: &str) -> anyhow::Result<()> {
     let status = Command::new(root().join("scripts/clients.sh")).arg(name).status().await?;
     ensure!(status.success(), "scripts/clients.sh {name} ended with {status}");
     Ok(())
 }
 
-/// Returns what a command said once it has succeeded.
+/// Returns the output of a command that succeeds.
 async fn said(command: &mut Command) -> anyhow::Result<String> {
     let Output { status, stdout, stderr } = command.kill_on_drop(true).output().await?;
     let said = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
@@ -55,7 +56,7 @@ async fn the_official_openai_client_for_node_works_through_the_router() -> anyho
     install("node").await?;
     let rig = Rig::start(2, &[]).await?;
     let dir = root().join("target/clients/node");
-    // Modules are looked for from where the script lies.
+    // Modules are resolved from the script's folder.
     std::fs::copy(root().join("tests/clients/test_openai.mjs"), dir.join("test_openai.mjs"))?;
     let mut command = Command::new("node");
     command.args(["--test", "test_openai.mjs"]).current_dir(dir).env("ROUTER_URL", rig.router_url());
@@ -64,11 +65,11 @@ async fn the_official_openai_client_for_node_works_through_the_router() -> anyho
     Ok(())
 }
 
-/// Sends what schemathesis makes of a server's document to the server.
+/// Sends the requests that schemathesis generates from a server's document.
 async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<()> {
     install("schemathesis").await?;
     let mut document = rig.get(&format!("{url}/openapi.json")).await?.json();
-    // Or nearly every request would ask for a model that is not there.
+    // Otherwise nearly every request would ask for a model that does not exist.
     let schemas = document["components"]["schemas"].as_object_mut().context("the document has schemas")?;
     for (name, schema) in schemas.iter_mut().filter(|(name, _)| name.ends_with("Request")) {
         let model = match name.as_str() {
@@ -90,7 +91,7 @@ async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<
         "--checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method",
         "--suppress-health-check=all",
         "--request-timeout=120",
-        // CPython 3.11 fails now and then where several threads compile (`AST constructor recursion depth mismatch`).
+        // CPython 3.11 sometimes fails if several threads compile (`AST constructor recursion depth mismatch`).
         "--workers=1",
         "--no-color",
     ]);
@@ -118,7 +119,7 @@ async fn a_worker_answers_what_its_document_says() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let rig = Rig::start_with(1, &["--slot-save-path", &folder.path().display().to_string()], &[]).await?;
     let worker = rig.fleet.workers.first().context("there is one")?;
-    // What a router does not have, but for the stream that ends when its reader leaves.
+    // Endpoints that a router lacks, except the stream that ends when its reader leaves.
     let selected = "--include-path-regex=^/(slots|cache|props|metrics|internal/v1/(summary$|vocabulary))";
     check_document(&rig, &worker.base_url(), selected).await
 }

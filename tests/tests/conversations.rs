@@ -1,6 +1,6 @@
-//! What the fleet is for: conversations that find what earlier requests left behind, and answers that stay the same.
+//! The fleet's purpose: conversations reuse the state of earlier requests, and their answers do not change.
 //!
-//! Not here: failures (`failures`), wrong requests (`bad_requests`).
+//! Not here: failures (`failures`), invalid requests (`bad_requests`).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use warmpath_bench::client::Message;
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
 
-/// Is the length of an answer here. Units: tokens.
+/// Length of an answer here. Units: tokens.
 const ANSWER_TOKENS: u32 = 40;
 
 fn opening(seed: u64) -> Vec<Message> {
@@ -31,7 +31,7 @@ async fn a_second_turn_reuses_the_whole_first_turn() -> anyhow::Result<()> {
         let second = rig.ask(&messages, ANSWER_TOKENS).await?;
         assert_eq!(second.worker, first.worker, "the worker that holds the first turn takes the second");
         assert_eq!(second.slot, first.slot);
-        // The last token of an answer is never computed, so its KV state is not there.
+        // The last token of an answer is never computed, so there is no KV state for it.
         let held = first.prompt_tokens + first.completion_tokens - 1;
         assert_eq!(second.cached_tokens, held, "of {} prompt tokens", second.prompt_tokens);
         assert_eq!(second.predicted_cached_tokens, Some(held / BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS));
@@ -93,7 +93,7 @@ async fn prompts_that_are_no_chats_find_what_they_left_behind() -> anyhow::Resul
     Ok(())
 }
 
-/// Is a conversation's body; equal seeds give equal bodies.
+/// Returns the body of a conversation's request; equal arguments give equal bodies.
 fn body(conversation: u64, turn: u64, cache_prompt: bool) -> Value {
     let mut messages = opening(conversation * 1000);
     for earlier in 0..turn {
@@ -112,7 +112,7 @@ async fn answers_do_not_depend_on_the_worker_or_on_what_is_reused() -> anyhow::R
         anyhow::ensure!(reply.status == 200, "{}", reply.text);
         Ok(reply.json()["choices"][0]["message"]["content"].clone())
     };
-    // All at once, more than there are slots: sequences of every age share batches.
+    // All requests at once, more than there are slots: sequences of every length share batches.
     let through_router = try_join_all(requests.iter().map(|&(id, turn)| ask(rig.router_url(), id, turn, true))).await?;
     rig.settled().await?;
     assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");

@@ -1,7 +1,9 @@
-//! Prometheus reads a live fleet under load, and every expression of every dashboard, alert and rule returns data.
+//! Prometheus scrapes a live fleet under load, and every expression of every dashboard, alert and rule returns data.
 //!
-//! Not here: the load and the questions (`tests/python/live_dashboards.py`); whether the metrics exist at all (`deploy.rs`).
-//! The fleet is made so that what is rare happens too: a worker under a second URL, a stock server that is lost, workers that are restarted.
+//! Not here: the load and the queries (`tests/python/live_dashboards.py`); whether the metrics exist at all
+//! (`deploy.rs`).
+//! The fleet is set up so that rare events happen too: a worker under a second URL, a stock server that is lost,
+//! workers that are restarted.
 
 use std::process::Stdio;
 
@@ -14,7 +16,7 @@ use warmpath_tests::tools;
 
 #[tokio::test]
 async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow::Result<()> {
-    // Debian's Prometheus is unpacked where it is not installed.
+    // Debian's Prometheus is unpacked if none is installed.
     tools::make(&[&["scripts/python-venv.sh"], &["scripts/debian-package.sh", "prometheus=prometheus"]])?;
     let Some(prometheus) = tools::find("prometheus") else {
         eprintln!("skipped: prometheus cannot be had here");
@@ -22,7 +24,7 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     };
     let disk = tempfile::tempdir()?;
     let disk_path = disk.path().display().to_string();
-    // So little room that state is evicted all the time.
+    // The caches are so small that state is evicted all the time.
     let small = ["--cache-ram", "1", "--cache-min-hold", "0", "--queue-max", "2"];
     let mut rig = Rig::start_with(2, &small, &[]).await?;
     let model = tiny_model()?.display().to_string();
@@ -30,7 +32,7 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     let mut stock = Server::start("stock", &bin_dir()?.join("warmpath-worker"), &stock_args.map(str::to_owned)).await?;
     stock.ready(std::time::Duration::from_secs(300)).await?;
     let stock_url = format!("openai+{}", stock.base_url());
-    // The same process under another name is a worker that disagrees.
+    // The same process under another name is a duplicate worker.
     let twin_url = rig.fleet.workers[0].base_url().replace("127.0.0.1", "localhost");
     let line = ["--queue-max", "4", "--queue-timeout", "2", "--worker-wait-max", "0.05"];
     let router_args = ["--worker", &stock_url, "--worker", &twin_url, "--worker-dns", "nowhere.invalid:1"]

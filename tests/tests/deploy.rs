@@ -1,7 +1,7 @@
-//! What lies under `helm` and `deploy`: the Helm chart, the download of models, alerts and dashboards.
+//! Files under `helm` and `deploy`: the Helm chart, the download of models, alerts and dashboards.
 //!
-//! Not here: what is checked (`tests/python`). Each test starts one program in Python, after the tools that it needs have been built;
-//! where they cannot be had, it says so and is skipped.
+//! Not here: the checks (`tests/python`). Each test starts one program in Python, after the tools that it needs have
+//! been built; if they are not available, it prints that and is skipped.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use anyhow::ensure;
 use warmpath_tests::rig::root;
 use warmpath_tests::tools;
 
-/// Runs a program of tests to its end, if what it `needs` is there; what it says is in the error if it fails.
+/// Runs a test program to its end, if the tool that it `needs` exists; the error contains its output if it fails.
 fn check(script: &str, needs: &str) -> anyhow::Result<()> {
     tools::make(&[&["scripts/python-venv.sh"], &["scripts/deploy-tools.sh"]])?;
     if tools::find(needs).is_none() {

@@ -1,7 +1,9 @@
-//! The closed loop in every dialect: what the router counts on for messages and responses is what workers reuse, in whole blocks.
+//! The closed loop in every dialect: the reuse that the router predicts for messages and responses is what workers
+//! reuse, in whole blocks.
 //!
 //! Not here: one dialect's answers and errors (the worker's and the router's own tests), chats alone (`predictions`).
-//! The idea: conversations that change their dialect from turn to turn; each means the same chat, so none loses its prefix.
+//! The conversations change their dialect from turn to turn. Each dialect expresses the same chat, so the prefix is
+//! always reused.
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
@@ -11,7 +13,7 @@ const N_WORKERS: usize = 3;
 const N_SESSIONS: u64 = 8;
 const N_TURNS: u64 = 6;
 
-/// Is a conversation, as its texts: system, question, answer, question, ...
+/// Texts of a conversation: system, question, answer, question, ...
 struct Session {
     texts: Vec<String>,
 }

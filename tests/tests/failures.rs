@@ -1,6 +1,6 @@
-//! What a fleet does when parts of it are missing, die, come back or are given a broken model.
+//! A fleet whose parts are missing, die, come back or get a broken model.
 //!
-//! Not here: wrong requests (`bad_requests`).
+//! Not here: invalid requests (`bad_requests`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::{Rig, bin_dir, tiny_model};
 
-/// Is how soon a worker that returned must get requests again.
+/// Longest time until a worker that came back gets requests again.
 const BACK_MAX: Duration = Duration::from_secs(5);
 
 fn messages(seed: u64) -> Vec<Message> {
     vec![Message::new("user", words(seed, 40))]
 }
 
-/// Reads the rest of a stream of events; the texts between `data: ` and the empty line.
+/// Reads the rest of an event stream; returns the texts between `data: ` and the empty line.
 async fn events(response: reqwest::Response) -> Vec<String> {
     let mut text = String::new();
     let mut pieces = response.bytes_stream();
@@ -35,7 +35,8 @@ async fn events(response: reqwest::Response) -> Vec<String> {
 #[tokio::test]
 async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
     let mut rig = Rig::start(3, &[]).await?;
-    // Long streams at several workers: who holds the block with which every chat starts may get the first of them, up to its slots.
+    // Long streams on several workers: the worker with the block that starts every chat may get the first ones, up to
+    // its slots.
     let url = format!("{}/v1/chat/completions", rig.router_url());
     let mut streams: Vec<(usize, reqwest::Response)> = Vec::new();
     while streams.len() < 3 || streams.iter().all(|(worker_idx, _)| *worker_idx == streams[0].0) {
@@ -77,7 +78,7 @@ async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
     let ready = returned.elapsed();
     let (mut served, mut seed) = (false, 100);
     while !served && returned.elapsed() < BACK_MAX {
-        // Several at once: the others hold the block with which every chat starts, and keep what comes one by one.
+        // Several at once: the other workers have the block that starts every chat, and would get single requests.
         let asked: Vec<Vec<Message>> = (seed..seed + 6).map(messages).collect();
         for answer in try_join_all(asked.iter().map(|messages| rig.ask(messages, 4))).await? {
             served |= rig.worker_idx(&answer.worker.unwrap_or_default()) == Some(victim);
@@ -136,7 +137,7 @@ async fn a_router_without_workers_says_so() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a worker that cannot start to its end: its exit status and what it said.
+/// Runs a worker that cannot start to its end; returns its exit status and its output.
 fn refused_start(model: &Path) -> anyhow::Result<(Option<i32>, String)> {
     let output = std::process::Command::new(bin_dir()?.join("warmpath-worker"))
         .args(["--listen", "127.0.0.1:0", "--model"])
@@ -145,7 +146,7 @@ fn refused_start(model: &Path) -> anyhow::Result<(Option<i32>, String)> {
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-/// Spells a GGUF file whose one tensor has 64-bit floats, which llama.cpp loads and then dies of.
+/// Returns a GGUF file whose one tensor has 64-bit floats, with which llama.cpp crashes after loading.
 fn f64_model() -> Vec<u8> {
     const STRING: u32 = 8;
     const F64: u32 = 28;

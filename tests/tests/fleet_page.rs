@@ -1,6 +1,7 @@
-//! The fleet page of a real router before real workers, looked at in Chromium; and the picture of it in the documentation.
+//! The fleet page of a real router with real workers, opened in Chromium; and the picture of it in the documentation.
 //!
-//! Not here: what is looked at (`tests/python/test_fleet_page.py`), what the page reads (`router/tests/fleet_page.rs`).
+//! Not here: the checks of the page (`tests/python/test_fleet_page.py`), the data that it reads
+//! (`router/tests/fleet_page.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,23 +15,23 @@ use warmpath_bench::model::Preset;
 use warmpath_tests::rig::{Rig, WorkerLine, root};
 use warmpath_tests::tools;
 
-/// Lists the workers: two of one model, and one whose model's name is markup.
+/// Workers: two of one model, and one whose model's name is markup.
 const WORKERS: &[WorkerLine<'_>] = &[
     ("one", Preset::Tiny, 1, "--alias tiny --slots 3 --ctx-size 12288"),
     ("two", Preset::Tiny, 1, "--alias tiny --slots 3 --ctx-size 12288"),
     ("three", Preset::Tiny, 2, "--alias <script>window.harm=1</script> --slots 2 --ctx-size 8192"),
 ];
 
-/// Lists the workers of the picture.
+/// Workers of the picture.
 const PICTURED: &[WorkerLine<'_>] = &[
     ("one", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
     ("two", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
     ("three", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
 ];
-/// Is how long the pictured fleet has worked: what the page looks back on at first.
+/// Time for which the fleet of the picture has worked: the page's default range.
 const PICTURED_FOR: Duration = Duration::from_secs(300);
 
-/// Returns a Chromium, installed where that can be done.
+/// Returns a Chromium, installed if that is possible.
 fn chromium() -> anyhow::Result<Option<PathBuf>> {
     tools::make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
     let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| tools::find(program));
@@ -40,7 +41,7 @@ fn chromium() -> anyhow::Result<Option<PathBuf>> {
     Ok(found)
 }
 
-/// Runs a program of tests to its end; returns what it says.
+/// Runs a test program to its end; returns its output.
 async fn look(script: &str, args: &[String]) -> anyhow::Result<String> {
     let mut command = Command::new(root().join("target/venv/bin/python"));
     let output = command.arg("-B").arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
@@ -81,7 +82,7 @@ async fn the_picture_of_the_page() -> anyhow::Result<()> {
     let client = ChatClient::new(&rig.router_url(), None)?;
     let picture = root().join("docs/images/fleet.png").display().to_string();
     let args = [chromium.display().to_string(), format!("{}/fleet", rig.fleet.router.admin_url()?), picture];
-    // The load goes on while the picture is taken.
+    // The load continues while the picture is taken.
     let load = async {
         for seed in 1.. {
             let shape = Shape {

@@ -1,7 +1,8 @@
-//! A thousand streams that wait for their next token cost a router little memory.
+//! A thousand streams that wait for their next token take little memory of a router.
 //!
-//! Not here: streams that break (`failures`). The idea: a scripted worker declares a real worker's model, sends one event on
-//! each stream and then nothing until it is told to; the router is a real process whose memory the kernel counts.
+//! Not here: streams that break (`failures`).
+//! A scripted worker announces a real worker's model, sends one event on each stream and then nothing until the test
+//! ends it. The router is a real process whose memory is read from the kernel.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -25,18 +26,18 @@ use warmpath_bench::prompts::words;
 use warmpath_common::summary::{self, Body as FrameBody, Frame, STREAM_PATH, Snapshot, VOCABULARY_PATH};
 use warmpath_tests::rig::{Rig, bin_dir};
 
-/// Is the number of streams.
+/// Number of streams.
 const N_STREAMS: usize = 1_000;
-/// Is the most memory that the router may take for them, beyond what it had. Units: MiB.
+/// Most memory that the router may take for the streams, beyond its initial memory. Units: MiB.
 ///
-/// Source: measured 2026-11 at about a third of this; a leak or a buffer of a megabyte each would show.
+/// Source: measured 2026-11 at about a third of this; a leak or a buffer of a megabyte for each stream would exceed it.
 const GROWTH_MIB_MAX: f64 = 150.0;
-/// Is the number of files that the test and the router need: each stream has a socket on each side of each.
+/// Number of files that the test and the router need: each stream has a socket on each side of each.
 const FILES: u64 = 4 * N_STREAMS as u64;
-/// Is the pause between two heartbeats of the scripted worker.
+/// Pause between two heartbeats of the scripted worker.
 const HEARTBEAT: Duration = Duration::from_millis(300);
 
-/// Is a worker that answers each request with one event and then waits.
+/// Worker that answers each request with one event and then waits.
 #[derive(Clone)]
 struct Scripted {
     snapshot: Arc<Snapshot>,
@@ -79,7 +80,7 @@ async fn summary_stream(State(worker): State<Scripted>) -> Response {
 async fn chat(State(mut worker): State<Scripted>) -> Response {
     let first = stream::iter([Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"well\"}}]}\n\n")]);
     let rest = stream::once(async move {
-        // The test's end drops the sender, which ends the stream too.
+        // The end of the test drops the sender, which ends the stream too.
         let _ = worker.released.wait_for(|released| *released).await;
         Bytes::from_static(b"data: [DONE]\n\n")
     });
@@ -87,7 +88,7 @@ async fn chat(State(mut worker): State<Scripted>) -> Response {
     ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
 }
 
-/// Returns the memory that a process has in use. Units: MiB.
+/// Returns the resident memory of a process. Units: MiB.
 fn memory_mib(pid: u32) -> anyhow::Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel says nothing")?;
@@ -102,13 +103,13 @@ async fn a_thousand_idle_streams_fit_in_little_memory() -> anyhow::Result<()> {
     let real = rig.fleet.workers[0].base_url();
     let vocabulary = rig.http.get(format!("{real}{VOCABULARY_PATH}")).send().await?.bytes().await?;
     let mut snapshot = rig.snapshot(&real).await?;
-    // Nobody waits for a slot here.
+    // Enough slots, so that no request waits.
     snapshot.model.n_slots = u16::try_from(N_STREAMS)?;
     let snapshot = Arc::new(snapshot);
     let (release, released) = watch::channel(false);
     let worker = Scripted { snapshot, vocabulary, released }.serve().await?;
 
-    // A router of its own in front of the scripted worker takes the place of the rig's.
+    // A separate router in front of the scripted worker replaces the rig's.
     let worker = format!("http://{worker}");
     let args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--worker", &worker];
     let program = bin_dir()?.join("warmpath-router");

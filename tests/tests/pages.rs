@@ -1,8 +1,8 @@
-//! The pages that repeat what programs say are up to date: command lines, metrics, the router's OpenAPI document; and the fields in
+//! The generated pages are up to date: command lines, metrics, the router's OpenAPI document; and the fields in
 //! docs/api.md are those of the document.
 //!
-//! Not here: pages that people write. The idea: each page is made anew from `-h` and from the doc comments in `metrics.rs`, and
-//! compared; `make pages` writes them instead.
+//! Not here: pages that people write. Each page is generated again from `-h` and from the doc comments in `metrics.rs`,
+//! and compared; `make pages` writes it instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use warmpath_tests::rig::{bin_dir, root};
 use warmpath_worker::openapi::{Server, document};
 
-/// Compares a page with what it should be, or writes it where `UPDATE_PAGES` is set.
+/// Compares a page with the expected text, or writes it if `UPDATE_PAGES` is set.
 fn check(page: &str, wanted: &str) -> anyhow::Result<()> {
     let path = root().join(page);
     if std::env::var_os("UPDATE_PAGES").is_some() {
@@ -25,7 +25,7 @@ fn check(page: &str, wanted: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns what a program says about its flags, in lines of at most 110 characters.
+/// Returns a program's help text, in lines of at most 110 characters.
 fn usage(program: &str, subcommand: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(bin_dir()?.join(program));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("WARMPATH_")) {
@@ -37,7 +37,7 @@ fn usage(program: &str, subcommand: &[&str]) -> anyhow::Result<String> {
     Ok(text.lines().map(|line| format!("{}\n", line.trim_end())).collect())
 }
 
-/// Returns the names of a program's subcommands, `help` aside.
+/// Returns the names of a program's subcommands, except `help`.
 fn subcommands(usage: &str) -> Vec<String> {
     let lines = usage.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let named = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
@@ -61,7 +61,7 @@ fn command_lines_are_documented() -> anyhow::Result<()> {
     check("docs/command-lines.md", &page)
 }
 
-/// Is one metric: name without the crate's prefix, kind, labels, help.
+/// A metric: name without the crate's prefix, kind, labels, help.
 #[derive(Debug, PartialEq)]
 struct Metric {
     name: String,
@@ -70,7 +70,8 @@ struct Metric {
     help: String,
 }
 
-/// Returns the metrics that a `metrics.rs` declares: a doc comment, and behind it `field: Kind = make("name", &["label"])`.
+/// Returns the metrics that a `metrics.rs` declares: a doc comment, followed by `field: Kind = make("name",
+/// &["label"])`.
 fn metrics(source: &str) -> Vec<Metric> {
     let declarations =
         source.lines().skip_while(|line| !line.starts_with("metrics! {")).take_while(|line| *line != "}");
@@ -178,19 +179,19 @@ fn between<'a>(page: &'a str, start: &str, end: &str) -> &'a str {
     rest.split_once(end).unwrap_or((rest, "")).0
 }
 
-/// Returns what stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Returns the cells of each row of the tables in a text, their heads left out.
+/// Returns the cells of each row of the tables in a text, except their headers.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     let cells = |line: &'_ str| -> bool { line.starts_with("| `") };
     let lines = text.lines().filter(|line| cells(line));
     lines.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
 }
 
-/// Returns the fields of the requests that generate, with their schemas.
+/// Returns the fields of the requests that generate text, with their schemas.
 fn described_fields() -> BTreeMap<String, Value> {
     let document = document(Server::Worker);
     let requests = ["ChatRequest", "CompletionRequest", "NativeCompletionRequest", "InfillRequest"];

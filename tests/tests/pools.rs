@@ -1,6 +1,6 @@
 //! Several models behind one router: two that generate, one that embeds, one that ranks; a pool for each.
 //!
-//! Not here: what an answer or a vector is (the worker's own tests), routing within a pool (`predictions`).
+//! Not here: the content of answers and vectors (the worker's own tests), routing within a pool (`predictions`).
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_tests::rig::{Reply, Rig, WorkerLine};
 
-/// Lists the workers: name, model and seed, flags.
+/// Workers: name, model and seed, flags.
 const WORKERS: &[WorkerLine<'_>] = &[
     ("alpha-0", Preset::Tiny, 1, "--alias alpha,first --slots 2 --ctx-size 4096"),
     ("alpha-1", Preset::Tiny, 1, "--alias alpha --alias first --slots 2 --ctx-size 4096"),
@@ -25,7 +25,7 @@ impl Asking<'_> {
         self.0.post(&format!("{}{path}", self.0.router_url()), &body).await
     }
 
-    /// Asks the worker itself.
+    /// Sends a request to the worker itself.
     async fn direct(&self, name: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let idx = WORKERS.iter().position(|(own, ..)| *own == name).expect("there is such a worker");
         Ok(self.0.post(&format!("{}{path}", self.0.fleet.workers[idx].base_url()), body).await?.json())
@@ -52,7 +52,7 @@ async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()
     let rig = Rig::start_models(WORKERS).await?;
     let ask = Asking(&rig);
 
-    // A name leads to workers of its model, and their answer is what one of them gives by itself.
+    // A name leads to workers of its model, and the answer is the same as from one of them directly.
     for (name, pool, direct) in
         [("alpha", "alpha-", "alpha-0"), ("first", "alpha-", "alpha-0"), ("beta", "beta-", "beta-0")]
     {
@@ -72,13 +72,13 @@ async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()
     let of = async |name: &str| anyhow::Ok(ask.post("/v1/chat/completions", chat(Some(name), "Hello")).await?.json());
     assert_ne!(of("alpha").await?["choices"], of("beta").await?["choices"], "they are two models");
 
-    // Unknown, and not to be told apart.
+    // Unknown names are all refused alike.
     let message = ask.refused("/v1/chat/completions", chat(Some("gamma"), "a"), (404, "model_not_found")).await?;
     assert_eq!(message, "the model `gamma` does not exist; there is `alpha`, `first`, `beta`, `embed`, `rank`");
     let message = ask.refused("/v1/chat/completions", chat(None, "a"), (400, "model_required")).await?;
     assert_eq!(message, "`model` is missing, and there are several: `alpha`, `first`, `beta`");
 
-    // What a model does not do.
+    // Requests that a model cannot serve.
     let body = json!({"model": "alpha", "input": "a"});
     let message = ask.refused("/v1/embeddings", body, (501, "model_not_capable")).await?;
     assert_eq!(message, "the model `alpha` does not serve embedding; those that do: `embed`");
@@ -139,7 +139,7 @@ async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<(
         assert_eq!(reply.header("x-warmpath-predicted-cached-tokens"), "", "nothing of a text is cached");
     }
 
-    // The only model that embeds needs no name, by any path, and gives what its worker gives.
+    // The only model that embeds needs no name, on any path, and the result is the same as from its worker.
     let ask = Asking(&rig);
     let body = json!({"input": ["one text", "another"]});
     for path in ["/v1/embeddings", "/embeddings", "/embedding"] {
@@ -160,7 +160,7 @@ async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<(
         assert_eq!(rig.router_metric(&line).await?, 0.0, "there is no first token");
     }
 
-    // One of two dies: everything goes to the other, and nobody notices.
+    // One of two workers dies: all requests go to the other, and no client sees an error.
     let dead = WORKERS.iter().position(|(name, ..)| *name == "embed-0").expect("it is there");
     rig.fleet.workers[dead].kill().await?;
     for _ in 0..10 {

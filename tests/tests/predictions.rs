@@ -1,8 +1,9 @@
-//! The closed loop: what the router counts on is what workers reuse, in whole blocks, on a fleet where nothing fails.
+//! The closed loop: the reuse that the router predicts is what workers reuse, in whole blocks, on a fleet without
+//! failures.
 //!
-//! Not here: what follows where they differ (`warmpath_router_core::doubts`), answers (`conversations`).
-//! The idea: sessions of several tenants, one request after the other and then many at once; every request is compared,
-//! and one that differs is shown with all that is known of it.
+//! Not here: what follows from a difference (`warmpath_router_core::doubts`), answers (`conversations`).
+//! Sessions of several tenants run one request after the other and then many at once. Every request is compared, and a
+//! difference is reported with all that is known about it.
 
 use anyhow::Context as _;
 use futures::future::try_join_all;
@@ -15,17 +16,17 @@ const N_TENANTS: u64 = 3;
 const N_TURNS: u64 = 5;
 const N_SESSIONS: u64 = 60;
 const N_AT_ONCE: u64 = 6;
-/// Is the most requests of a test whose worker may have reused something else: on a machine that does other things as well it may
-/// find that computing a block is cheaper than bringing it from where it lies (docs/decisions/0018-closed-loop.md).
+/// Most requests of a test whose worker may have reused another number of blocks: on a machine that does other work
+/// too, it may find that computing a block is cheaper than moving its state (docs/decisions/0018-closed-loop.md).
 const MISSES_MAX: usize = 3;
 
-/// Is a conversation, and what was predicted of its requests.
+/// A conversation.
 struct Session {
     id: u64,
     messages: Vec<Value>,
 }
 
-/// Is a request whose reuse was not what was predicted.
+/// A request whose reuse differs from the prediction.
 #[derive(Debug)]
 #[allow(dead_code, reason = "read by people, in the message of a failure")]
 struct Miss {
@@ -36,7 +37,7 @@ struct Miss {
     predicted_blocks: u64,
     actual_blocks: u64,
     prompt_tokens: u64,
-    /// Says from which tiers the reused tokens came.
+    /// Tiers from which the reused tokens came.
     tiers: Value,
 }
 
@@ -46,12 +47,12 @@ impl Session {
         Self::about(id, words(1000 + tenant, 150))
     }
 
-    /// Returns a session that begins with a text.
+    /// Returns a session whose first message is `text`.
     fn about(id: u64, text: String) -> Self {
         Self { id, messages: vec![json!({"role": "system", "content": text})] }
     }
 
-    /// Asks once more; returns the miss, if it was one.
+    /// Asks the next question; returns the miss, if it was one.
     async fn ask(&mut self, rig: &Rig, turn: u64) -> anyhow::Result<Option<Miss>> {
         let question = words(self.id * 100 + turn, 10 + (self.id * 7 + turn * 13) as usize % 50);
         self.messages.push(json!({"role": "user", "content": question}));
@@ -78,7 +79,7 @@ impl Session {
     }
 }
 
-/// Checks the misses against the limits, and the router's own count against them; returns what was found.
+/// Checks the misses against the limits, and the router's own count against them; returns a summary.
 async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<String> {
     let n_right = n_requests - misses.len() as u64;
     assert!(misses.len() <= MISSES_MAX, "{} of {n_requests}: {misses:#?}", misses.len());
@@ -125,7 +126,7 @@ async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()
     Ok(())
 }
 
-/// Documents that are new each time, longer than what is tokenized at once, with several questions that come together.
+/// New documents, longer than what is tokenized at once, with several questions that arrive together.
 #[tokio::test]
 async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyhow::Result<()> {
     const N_DOCUMENTS: u64 = 10;

@@ -1,6 +1,7 @@
-//! The programs in Python: the official OpenAI and Anthropic clients against a fleet, the maker of the published test vectors.
+//! Programs in Python: the official OpenAI and Anthropic clients against a fleet, the generator of the published test
+//! vectors.
 //!
-//! Not here: what they check (`tests/python`, `common/tests/vectors`).
+//! Not here: their checks (`tests/python`, `common/tests/vectors`).
 
 use std::path::PathBuf;
 
@@ -8,9 +9,9 @@ use anyhow::ensure;
 use tokio::process::Command;
 use warmpath_tests::rig::{Rig, root};
 
-/// Returns the interpreter of the tests' Python environment, which is made where it is not up to date.
+/// Returns the interpreter of the tests' Python environment, which is created if it is not up to date.
 async fn python() -> anyhow::Result<PathBuf> {
-    // Lets one test at a time make the environment.
+    // Lets one test at a time create the environment.
     static MAKING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _making = MAKING.lock().await;
     let status = Command::new(root().join("scripts/python-venv.sh")).status().await?;
@@ -18,7 +19,7 @@ async fn python() -> anyhow::Result<PathBuf> {
     Ok(root().join("target/venv/bin/python"))
 }
 
-/// Runs a script to its end; its output is in the error if it fails.
+/// Runs a script to its end; the error contains its output if it fails.
 async fn run(script: &str, args: &[String]) -> anyhow::Result<String> {
     let output = Command::new(python().await?).arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
     let said = [output.stdout, output.stderr].concat();

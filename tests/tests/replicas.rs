@@ -1,6 +1,6 @@
-//! Several routers in front of one fleet: they share nothing but what workers publish, and lose nothing by it.
+//! Several routers in front of one fleet: they share nothing except what workers publish, and lose no reuse by it.
 //!
-//! Not here: figures (`warmpath-bench replicas`), streams that lie (the router's own tests).
+//! Not here: measurements (`warmpath-bench replicas`), invalid streams (the router's own tests).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use warmpath_tests::rig::{Rig, bin_dir};
 
 const N_ROUTERS: usize = 8;
 
-/// Is the length of what siblings share: some twenty blocks.
+/// Length of the common prefix of siblings: some twenty blocks.
 const PREFIX_WORDS: usize = 200;
 
-/// Is the routers of a fleet, all but the rig's own, and a client of each.
+/// Routers of a fleet, except the rig's own, and a client of each.
 struct Replicas {
     _routers: Vec<Server>,
     clients: Vec<ChatClient>,
@@ -42,7 +42,7 @@ impl Replicas {
 
 #[tokio::test]
 async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
-    // One conversation at a time, so that only the routers' knowledge decides what is found.
+    // One conversation at a time, so that reuse depends only on the routers' knowledge.
     let shape = Shape {
         tenants: 3,
         users: 4,
@@ -69,7 +69,8 @@ async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
 async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_workers() -> anyhow::Result<()> {
     let rig = Rig::start(4, &[]).await?;
     let replicas = Replicas::start(&rig, N_ROUTERS).await?;
-    // Twelve processes share a machine here. What each does once, and what a prompt costs it, is none of the burst's 50 ms.
+    // Twelve processes share a machine here. Their one-time work, and the first prompt's, must not be part of the
+    // burst's 50 ms.
     for client in &replicas.clients {
         client.ask(&[Message::new("user", "hello")], 1).await?;
     }
@@ -83,12 +84,12 @@ async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_work
         }
         rig.settled().await?;
     }
-    // A machine that is shared may stand still for as long as a burst takes; nothing that is said then is heard in time.
+    // A shared machine may stall for as long as a burst takes; then announcements arrive too late.
     assert!(spread.len() <= 4, "{spread:#?}");
     Ok(())
 }
 
-/// Is a way to one worker on which summary streams can be cut, and nothing else.
+/// Proxy to one worker on which only summary streams can be cut.
 struct Proxy {
     address: SocketAddr,
     cut: Arc<Notify>,
@@ -145,7 +146,7 @@ async fn a_router_whose_streams_are_cut_again_and_again_knows_what_its_workers_h
     for round in 0..6 {
         let before: Vec<_> = proxies.iter().map(|proxy| proxy.n_streams.load(Ordering::SeqCst)).collect();
         proxies.iter().for_each(|proxy| proxy.cut.notify_waiters());
-        // The answers come while the streams are away, so that there is something to be missed.
+        // The answers arrive while the streams are cut, so that there are updates to be missed.
         for seed in 0..3 {
             let messages = [Message::new("user", words(round * 10 + seed, 100))];
             rig.ask(&messages, 8).await?;

@@ -1,7 +1,8 @@
-//! Stock servers for real: llama-server behind a router, by its text, by its vocabulary and beside a Warmpath worker.
+//! Real stock servers: llama-server behind a router, routed by text, by its vocabulary and next to a Warmpath worker.
 //!
-//! Not here: bad servers and what corrects a memory (the router's own tests). llama-server takes ten minutes to build, so these
-//! tests run where `scripts/llama-server.sh` has built it (`make bench` does) and say so where they do not.
+//! Not here: faulty servers and corrections of the router's records (the router's own tests). llama-server takes ten
+//! minutes to build, so these tests run only if `scripts/llama-server.sh` has built it (`make bench` does); otherwise
+//! they print that they are skipped.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,12 +13,12 @@ use warmpath_bench::fleet::Server;
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::{MODEL_NAME, bin_dir, root, tiny_model};
 
-/// Is how long the fleet may take to be what a test waits for.
+/// Longest time until the fleet reaches the state for which a test waits.
 const DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 const BLOCK_SIZE_TOKENS: u64 = warmpath_tests::rig::BLOCK_SIZE_TOKENS;
 
-/// Returns llama-server, if it is there.
+/// Returns the path of llama-server, if it exists.
 fn llama_server() -> Option<PathBuf> {
     let program = root().join("target/peers/llama-server/llama-server");
     let is_there = program.exists();
@@ -81,7 +82,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Waits until some worker is counted on for all whole blocks of a prompt but the last.
+    /// Waits until the prediction for some worker covers all whole blocks of a prompt except the last.
     async fn wait_until_remembered(&self, messages: &[Value]) -> anyhow::Result<()> {
         let url = format!("{}/internal/v1/route", self.router.admin_url()?);
         let started = Instant::now();

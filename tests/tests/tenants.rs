@@ -1,8 +1,9 @@
-//! Tenants of a whole fleet: what one API key's conversations still find beside the flood of another.
+//! Tenants of a whole fleet: the reuse of one API key's conversations during the flood of another.
 //!
-//! Not here: a worker's shares by themselves (`worker/tests/engine/tenants.rs`).
-//! The idea: counts, no timings. The same conversations run alone, beside a flood of the same key, which shows that the flood is strong
-//! enough, and beside that of another key at the highest priority with a salt for each prompt.
+//! Not here: a worker's shares alone (`worker/tests/engine/tenants.rs`).
+//! The test counts tokens and measures no times. The same conversations run alone; then during a flood of the same key,
+//! which shows that the flood is strong enough; then during one of another key at the highest priority with a salt for
+//! each prompt.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,10 +16,10 @@ use warmpath_tests::rig::{Rig, bin_dir};
 
 const N_CONVERSATIONS: u64 = 2;
 const N_ROUNDS: u64 = 4;
-/// Prompts of a flood between two rounds: together far more than the workers' caches hold.
+/// Prompts of a flood between two rounds: far more in total than the workers' caches hold.
 const FLOOD_PROMPTS: u64 = 30;
 
-/// An API key and the entry that lets it in.
+/// An API key and the entry that permits it.
 struct NewKey {
     key: String,
     entry: String,
@@ -32,7 +33,7 @@ fn new_key(name: &str) -> anyhow::Result<NewKey> {
     Ok(NewKey { key: key.to_owned(), entry: entry.to_owned() })
 }
 
-/// A fleet of small caches and its two keys.
+/// A fleet with small caches and two keys.
 struct Crowded {
     rig: Rig,
     innocent: NewKey,

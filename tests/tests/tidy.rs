@@ -1,4 +1,4 @@
-//! The tree keeps its own rules.
+//! The tree follows its own rules.
 //!
 //! Not here: the rules (`warmpath_tests::tidy`).
 

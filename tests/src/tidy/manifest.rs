@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Finding;
 
-/// Lists what each crate of the tree may use of the others; dependencies point one way.
+/// Crates of the tree that each crate may use; dependencies point one way.
 const MAY_USE: [(&str, &[&str]); 12] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
@@ -53,13 +53,13 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "warmpath-bench",
         ],
     ),
-    // Shares source files with warmpath-bench and nothing else: it is built apart.
+    // Shares source files with warmpath-bench and nothing else: it is built separately.
     ("warmpath-bench-peers", &[]),
 ];
 
-/// Lists the crates that are pure.
+/// Pure crates.
 const PURE: [&str; 3] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core"];
-/// Lists the outside crates that a pure crate may use: none of them does IO, keeps a clock or runs async code.
+/// External crates that a pure crate may use: none of them does IO, reads a clock or runs async code.
 const PURE_MAY_USE: [&str; 12] = [
     "arc-swap",
     "blake3",
@@ -118,7 +118,7 @@ pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the names of the crates that production code uses, on any platform.
+/// Returns the names of the crates that production code depends on, on any platform.
 fn dependencies(manifest: &toml::Table) -> Vec<String> {
     let of = |table: Option<&toml::Value>| -> Vec<String> {
         table.and_then(toml::Value::as_table).into_iter().flatten().map(|(name, _)| name.clone()).collect()

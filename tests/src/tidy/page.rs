@@ -1,4 +1,4 @@
-//! The rules for documentation pages: links lead somewhere, the invariants' tests exist.
+//! The rules for documentation pages: links have targets, and the tests of invariants exist.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -6,7 +6,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::{Finding, Tree};
 
-/// Is the heading above the table of invariants, each with the tests that guard it.
+/// Heading above the table of invariants, each with the tests that guard it.
 const INVARIANTS: &str = "Invariants";
 
 /// Returns the rules that the page at `path` breaks.
@@ -21,7 +21,7 @@ pub(super) fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns the pages beside the list at `path` that it does not name.
+/// Returns findings for the pages next to the list at `path` that it does not include.
 fn check_list(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let beside = tree.with_ending("md").filter(|(page, _)| page.parent() == path.parent() && *page != path);
     let names = beside.filter_map(|(page, _)| page.file_name()?.to_str());
@@ -53,7 +53,7 @@ fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns the path that `link` on the page `from` means, relative to the tree's root.
+/// Returns the target of `link` on the page `from`, relative to the tree's root.
 fn resolve(from: &Path, link: &str) -> PathBuf {
     let mut target = PathBuf::new();
     for part in from.parent().unwrap_or(Path::new("")).join(link).components() {
@@ -121,7 +121,7 @@ fn invariant_rows(text: &str) -> Vec<(usize, Vec<String>)> {
     .collect()
 }
 
-/// Returns what stands between backquotes in `text`.
+/// Returns the texts between backquotes in `text`.
 fn code_words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

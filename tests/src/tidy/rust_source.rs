@@ -1,4 +1,4 @@
-//! The rules for Rust files: their length, their header, their functions, their names, the cores' purity.
+//! The rules for Rust files: length, header, functions, names, purity of the cores.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use syn::visit::{self, Visit};
 
 use super::Finding;
 
-/// Is the most lines of a file.
+/// Most lines of a file.
 const FILE_LINES_MAX: usize = 500;
-/// Is the most lines of a function, from its signature to its closing brace.
+/// Most lines of a function, from its signature to its closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
-/// Lists the words that say nothing in the name of a type, a module or a function.
+/// Words without meaning in the name of a type, a module or a function.
 const EMPTY_WORDS: [&str; 7] = ["manager", "helper", "helpers", "util", "utils", "data", "misc"];
-/// Lists the function names that say nothing.
+/// Function names without meaning.
 const EMPTY_FUNCTIONS: [&str; 3] = ["process", "handle_stuff", "do_it"];
-/// Lists the folders whose code is pure.
+/// Folders with pure code.
 const PURE_FOLDERS: [&str; 3] = ["common/src", "router/core/src", "worker/core/src"];
-/// Lists what pure code does not touch: IO, clocks, globals, the environment, async.
+/// Names that pure code does not use: IO, clocks, globals, the environment, async.
 const IMPURE: [&str; 11] = [
     "std::fs",
     "std::net::Tcp",
@@ -61,7 +61,7 @@ pub(super) fn check_rust_source(path: &Path, text: &str) -> Vec<Finding> {
     }
 }
 
-/// Returns the names of all functions in a Rust file; none where it does not parse.
+/// Returns the names of all functions in a Rust file; none if it does not parse.
 pub(super) fn function_names(text: &str) -> Vec<String> {
     struct Names(Vec<String>);
     impl<'ast> Visit<'ast> for Names {
@@ -89,14 +89,14 @@ pub(super) fn function_names(text: &str) -> Vec<String> {
 }
 
 fn check_notes(path: &Path, text: &str) -> Vec<Finding> {
-    // Spelled in halves, so that this file does not find itself.
+    // Split in halves, so that this file does not find itself.
     let notes = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:")];
     let lines = text.lines().enumerate();
     let hits = lines.filter(|(_, line)| line.contains("//") && notes.iter().any(|note| line.contains(note)));
     hits.map(|(line_idx, _)| Finding::new(path, line_idx + 1, "leaves a note to self: do it or file it")).collect()
 }
 
-/// Returns whether the whole file is for tests.
+/// Returns whether the whole file is test code.
 fn is_test_code(path: &Path) -> bool {
     let is_test_file = path.file_stem().is_some_and(|stem| stem == "tests" || stem == "testing");
     is_test_file || path.components().any(|part| part.as_os_str() == "tests") && !path.starts_with("tests/src")
@@ -112,7 +112,7 @@ fn check_purity(path: &Path, text: &str) -> Vec<Finding> {
     hits.map(|(line_idx, word)| Finding::new(path, line_idx + 1, format!("`{word}` in a pure crate"))).collect()
 }
 
-/// Returns whether `line` holds `word` other than as the end of a longer name or a lifetime (`&'static str`).
+/// Returns whether `line` contains `word` other than as the end of a longer name or a lifetime (`&'static str`).
 fn names_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -120,7 +120,7 @@ fn names_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Returns the first word of a snake_case or CamelCase name that names no concept.
+/// Returns the first word of a snake_case or CamelCase name that has no meaning.
 fn empty_word(name: &str) -> Option<String> {
     let mut words = vec![String::new()];
     for c in name.chars() {

@@ -1,4 +1,4 @@
-//! Bad samples: every rule can fail.
+//! Bad samples, which show that every rule can fail.
 
 use super::page::anchors;
 use super::*;
@@ -142,7 +142,7 @@ fn refuses_invariants_whose_test_does_not_exist() {
 #[test]
 fn refuses_mentions_of_pages_that_were_never_written() {
     let pages = tree(&[("docs/decisions/0001-build.md", "# Build\n")]);
-    // The folder is spelled apart from the rest, so that the lint does not find this file.
+    // The folder is split from the rest, so that the lint does not find this file.
     let check = |name: &str| {
         let text = format!("// see {}{name} for the reason", concat!("docs", "/"));
         messages(check_mentions(Path::new("a.rs"), &text, &pages))
