@@ -1,6 +1,8 @@
-//! `warmpath-bench chat`: many users of several tenants chat at once with one OpenAI endpoint; what they felt, summed up.
+//! `warmpath-bench chat`: many users of several tenants chat with one OpenAI endpoint at once; reports hit ratio and
+//! latencies.
 //!
-//! Not here: a request's measurement (`client`), the sums (`report`), the same load under several policies (`policies`).
+//! A single request is measured in `client` and summed up in `report`; `policies` runs the same load under several
+//! policies.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use crate::client::{Answer, ChatClient, Message};
 use crate::prompts::words;
 use crate::report::Report;
 
-/// Is what `chat` is told on the command line.
+/// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
     /// Server to drive, as http://host:port.
@@ -31,7 +33,7 @@ pub struct ChatArgs {
     json: bool,
 }
 
-/// Is what the conversations look like.
+/// Shape of the conversations.
 #[derive(Debug, Clone, Args)]
 pub struct Shape {
     /// Tenants, each with a system prompt of its own.
@@ -60,22 +62,22 @@ pub struct Shape {
     pub seed: u64,
 }
 
-/// Is what came of the conversations.
+/// Result of the conversations.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// Is what the users felt.
+    /// Hit ratio and latencies.
     #[serde(flatten)]
     pub report: Report,
-    /// Is the requests answered in a second.
+    /// Responses per second.
     pub requests_per_s: f64,
 }
 
 impl Outcome {
-    /// Names the columns of [`Self::row`].
+    /// Column titles of [`Self::row`].
     pub const HEADER: [&str; 7] =
         ["requests/s", "prompt tokens", "prefix hit ratio", "TTFT ms p50", "p95", "p99", "TPOT ms p50"];
 
-    /// Returns the figures of a table's row.
+    /// Returns the figures of a table row.
     pub fn row(&self) -> [String; 7] {
         let report = &self.report;
         [
@@ -90,7 +92,7 @@ impl Outcome {
     }
 }
 
-/// Is the answers of one load, or of several, and the time that they took.
+/// Responses of one or several loads, and the time that they took.
 #[derive(Debug, Default)]
 pub struct Answers {
     answers: Vec<Answer>,
@@ -98,13 +100,13 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Adds those of another load.
+    /// Adds the responses of another load.
     pub fn add(&mut self, other: Self) {
         self.answers.extend(other.answers);
         self.took += other.took;
     }
 
-    /// Returns what came of them all.
+    /// Returns the result of all of them.
     pub fn outcome(&self) -> Outcome {
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
         Outcome { report: Report::of(&self.answers), requests_per_s }
@@ -129,16 +131,16 @@ pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Holds every conversation, `concurrency` at a time.
+/// Runs every conversation, `concurrency` at a time.
 ///
-/// Errors: the first request that fails; conversations under way are given up.
+/// Errors: the first request that fails; running conversations are aborted.
 pub async fn drive(client: &ChatClient, shape: &Shape) -> anyhow::Result<Outcome> {
     Ok(drive_spread(std::slice::from_ref(client), shape).await?.outcome())
 }
 
-/// Holds every conversation, each turn through the next of `clients`.
+/// Runs every conversation, each turn through the next of `clients`.
 ///
-/// Errors: the first request that fails; conversations under way are given up.
+/// Errors: the first request that fails; running conversations are aborted.
 pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Result<Answers> {
     let started = Instant::now();
     let n_conversations = shape.tenants * shape.users;

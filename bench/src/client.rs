@@ -1,6 +1,6 @@
-//! A streaming client of the chat endpoint that measures what a user feels and reads what was reused.
+//! A streaming client of the chat endpoint that measures latencies and reads what was reused.
 //!
-//! Not here: which conversations to hold (`chat_load`, `demo`).
+//! The conversations are made in `chat_load` and `demo`.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use warmpath_common::headers;
 
-/// Is how long a whole answer may take before the client gives up.
+/// Time after which the client gives up waiting for a whole response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Is one message of a conversation.
+/// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// Is `system`, `user` or `assistant`.
+    /// `system`, `user` or `assistant`.
     pub role: &'static str,
-    /// Is the text.
+    /// Text of the message.
     pub content: String,
 }
 
@@ -31,33 +31,33 @@ impl Message {
     }
 }
 
-/// Is an answer and what it took.
+/// A response and its measurements.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answer {
-    /// Is the answer's text.
+    /// Text of the response.
     #[serde(skip)]
     pub text: String,
-    /// Names the worker, if the server says.
+    /// Name of the worker, if the server reports it.
     pub worker: Option<String>,
-    /// Names the slot, if the server says.
+    /// Slot, if the server reports it.
     pub slot: Option<String>,
-    /// Is the reason for the route, if the server says.
+    /// Reason for the route, if the server reports it.
     pub route: Option<String>,
-    /// Is the number of prompt tokens the router counted on, if it says.
+    /// Number of prompt tokens that the router expected to be reused, if it reports that.
     pub predicted_cached_tokens: Option<u64>,
-    /// Is the number of prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
-    /// Is the number of prompt tokens that were reused.
+    /// Number of prompt tokens that were reused.
     pub cached_tokens: u64,
-    /// Is the number of tokens generated.
+    /// Number of generated tokens.
     pub completion_tokens: u64,
-    /// Is the time from sending to the first piece of the answer. Units: milliseconds.
+    /// Time from sending to the first piece of the response. Units: milliseconds.
     pub ttft_ms: f64,
-    /// Is the time for each token behind the first; absent for answers of one token. Units: milliseconds.
+    /// Time per token after the first; absent for responses of one token. Units: milliseconds.
     pub tpot_ms: Option<f64>,
 }
 
-/// Sends conversations to one server.
+/// Chat client of one server.
 #[derive(Debug, Clone)]
 pub struct ChatClient {
     http: reqwest::Client,
@@ -66,25 +66,25 @@ pub struct ChatClient {
 }
 
 impl ChatClient {
-    /// Returns a client of the server at `base_url` (`http://host:port`), for `model` or the only model there.
+    /// Returns a client of the server at `base_url` (`http://host:port`), for `model` or else the server's only model.
     ///
     /// Errors: when the HTTP client cannot be built.
     pub fn new(base_url: &str, model: Option<String>) -> anyhow::Result<Self> {
-        // A connection of its own for each request: llama-server ends a connection after 100 requests or 5 s, and one that ends
-        // just then fails the request.
+        // One connection per request: llama-server closes a connection after 100 requests or 5 s, and a request on a
+        // connection that is just being closed fails.
         let builder = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(0);
         let http = builder.build()?;
         Ok(Self { http, url: format!("{}/v1/chat/completions", base_url.trim_end_matches('/')), model })
     }
 
-    /// Asks for the next message of a conversation, greedily, and measures.
+    /// Requests the next message of a conversation with greedy decoding, and measures.
     ///
     /// Errors: refused connections, error statuses (with the server's message), broken or incomplete streams.
     pub async fn ask(&self, messages: &[Message], max_tokens: u32) -> anyhow::Result<Answer> {
         self.send(&self.body(messages, max_tokens)).await
     }
 
-    /// Asks as [`Self::ask`] does, for an answer of exactly `n_tokens`: the model's wish to end is overruled.
+    /// Like [`Self::ask`], but for a response of exactly `n_tokens`: end-of-sequence tokens are ignored.
     ///
     /// Errors: those of [`Self::ask`].
     pub async fn ask_exactly(&self, messages: &[Message], n_tokens: u32) -> anyhow::Result<Answer> {
@@ -93,7 +93,7 @@ impl ChatClient {
         self.send(&body).await
     }
 
-    /// Asks as [`Self::ask`] does, for an answer that follows what a field of the body says: its name and value.
+    /// Like [`Self::ask`], but for a response constrained by a field of the body, given as name and value.
     ///
     /// Errors: those of [`Self::ask`].
     pub async fn ask_following(
@@ -134,7 +134,7 @@ impl ChatClient {
     }
 }
 
-/// Is an answer while it is read.
+/// A response while it is read.
 struct Reading {
     answer: Answer,
     first: Option<Instant>,

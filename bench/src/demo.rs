@@ -1,8 +1,8 @@
-//! `warmpath-bench demo`: a router and three workers on loopback, a conversation through them, what was reused.
+//! `warmpath-bench demo`: runs a router and three workers on loopback, sends conversations, shows what was reused.
 //!
-//! Not here: starting processes (`fleet`), measuring an answer (`client`).
-//! The idea: the same traffic runs twice, by what workers hold and round-robin; each run has system prompts of its own, so
-//! that the second finds nothing of the first.
+//! Processes are started in `fleet`, responses measured in `client`. The same traffic runs twice, once with cache-aware
+//! routing and once round-robin; each run has system prompts of its own, so that the second cannot reuse anything of
+//! the first.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::fleet::{Fleet, FleetSpec, bin_dir};
 use crate::prompts::words;
 use crate::report::Report;
 
-/// Is what `demo` is told on the command line.
+/// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// GGUF file that the workers serve.
@@ -32,22 +32,22 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// Is the number of workers of the demo.
+/// Number of workers.
 const N_WORKERS: usize = 3;
-/// Is the number of tenants, each with a system prompt of its own.
+/// Number of tenants, each with a system prompt of its own.
 const N_TENANTS: usize = 2;
-/// Is the number of turns of each user's conversation.
+/// Number of turns of each user's conversation.
 const N_TURNS: usize = 3;
-/// Is the number of users of each tenant.
+/// Number of users of each tenant.
 const N_USERS: usize = 2;
-/// Is the words of a system prompt.
+/// Length of a system prompt. Units: words.
 const SYSTEM_WORDS: usize = 250;
-/// Is the words of a user's message.
+/// Length of a user's message. Units: words.
 const USER_WORDS: usize = 25;
-/// Is the tokens of an answer.
+/// Length of a response. Units: tokens.
 const ANSWER_TOKENS: u32 = 24;
 
-/// Is one request of the script, answered.
+/// One request of the script and its response.
 struct Turn {
     tenant: usize,
     user: usize,
@@ -87,7 +87,7 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Holds every user's conversation, turn by turn, one request after the other; `seed` chooses all texts.
+/// Runs every user's conversation, turn by turn, one request after the other; all texts depend on `seed`.
 async fn hold_conversations(fleet: &Fleet, seed: u64) -> anyhow::Result<Vec<Turn>> {
     let client = ChatClient::new(&fleet.router.base_url(), None)?;
     let seed_of = |tenant: usize, user: usize, turn: usize| {

@@ -1,8 +1,8 @@
-//! A fake worker: says what it holds, as long as it lives, and answers every chat at once.
+//! A fake worker: announces blocks as long as it lives, and answers every chat immediately.
 //!
-//! Not here: what is measured with it (`resync`, `overhead`). The idea: what a router does is measured best where nothing
-//! behind it takes time. What it says of its model is what a real worker says of it, and as that does it names every request that has come, at
-//! most once a millisecond: routers that hear of none take it that there are others.
+//! What is measured with it is in `resync` and `overhead`. A router is measured best when nothing behind it takes time.
+//! The fake worker declares the model that a real worker declares. Like a real worker, it announces every accepted
+//! request, at most once a millisecond: a router whose requests are not announced assumes that other routers exist.
 
 use std::mem;
 use std::path::Path;
@@ -30,14 +30,14 @@ use warmpath_common::summary::{
 
 use crate::fleet::{Fleet, FleetSpec};
 
-/// Is the number of blocks in a run: a prompt of some thousand tokens.
+/// Number of blocks in a run: a prompt of some thousand tokens.
 const BLOCKS_PER_RUN: usize = 100;
-/// Is the pause between two frames of a worker that has nothing to say.
+/// Time between two frames of an idle worker.
 const HEARTBEAT: Duration = Duration::from_millis(200);
-/// Is the shortest time between two frames that name requests, as of a real worker.
+/// Shortest time between two frames that announce requests, as with a real worker.
 const NAMING_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Is what a real worker says of a model.
+/// A real worker's declaration of a model.
 #[derive(Debug, Clone)]
 pub struct Likeness {
     form: Snapshot,
@@ -45,9 +45,9 @@ pub struct Likeness {
 }
 
 impl Likeness {
-    /// Starts a worker on `model`, asks it, and ends it.
+    /// Starts a worker on `model`, reads its declaration, and ends it.
     ///
-    /// Errors: it does not start or does not answer.
+    /// Errors: it does not start or does not respond.
     pub async fn of(bin_dir: &Path, model: &Path) -> anyhow::Result<Self> {
         let spec = FleetSpec {
             bin_dir: bin_dir.to_owned(),
@@ -64,29 +64,29 @@ impl Likeness {
         Ok(Self { form, vocabulary })
     }
 
-    /// Returns the name under which the model is asked for.
+    /// Returns the name of the model.
     pub fn model_name(&self) -> &str {
         self.form.model.names.first().map_or("model", String::as_str)
     }
 }
 
-/// Is a fake worker.
+/// A fake worker.
 pub struct FakeWorker {
     likeness: Likeness,
     uid: WorkerUid,
     n_blocks: usize,
-    /// Counts the updates; a later stream never goes back.
+    /// Number of the last update; a later stream never goes back.
     seq: AtomicU64,
     round: AtomicU64,
     n_streams: AtomicUsize,
     cut: Notify,
-    /// Lists the requests that have come and have not been named; held for one entry, or to take them all.
+    /// Requests that have not been announced yet. The lock is held to add one or to take all.
     unnamed: Mutex<Vec<RequestId>>,
     came: Notify,
 }
 
 impl FakeWorker {
-    /// Returns a worker that holds `n_blocks` blocks of nobody's prompts.
+    /// Returns a worker that holds `n_blocks` blocks of no real prompt.
     pub fn new(uid: u64, n_blocks: usize, likeness: &Likeness) -> Arc<Self> {
         Arc::new(Self {
             likeness: likeness.clone(),
@@ -101,7 +101,7 @@ impl FakeWorker {
         })
     }
 
-    /// Serves at a free port as long as `tasks` live; returns `http://host:port`.
+    /// Serves on a free port as long as `tasks` live; returns `http://host:port`.
     ///
     /// Errors: no port is free.
     pub async fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> anyhow::Result<String> {
@@ -115,19 +115,19 @@ impl FakeWorker {
             .fallback(async || ([(CONTENT_TYPE, "application/json")], "{}"))
             .with_state(Arc::clone(self));
         tasks.spawn(async move {
-            // It ends with the task.
+            // The server ends with the task.
             let _ = axum::serve(listener, routes).await;
         });
         Ok(url)
     }
 
-    /// Ends every stream; from now on every second prompt that it holds is another one.
+    /// Ends every stream, and replaces every second run of blocks by another one.
     pub fn renew(&self) {
         self.round.fetch_add(1, Ordering::SeqCst);
         self.cut.notify_waiters();
     }
 
-    /// Returns how many summary streams were opened.
+    /// Returns how many summary streams were opened so far.
     pub fn n_streams(&self) -> usize {
         self.n_streams.load(Ordering::SeqCst)
     }
@@ -189,7 +189,7 @@ async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
 }
 
-/// Lists one model, for gateways that ask before they send anything.
+/// Returns a list of one model, for gateways that ask for it before they send requests.
 async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
     let name = fake.likeness.model_name();
     axum::Json(serde_json::json!({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "nobody"}]}))
@@ -199,7 +199,7 @@ async fn models(State(fake): State<Arc<FakeWorker>>) -> Response {
 async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: Bytes) -> Response {
     const ANSWER: &str = r#"{"id":"1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
     let id = headers.get(REQUEST_ID).and_then(|id| RequestId::new(id.to_str().ok()?));
-    // Other gateways do not listen.
+    // Other gateways do not read summaries.
     if let Some(id) = id.filter(|_| fake.n_streams() > 0) {
         fake.unnamed().push(id);
         fake.came.notify_one();

@@ -1,6 +1,6 @@
-//! A local fleet: workers and routers as child processes on loopback, ended when their owner is dropped.
+//! A local fleet: workers and routers as child processes on loopback, which are ended when their owner is dropped.
 //!
-//! Not here: what is sent to them.
+//! The requests to them are made elsewhere.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 
-/// Is how many lines of a child's log are kept for error messages.
+/// Number of lines of a child's log that are kept for error messages.
 const LOG_LINES_MAX: usize = 200;
-/// Is how long a child may take to bind its address; loading a model comes after that.
+/// Time in which a child must bind its address; loading a model comes after that.
 const BIND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Is the pause between two looks at `/readyz`.
+/// Time between two checks of `/readyz`.
 const READY_POLL: Duration = Duration::from_millis(20);
 
-/// Is one child process that serves HTTP.
+/// One child process that serves HTTP.
 #[derive(Debug)]
 pub struct Server {
     name: String,
@@ -32,7 +32,7 @@ pub struct Server {
     log: Log,
 }
 
-/// Is the tail of a child's log. The lock guards a few lines and is never held across an await.
+/// Last lines of a child's log. The lock guards these lines and is never held across an await.
 #[derive(Debug, Clone, Default)]
 struct Log(Arc<Mutex<VecDeque<String>>>);
 
@@ -52,9 +52,11 @@ impl Log {
 }
 
 impl Server {
-    /// Starts `program` and waits until it says where it listens; a router also says where its admin listener is.
+    /// Starts `program` and waits until it logs the address on which it listens; a router also logs that of its admin
+    /// listener.
     ///
-    /// Errors: the program cannot be started, ends, or does not say so within a minute; its log is in the message.
+    /// Errors: the program cannot be started, ends, or does not log an address within a minute; its log is in the
+    /// message.
     pub async fn start(name: &str, program: &Path, args: &[String]) -> anyhow::Result<Self> {
         let Spawned { child, log, bound, admin } = spawn(program, args)?;
         match tokio::time::timeout(BIND_TIMEOUT, bound).await {
@@ -67,7 +69,7 @@ impl Server {
         }
     }
 
-    /// Starts `program`, which was told to listen on `address` and need not say so.
+    /// Starts `program`, which was told to listen on `address` and need not log it.
     ///
     /// Errors: the program cannot be started.
     pub async fn start_at(name: &str, program: &Path, args: &[String], address: SocketAddr) -> anyhow::Result<Self> {
@@ -80,7 +82,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -103,14 +105,14 @@ impl Server {
         self.log.text()
     }
 
-    /// Waits until `/readyz` answers 200.
+    /// Waits until `/readyz` responds with 200.
     ///
     /// Errors: the process ends first, or `timeout` passes; its log is in the message.
     pub async fn ready(&mut self, timeout: Duration) -> anyhow::Result<()> {
         self.answers("/readyz", timeout).await
     }
 
-    /// Waits until `path` answers 200.
+    /// Waits until `path` responds with 200.
     ///
     /// Errors: the process ends first, or `timeout` passes; its log is in the message.
     pub async fn answers(&mut self, path: &str, timeout: Duration) -> anyhow::Result<()> {
@@ -131,14 +133,14 @@ impl Server {
         }
     }
 
-    /// Ends the process at once, as a crash would, and waits for its end.
+    /// Kills the process, as a crash would, and waits for its end.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().await.with_context(|| format!("killing {}", self.name))
     }
 
-    /// Asks the process to end, with SIGTERM, and waits until it has.
+    /// Sends SIGTERM to the process and waits until it ends.
     ///
-    /// Errors: it cannot be asked, or has not ended after `timeout`; its log is in the message.
+    /// Errors: the signal cannot be sent, or the process has not ended after `timeout`; its log is in the message.
     pub async fn terminate(&mut self, timeout: Duration) -> anyhow::Result<ExitStatus> {
         let pid = self.pid().with_context(|| format!("{} has ended before", self.name))?;
         let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
@@ -157,7 +159,7 @@ impl Server {
     }
 }
 
-/// Is a child process and what its log says.
+/// A child process and what is read from its log.
 struct Spawned {
     child: Child,
     log: Log,
@@ -202,32 +204,32 @@ async fn read_log(
     }
 }
 
-/// Returns the address in a line that says `listening on http://ADDRESS`.
+/// Returns the address in a line that contains `listening on http://ADDRESS`.
 fn listening_address(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.split_once("listening on http://")?;
     let end = rest.find(|c: char| c.is_whitespace() || c == '"').unwrap_or(rest.len());
     rest[..end].parse().ok()
 }
 
-/// Says what the workers of a fleet are.
+/// What to start a fleet from.
 #[derive(Debug, Clone)]
 pub struct FleetSpec {
-    /// Is the folder that holds `warmpath-worker` and `warmpath-router`.
+    /// Folder that contains `warmpath-worker` and `warmpath-router`.
     pub bin_dir: PathBuf,
-    /// Is the GGUF file that every worker serves.
+    /// GGUF file that every worker serves.
     pub model: PathBuf,
-    /// Is the number of workers.
+    /// Number of workers.
     pub n_workers: usize,
-    /// Is the further flags of every worker.
+    /// Additional flags of every worker.
     pub worker_args: Vec<String>,
-    /// Is the further flags of the router.
+    /// Additional flags of the router.
     pub router_args: Vec<String>,
 }
 
-/// Is the context of a slot of a [`FleetArgs`] fleet. Units: tokens.
+/// Context of a slot in a fleet of [`FleetArgs`]. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 4096;
 
-/// Is what a benchmark is told on the command line about the fleet that it starts: workers of one thread each.
+/// Flags of the fleet that a benchmark starts: workers of one thread each.
 #[derive(Debug, Args)]
 pub struct FleetArgs {
     /// GGUF file that the workers serve.
@@ -247,7 +249,7 @@ pub struct FleetArgs {
 impl FleetArgs {
     /// Returns the fleet whose router gets `router_args`.
     ///
-    /// Errors: no folder is given and this program's own cannot be told.
+    /// Errors: no folder is given and that of this program cannot be determined.
     pub fn spec(&self, router_args: Vec<String>) -> anyhow::Result<FleetSpec> {
         Ok(FleetSpec {
             bin_dir: bin_dir(self.bin_dir.as_deref())?,
@@ -258,7 +260,7 @@ impl FleetArgs {
         })
     }
 
-    /// Returns slots, context and threads as flags of a worker, which are those of llama-server, too.
+    /// Returns slots, context and threads as flags of a worker, which llama-server accepts too.
     pub fn flags(&self) -> Vec<String> {
         let ctx_size = u32::from(self.slots) * SLOT_CONTEXT_TOKENS;
         let flags = [("--parallel", u32::from(self.slots)), ("--ctx-size", ctx_size), ("--threads", 1)];
@@ -266,9 +268,9 @@ impl FleetArgs {
     }
 }
 
-/// Returns the folder of the programs: the given one, or else this program's own.
+/// Returns the folder of the programs: the given one, or else that of this program.
 ///
-/// Errors: none is given and this program's own cannot be told.
+/// Errors: no folder is given and that of this program cannot be determined.
 pub fn bin_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     match given {
         Some(given) => Ok(given.to_owned()),
@@ -276,24 +278,24 @@ pub fn bin_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Is some workers and one router in front of them.
+/// Workers and one router in front of them.
 #[derive(Debug)]
 pub struct Fleet {
-    /// Is what it was started from.
+    /// What the fleet was started from.
     pub spec: FleetSpec,
-    /// Lists the workers.
+    /// The workers.
     pub workers: Vec<Server>,
-    /// Is the router.
+    /// The router.
     pub router: Server,
 }
 
-/// Is how long a model may take to load here.
+/// Time in which a model must be loaded.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl Fleet {
     /// Starts workers and router and waits until all are ready.
     ///
-    /// Errors: any of them fails to; those already started are ended.
+    /// Errors: one of them does not start or get ready; those already started are ended.
     pub async fn start(spec: FleetSpec) -> anyhow::Result<Self> {
         let mut workers = Vec::new();
         for worker_idx in 0..spec.n_workers {
@@ -305,7 +307,7 @@ impl Fleet {
         Self::of(spec, workers).await
     }
 
-    /// Starts a router in front of workers that are ready, whatever they serve, and waits until it is, too.
+    /// Starts a router in front of workers that are ready, whatever they serve, and waits until it is ready too.
     ///
     /// Errors: it does not start or does not get ready.
     pub async fn of(spec: FleetSpec, workers: Vec<Server>) -> anyhow::Result<Self> {
@@ -323,7 +325,7 @@ impl Fleet {
         Ok(router)
     }
 
-    /// Ends the router and starts another one in front of the same workers, with other flags.
+    /// Ends the router and starts another one with other flags in front of the same workers.
     ///
     /// Errors: it does not start or does not get ready.
     pub async fn restart_router(&mut self, router_args: Vec<String>) -> anyhow::Result<()> {
@@ -333,7 +335,7 @@ impl Fleet {
         self.router.ready(LOAD_TIMEOUT).await
     }
 
-    /// Starts a worker again, at the address it had, and waits until it is ready.
+    /// Restarts a worker at its old address, and waits until it is ready.
     ///
     /// Errors: it does not start or does not get ready.
     pub async fn restart_worker(&mut self, worker_idx: usize) -> anyhow::Result<()> {

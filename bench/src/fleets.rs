@@ -1,8 +1,9 @@
-//! `warmpath-bench fleets`: the same conversations with our fleet and with llama-servers behind other gateways.
+//! `warmpath-bench fleets`: runs the same conversations with our fleet and with llama-servers behind other gateways.
 //!
-//! Not here: the load itself (`chat_load`), our policies beside each other (`policies`). The idea: every fleet has as many
-//! servers, slots and threads, on the same machine, one fleet after the other; llama-server runs in the setting that is
-//! best for it there, as our worker's self-test finds it. A round is all fleets once, with texts of its own; the rounds are shown one by one.
+//! The load itself is in `chat_load`; our own policies are compared in `policies`. Every fleet has the same number of
+//! servers, slots and threads, on the same machine, one fleet after the other. llama-server runs with the settings that
+//! are best for it on this machine, as our worker's self-test finds them. A round runs all fleets once, with texts of
+//! its own; the rounds are shown one by one.
 
 use std::path::PathBuf;
 
@@ -17,7 +18,7 @@ use crate::client::ChatClient;
 use crate::fleet::{Fleet, FleetArgs};
 use crate::peers::{self, Gateway};
 
-/// Is what `fleets` is told on the command line.
+/// Flags of `fleets`.
 #[derive(Debug, Args)]
 pub struct FleetsArgs {
     #[command(flatten)]
@@ -35,7 +36,7 @@ pub struct FleetsArgs {
     json: bool,
 }
 
-/// Is what came of one fleet in one round.
+/// Result of one fleet in one round.
 #[derive(Debug, Serialize)]
 struct Row {
     round: u64,
@@ -44,7 +45,7 @@ struct Row {
     outcome: Outcome,
 }
 
-/// Runs the load with every fleet and prints what came of each.
+/// Runs the load with every fleet and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
@@ -77,7 +78,7 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns what came of our fleet, and the settings that are best for llama-server beside it.
+/// Returns the result of our fleet, and the settings that are best for llama-server.
 async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Outcome, [String; 3])> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let outcome = drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await?;
@@ -103,7 +104,7 @@ async fn theirs(
     outcome
 }
 
-/// Returns the name under which a server's model is asked for: SMG passes nothing on that names none.
+/// Returns the name of a server's model; SMG rejects requests that name none.
 async fn model_name(base_url: &str) -> anyhow::Result<String> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let models: Value = http.get(format!("{base_url}/v1/models")).send().await?.error_for_status()?.json().await?;

@@ -1,8 +1,8 @@
-//! `warmpath-bench index`: how fast and how large the router's prefix index is, beside others', with answers checked.
+//! `warmpath-bench index`: speed and size of the router's prefix index beside other indexes, with checked results.
 //!
-//! Not here: routing on top of it. The idea: the same fleet is given to each index (`measure`, `workload`), by turns
-//! (`rounds`); others are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this
-//! build, and their rows are put beside ours.
+//! Routing is not measured here. Each index gets the same fleet (`measure`, `workload`), in turns (`rounds`). Other
+//! indexes are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this build;
+//! their rows are shown beside ours.
 
 pub mod measure;
 pub mod ours;
@@ -22,7 +22,7 @@ use self::ours::Ours;
 use self::resync::ResyncReport;
 use self::rounds::Lead;
 
-/// Is what `warmpath-bench index` is told.
+/// Flags of `index`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct IndexArgs {
     /// Lists the fleet sizes.
@@ -51,18 +51,18 @@ pub struct IndexArgs {
     pub json: bool,
 }
 
-/// Is all that was measured.
+/// Everything that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct IndexReport {
-    /// Lists the indexes by fleet size, ours first; each figure is the median of the rounds.
+    /// Indexes by fleet size, ours first; each figure is the median of the rounds.
     pub rows: Vec<Row>,
-    /// Lists our leads over the others by fleet size and figure.
+    /// Our leads over the others, by fleet size and figure.
     pub leads: Vec<Lead>,
-    /// Is the resync, where one was asked for.
+    /// The resync, if it was measured.
     pub resync: Option<ResyncReport>,
 }
 
-/// Is what a program that measures indexes tells, and this one with `--json`.
+/// Output of a program that measures indexes, and of this one with `--json`.
 #[derive(Deserialize)]
 struct Told {
     rows: Vec<Row>,
@@ -70,7 +70,7 @@ struct Told {
 
 /// Runs `warmpath-bench index` and prints the report.
 ///
-/// Errors: where an answer differs from brute force; where another program fails.
+/// Errors: a result differs from brute force; another program fails.
 pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
     let (mut rows, mut leads) = (Vec::new(), Vec::new());
     for &n_workers in &args.workers {
@@ -92,7 +92,7 @@ pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
 
 /// Measures all indexes with one fleet size; returns the rounds of each, ours first.
 ///
-/// Each program begins anew in each round, ours too: none has the memory that the one before it was given.
+/// Each program is started anew in each round, ours too, so that none runs in memory warmed by an earlier round.
 fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Vec<Row>>> {
     let ours = std::env::current_exe().context("finding this program")?;
     let mut by_index: Vec<Vec<Row>> = Vec::new();
@@ -110,7 +110,7 @@ fn measure_rounds(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Vec<Vec<Ro
 
 /// Measures our index with one fleet size.
 ///
-/// Errors: where an answer differs from brute force.
+/// Errors: a result differs from brute force.
 pub fn measure(n_workers: u32, args: &IndexArgs) -> anyhow::Result<Row> {
     let &IndexArgs { blocks_per_worker, lookups, seed, .. } = args;
     let size = Size { n_workers, blocks_per_worker, n_lookups: lookups, seed };
@@ -173,7 +173,7 @@ fn row_table(rows: &[Row]) -> Table {
     table
 }
 
-/// Returns a table with a line for each fleet size.
+/// Returns a table with one line per fleet size.
 fn lead_table(leads: &[Lead]) -> Table {
     let lines: Vec<&[Lead]> = leads.chunk_by(|one, next| one.n_workers == next.n_workers).collect();
     let figures = lines.first().into_iter().copied().flatten().map(|lead| lead.figure);
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(row.n_checked, 300);
         assert!(row.n_claims >= 3 * 400 && row.n_blocks <= row.n_claims);
         assert!(row.bytes_per_block > 8.0, "{row:?}");
-        // No chain of dozens of blocks is looked up faster than memory answers a few times.
+        // No chain of dozens of blocks is looked up in less time than a few memory accesses.
         assert!(row.lookup_ns_p50 >= 20 && row.lookup_ns_p99 > row.lookup_ns_p50, "{row:?}");
         assert!(row_table(&[row]).to_string().contains("look-up p50"));
     }
@@ -253,7 +253,7 @@ mod tests {
         let asked = &fleet.chains[0];
         assert!(Ours::read(empty.look_up(empty.ask(asked))).is_empty());
         assert!(!fleet.expected(asked).is_empty());
-        // An index that takes note of nothing.
+        // An index that ignores all changes.
         struct Deaf(Ours);
         impl Subject for Deaf {
             type Change = ours::Change;

@@ -1,6 +1,6 @@
-//! What measures Warmpath and shows it: the model maker, the load generator, the benchmarks, the demo.
+//! Measurement and demonstration of Warmpath: the model maker, the load generator, the benchmarks, the demo.
 //!
-//! Not here: anything that production runs.
+//! Nothing here runs in production.
 
 pub mod chat_load;
 pub mod client;

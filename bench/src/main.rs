@@ -1,11 +1,11 @@
-//! `warmpath-bench`: one subcommand for each thing that is made, driven or measured.
+//! `warmpath-bench`: one subcommand for everything that is made, driven or measured.
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
     chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, worker_bench,
 };
 
-/// Is the router's allocator, so that its prefix index is measured as it is deployed.
+/// The router's allocator, so that its prefix index is measured as it is deployed.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

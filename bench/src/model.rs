@@ -1,7 +1,7 @@
 //! GGUF models made by code: small files for tests, a larger one for benchmarks.
 //!
-//! Not here: reading and checking GGUF files (`warmpath-gguf`). The idea: a made model computes a hash of its whole context
-//! bit by bit (`hash_net`), so that its greedy answer depends on every token and yet survives numeric noise.
+//! GGUF files are read and checked in `warmpath-gguf`. A made model computes a hash of its whole context bit by bit
+//! (`hash_net`), so that its greedy output depends on every token and is still insensitive to numeric noise.
 
 pub mod adapter;
 pub mod cache;
@@ -19,7 +19,7 @@ pub use hash_net::Oracle;
 pub use preset::Preset;
 pub use write::{write_model, write_split_model};
 
-/// Is what `warmpath-bench model` is told.
+/// Flags of `model`.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
     /// Is the kind of model.

@@ -1,8 +1,10 @@
-//! `warmpath-bench overhead`: what the router adds to a request, beside other gateways, in front of workers that answer at once.
+//! `warmpath-bench overhead`: what the router adds to a request, beside other gateways, in front of workers that answer
+//! immediately.
 //!
-//! Not here: routing quality (`sim`, `fleets`). The idea: wrk holds some connections and sends chats of a few sizes as fast as
-//! they are answered. Each is new in its last message only (*seen*), as the turns of a conversation are, or in every message
-//! (*new*). All run on one machine and share its processors, so figures of one run compare with each other only.
+//! Routing quality is measured in `sim` and `fleets`. wrk holds some connections and sends chats of a few sizes as fast
+//! as they are answered. Each chat is new in its last message only (*seen*), like the turns of a conversation, or in
+//! every message (*new*). All programs share one machine's processors, so only figures of one run can be compared with
+//! each other.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,16 +21,16 @@ use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
 use crate::prompts::words;
 
-/// Is the number of fake workers.
+/// Number of fake workers.
 const N_WORKERS: u64 = 3;
-/// Is about what a message of a conversation takes. Units: bytes.
+/// Approximate size of a conversation's message. Units: bytes.
 const MESSAGE_BYTES: usize = 2048;
-/// Is the bytes of a word of our texts, with the space behind it.
+/// Size of a word of our texts with the space after it. Units: bytes.
 const WORD_BYTES: usize = 7;
-/// Is what stands in a body where something new goes in each request.
+/// Placeholder in a body for the new text of each request.
 const MARK: &str = "\u{1}";
 
-/// Is what `overhead` is told on the command line.
+/// Flags of `overhead`.
 #[derive(Debug, Args)]
 pub struct OverheadArgs {
     /// GGUF file whose vocabulary and template the router uses.
@@ -57,7 +59,7 @@ pub struct OverheadArgs {
     json: bool,
 }
 
-/// Says what of a chat is new in each request.
+/// Which part of a chat is new in each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Freshness {
@@ -76,7 +78,7 @@ impl fmt::Display for Freshness {
     }
 }
 
-/// Is what is measured: through what, and what is sent.
+/// What is measured: the gateway and the chat.
 #[derive(Debug, Clone, Serialize)]
 struct Case {
     through: String,
@@ -84,7 +86,7 @@ struct Case {
     history: Freshness,
 }
 
-/// Is what wrk reports.
+/// Figures that wrk reports.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 struct Measured {
     requests_per_s: f64,
@@ -93,7 +95,7 @@ struct Measured {
     n_failed: u64,
 }
 
-/// Is a table's row.
+/// Row of the table.
 #[derive(Debug, Serialize)]
 struct Row {
     #[serde(flatten)]
@@ -104,7 +106,7 @@ struct Row {
 
 /// Measures and prints.
 ///
-/// Errors: a process that does not start; a gateway that does not answer every request with 200.
+/// Errors: a process that does not start; a gateway that does not respond to every request with 200.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     peers::fetch()?;
@@ -189,7 +191,7 @@ async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Me
     Ok(serde_json::from_str(line)?)
 }
 
-/// Returns a chat of about `n_bytes`, with a mark where each request says something new.
+/// Returns a chat of about `n_bytes`, with a placeholder where each request has new text.
 fn body(model: &str, (n_bytes, history): (usize, Freshness)) -> String {
     let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
     let bytes_each = n_bytes / n_messages;
@@ -207,7 +209,8 @@ fn body(model: &str, (n_bytes, history): (usize, Freshness)) -> String {
     format!(r#"{{"model":"{model}","messages":[{}],"max_tokens":1,"temperature":0}}"#, messages.join(","))
 }
 
-/// Returns wrk's script: each request is the body with a new number in place of every mark; the end is a line of JSON.
+/// Returns wrk's script: each request is the body with a new number in place of every placeholder; the last output is a
+/// line of JSON.
 fn lua_script(body: &str) -> String {
     let parts: Vec<String> = body.split(MARK).map(|part| format!("[==[{part}]==]")).collect();
     format!(

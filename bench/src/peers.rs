@@ -1,7 +1,7 @@
 //! Other gateways and servers, started beside ours: nginx, SMG, llama-server; and wrk, which drives load.
 //!
-//! Not here: what is measured (`overhead`, `fleets`), how they are built or fetched (`scripts/`). The idea: each gets a free
-//! port, a folder of its own that goes with it, and the settings that are best for it.
+//! What is measured is in `overhead` and `fleets`; `scripts/` builds or fetches the programs. Each program gets a free
+//! port, a temporary folder, and the settings that are best for it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,16 +15,16 @@ use tempfile::TempDir;
 
 use crate::fleet::Server;
 
-/// Is the source tree.
+/// Root of the source tree.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// Is how long a peer may take until it answers.
+/// Time in which a peer must respond for the first time.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Is how long one may take to end when asked to.
+/// Time in which a peer must end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Is the most idle connections that nginx keeps to its workers: more than any benchmark has at a time.
+/// Maximum number of idle connections that nginx keeps to its workers; no benchmark uses as many at a time.
 const NGINX_KEEPALIVE: u32 = 256;
 
-/// Is a gateway that is compared with the router.
+/// A gateway that is compared with the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Gateway {
     /// nginx, in turn.
@@ -47,37 +47,38 @@ impl fmt::Display for Gateway {
 
 /// Fetches nginx, SMG and wrk where they are missing.
 ///
-/// Errors: the script fails; what it says has been printed.
+/// Errors: the script fails; its output has been printed.
 pub fn fetch() -> anyhow::Result<()> {
     script("routing-peers.sh")
 }
 
-/// Returns llama-server's path after building it where it is missing or out of date.
+/// Returns the path of llama-server, and builds it first where it is missing or out of date.
 ///
-/// Errors: the script fails; what it says has been printed.
+/// Errors: the script fails; its output has been printed.
 pub fn llama_server() -> anyhow::Result<PathBuf> {
     script("llama-server.sh")?;
     Ok(peer("llama-server/llama-server"))
 }
 
-/// Returns the flags with which llama-server is fastest on this machine: split buffers, and flash attention where the worker's self-test
-/// has found, on the same machine with the same library, that it pays. `worker_log` is the log of a worker that is ready.
+/// Returns the flags with which llama-server is fastest on this machine: split buffers, and flash attention if the
+/// worker's self-test found that it pays on the same machine with the same library. `worker_log` is the log of a worker
+/// that is ready.
 ///
-/// Errors: the log does not say.
+/// Errors: the log does not contain the settings.
 pub fn llama_server_best(worker_log: &str) -> anyhow::Result<[String; 3]> {
     let settled = settled(worker_log).context("the worker's log does not say on what it has settled")?;
     let flash_attn = if settled.contains("flash_attn=true") { "on" } else { "off" };
     Ok(["--flash-attn", flash_attn, "--no-kv-unified"].map(str::to_owned))
 }
 
-/// Returns how a worker has settled attention and buffer, as its log says it.
+/// Returns a worker's settings of attention and buffer, as in its log.
 pub fn settled(worker_log: &str) -> Option<String> {
     let ready = worker_log.lines().find(|line| line.contains(" ready model="))?;
     let wanted = |field: &&str| field.starts_with("flash_attn=") || field.starts_with("kv_unified=");
     Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
 }
 
-/// Returns wrk with what it needs to run.
+/// Returns the command of wrk, with its library path.
 pub fn wrk() -> Command {
     let mut command = Command::new(peer("wrk"));
     command.env("LD_LIBRARY_PATH", peer("routing-lib"));
@@ -95,7 +96,7 @@ fn peer(name: &str) -> PathBuf {
     Path::new(ROOT).join("target/peers").join(name)
 }
 
-/// Is a gateway that runs, with the folder that it uses.
+/// A running gateway and the folder that it uses.
 #[derive(Debug)]
 pub struct RunningGateway {
     server: Server,
@@ -103,9 +104,9 @@ pub struct RunningGateway {
 }
 
 impl Gateway {
-    /// Starts the gateway in front of `workers` and waits until a request through it is answered with 200.
+    /// Starts the gateway in front of `workers` and waits until a request through it gets a response with 200.
     ///
-    /// Errors: it does not start or does not answer; its log is in the message.
+    /// Errors: it does not start or does not respond; its log is in the message.
     pub async fn start(self, workers: &[SocketAddr]) -> anyhow::Result<RunningGateway> {
         let address = free_address()?;
         let folder = tempfile::tempdir()?;
@@ -125,7 +126,7 @@ impl RunningGateway {
         self.server.base_url()
     }
 
-    /// Ends it, and with it the processes that it has started itself.
+    /// Ends the gateway and the processes that it started.
     ///
     /// Errors: it does not end.
     pub async fn stop(mut self) -> anyhow::Result<()> {
@@ -133,7 +134,7 @@ impl RunningGateway {
     }
 }
 
-/// Returns an address of this machine at which nothing listens.
+/// Returns a loopback address that is not in use.
 ///
 /// Errors: no port is free.
 pub fn free_address() -> anyhow::Result<SocketAddr> {
@@ -147,9 +148,10 @@ async fn nginx(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[S
     Server::start_at("nginx", &peer("nginx"), &args, address).await
 }
 
-/// Returns a configuration with connections kept to the workers, bodies in memory and answers passed on as they come.
+/// Returns a configuration with persistent connections to the workers, bodies in memory and unbuffered responses.
 ///
-/// llama-server closes a kept connection after 5 s without a request; where nginx uses one at that moment, it tries once more.
+/// llama-server closes a persistent connection after 5 s without a request; if nginx uses one at that moment, it tries
+/// again.
 fn nginx_config(address: SocketAddr, folder: &Path, (policy, workers): (&str, &[SocketAddr])) -> String {
     let servers: String = workers.iter().map(|worker| format!("server {worker};")).collect();
     let folder = folder.display();
@@ -183,9 +185,9 @@ async fn smg(address: SocketAddr, workers: &[SocketAddr]) -> anyhow::Result<Serv
     Server::start_at("smg", &peer("smg/bin/python"), &args, address).await
 }
 
-/// Starts llama-server on `model` with further flags and waits until it answers.
+/// Starts llama-server on `model` with further flags and waits until it responds.
 ///
-/// Errors: it does not start or does not answer; its log is in the message.
+/// Errors: it does not start or does not respond; its log is in the message.
 pub async fn start_llama_server(program: &Path, model: &Path, flags: &[String]) -> anyhow::Result<Server> {
     let mut args = ["--host", "127.0.0.1", "--port", "0", "--model"].map(str::to_owned).to_vec();
     args.push(model.display().to_string());

@@ -1,7 +1,8 @@
-//! `warmpath-bench policies`: the same chats through a router under each of its policies, compared in one table.
+//! `warmpath-bench policies`: runs the same chats through a router under each of its policies, and compares them in one
+//! table.
 //!
-//! Not here: the load itself (`chat_load`). The idea: every policy gets a fleet of its own, so that none finds what another
-//! left behind, and all run on the same machine one after the other.
+//! The load itself is in `chat_load`. Every policy gets a fleet of its own, so that none reuses what another left
+//! behind; all run on the same machine one after the other.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -12,7 +13,7 @@ use crate::chat_load::{Outcome, Shape, drive};
 use crate::client::ChatClient;
 use crate::fleet::{Fleet, FleetArgs};
 
-/// Is what `policies` is told on the command line.
+/// Flags of `policies`.
 #[derive(Debug, Args)]
 pub struct PoliciesArgs {
     #[command(flatten)]
@@ -24,7 +25,7 @@ pub struct PoliciesArgs {
     json: bool,
 }
 
-/// Runs the load once under each policy and prints what came of each.
+/// Runs the load once under each policy and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]

@@ -1,6 +1,6 @@
 //! Texts for synthetic conversations: deterministic words, so that a run can be repeated.
 //!
-//! Not here: how conversations are built from them (`chat_load`, `demo`).
+//! Conversations are built from them in `chat_load` and `demo`.
 
 use rand::seq::IndexedRandom as _;
 use rand_chacha::ChaCha8Rng;
@@ -15,7 +15,7 @@ const WORDS: [&str; 64] = [
     "reads", "sends", "shows", "takes", "turns", "under", "waits", "with", "writes",
 ];
 
-/// Returns `n_words` words that depend on `seed` alone.
+/// Returns `n_words` words that depend on `seed` only.
 pub fn words(seed: u64, n_words: usize) -> String {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut text = String::with_capacity(n_words * 7);

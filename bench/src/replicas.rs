@@ -1,9 +1,9 @@
-//! `warmpath-bench replicas`: what is lost when many routers, which know nothing of each other, stand in front of one fleet.
+//! `warmpath-bench replicas`: what is lost when many routers, which share no state, serve one fleet.
 //!
-//! Not here: the load itself (`chat_load`), the same question in virtual time (`sim`).
-//! The idea: the same conversations through many routers, each turn through another one, and through one router; then
-//! bursts of siblings, requests with one new prefix that come within 50 ms, before any worker can have computed it. The slowest of
-//! few requests is one of the first that a fleet gets, and a matter of luck, so rounds can be put together, each with a new fleet.
+//! The load itself is in `chat_load`, the same question in virtual time in `sim`. The same conversations run through
+//! many routers, each turn through another one, and through a single router. Then come bursts of siblings: requests
+//! with one new prefix that arrive within 50 ms, before any worker can have computed it. The slowest of few requests is
+//! one of the first that a fleet gets, and mostly chance, so several rounds, each with a new fleet, can be combined.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,17 +19,17 @@ use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
 
-/// Is the number of requests in a burst of siblings, and the time in which they come.
+/// Number of requests in a burst of siblings.
 ///
 /// Source: the goal that routers are measured against.
 pub const SIBLINGS: usize = 16;
-/// See [`SIBLINGS`].
+/// Time within which the requests of a burst arrive. Source: as [`SIBLINGS`].
 pub const BURST: Duration = Duration::from_millis(50);
 
-/// Is the length of what a measured burst shares: some 1,000 tokens.
+/// Length of a measured burst's shared prefix: some 1,000 tokens. Units: words.
 const BURST_WORDS: usize = 600;
 
-/// Is what `replicas` is told on the command line.
+/// Flags of `replicas`.
 #[derive(Debug, Args)]
 pub struct ReplicasArgs {
     #[command(flatten)]
@@ -37,7 +37,8 @@ pub struct ReplicasArgs {
     /// Routers in front of it; each number is a run with a fleet of its own.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 1])]
     routers: Vec<usize>,
-    /// Runs of each number of routers, in turn with the others and with texts of their own; what came of them is put together.
+    /// Runs of each number of routers, in turn with the others and with texts of their own; what came of them is put
+    /// together.
     #[arg(long, default_value_t = 1)]
     rounds: u64,
     /// Bursts of siblings in each run.
@@ -50,26 +51,26 @@ pub struct ReplicasArgs {
     json: bool,
 }
 
-/// Is what came of one number of routers.
+/// Result of one number of routers.
 #[derive(Debug, Serialize)]
 struct Row {
     n_routers: usize,
     chats: Outcome,
-    /// Is the most workers on which one burst landed.
+    /// Largest number of workers that one burst was routed to.
     workers_per_burst_max: usize,
     workers_per_burst_mean: f64,
-    /// Is the prefix hit ratio of the bursts.
+    /// Prefix hit ratio of the bursts.
     burst_hit_ratio: f64,
 }
 
-/// Is what came of one number of routers, run by run.
+/// Responses of one number of routers, over all rounds.
 #[derive(Default)]
 struct Runs {
     chats: Answers,
     bursts: Vec<Vec<Answer>>,
 }
 
-/// Runs the load for each number of routers and prints what came of each.
+/// Runs the load for each number of routers and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
@@ -115,7 +116,7 @@ impl Runs {
     }
 }
 
-/// Runs the load once and adds what came of it to `runs`.
+/// Runs the load once and adds the responses to `runs`.
 async fn measure(args: &ReplicasArgs, (n_routers, round): (usize, u64), runs: &mut Runs) -> anyhow::Result<()> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
     let mut replicas = Vec::new();
@@ -133,7 +134,7 @@ async fn measure(args: &ReplicasArgs, (n_routers, round): (usize, u64), runs: &m
     Ok(())
 }
 
-/// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], in turn through `clients`.
+/// Sends [`SIBLINGS`] requests with one new prefix of `n_words` within [`BURST`], through `clients` in turn.
 ///
 /// Errors: the first request that fails.
 pub async fn burst(clients: &[ChatClient], seed: u64, n_words: usize) -> anyhow::Result<Vec<Answer>> {
@@ -146,7 +147,7 @@ pub async fn burst(clients: &[ChatClient], seed: u64, n_words: usize) -> anyhow:
     try_join_all((0..SIBLINGS).map(sibling)).await
 }
 
-/// Returns on how many workers `answers` were made.
+/// Returns the number of workers that generated `answers`.
 pub fn n_workers_of(answers: &[Answer]) -> usize {
     answers.iter().map(|answer| &answer.worker).collect::<BTreeSet<_>>().len()
 }

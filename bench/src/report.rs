@@ -1,35 +1,35 @@
-//! What a series of answers comes to: hit ratio, TTFT and TPOT percentiles.
+//! Summary of a series of responses: hit ratio, percentiles of TTFT and TPOT.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::client::Answer;
 
-/// Is the summary of a series of answers.
+/// Summary of a series of responses.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Is the number of answers.
+    /// Number of responses.
     pub n_answers: usize,
-    /// Is the prompt tokens of all answers.
+    /// Prompt tokens of all responses.
     pub prompt_tokens: u64,
-    /// Is the prompt tokens that were reused.
+    /// Prompt tokens that were reused.
     pub cached_tokens: u64,
-    /// Is the prefix hit ratio: cached prompt tokens / prompt tokens.
+    /// Prefix hit ratio: cached prompt tokens / prompt tokens.
     pub prefix_hit_ratio: f64,
-    /// Is the median TTFT. Units: milliseconds.
+    /// Median TTFT. Units: milliseconds.
     pub ttft_ms_p50: f64,
-    /// Is the 95th percentile of the TTFT. Units: milliseconds.
+    /// 95th percentile of the TTFT. Units: milliseconds.
     pub ttft_ms_p95: f64,
-    /// Is the 99th percentile of the TTFT. Units: milliseconds.
+    /// 99th percentile of the TTFT. Units: milliseconds.
     pub ttft_ms_p99: f64,
-    /// Is the median TPOT. Units: milliseconds.
+    /// Median TPOT. Units: milliseconds.
     pub tpot_ms_p50: f64,
 }
 
 impl Report {
-    /// Sums up `answers`; all figures of an empty series are 0.
+    /// Returns the summary of `answers`; all figures of an empty series are 0.
     pub fn of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Self {
-        // Three digits over a microsecond to an hour.
+        // Three significant digits, from a microsecond to an hour.
         let histogram = || Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are valid");
         let (mut ttft, mut tpot) = (histogram(), histogram());
         let (mut n_answers, mut prompt_tokens, mut cached_tokens) = (0, 0, 0);
@@ -56,7 +56,7 @@ impl Report {
     }
 }
 
-/// Returns the median, the mean of the middle two of an even number; none of no values.
+/// Returns the median: for an even number of values the mean of the middle two; `None` for no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

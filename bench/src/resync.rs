@@ -1,9 +1,10 @@
-//! `warmpath-bench resync`: how long a router takes to take in the whole view of a large worker, and what requests feel
-//! meanwhile.
+//! `warmpath-bench resync`: how long a router takes to take in the whole view of a large worker, and how this affects
+//! requests.
 //!
-//! Not here: the index by itself (`index_bench`), the workers (`fake_worker`). The idea: two fake workers that answer at once
-//! stand behind a real router; one of them says that it holds a million blocks, breaks its stream off and shows half of its prompts new. Requests and
-//! looks at `/readyz` go on all the time, and are counted apart while the view is being replaced.
+//! The index alone is measured in `index_bench`; the workers are in `fake_worker`. Two fake workers that answer
+//! immediately stand behind a real router. One of them announces a million blocks, breaks its stream and replaces half
+//! of its runs. Requests and checks of `/readyz` continue all the time, and are counted separately while the view is
+//! being replaced.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,16 +23,16 @@ use crate::fake_worker::{FakeWorker, Likeness};
 use crate::fleet::{Server, bin_dir};
 use crate::prompts::words;
 
-/// Is the pause between two looks at the router's page and at `/readyz`.
+/// Time between two checks of the router's page and of `/readyz`.
 const POLL: Duration = Duration::from_millis(5);
-/// Is how long requests are measured before each resync.
+/// Time for which requests are measured before each resync.
 ///
 /// Source: longer than a stream must last for the router to open the next one after its shortest pause.
 const QUIET: Duration = Duration::from_secs(6);
-/// Is the longest time in which a resync has to be over.
+/// Longest time that a resync may take.
 const RESYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Is what `resync` is told on the command line.
+/// Flags of `resync`.
 #[derive(Debug, Args)]
 pub struct ResyncArgs {
     /// GGUF file whose vocabulary the fake workers serve.
@@ -51,7 +52,7 @@ pub struct ResyncArgs {
     concurrency: usize,
 }
 
-/// Is what requests felt, apart by whether a view was being replaced. The lock is held for one entry.
+/// Measurements of requests, split by whether a view was being replaced. The lock is held to add one entry.
 struct Felt {
     is_resyncing: AtomicBool,
     latencies_us: Mutex<[Histogram<u64>; 2]>,
@@ -117,7 +118,7 @@ async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Ar
     Ok((large, router))
 }
 
-/// Breaks the large worker's stream off and returns how long the router takes until it knows the new view.
+/// Breaks the large worker's stream, and returns the time until the router knows the new view.
 async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<Duration> {
     let n_streams = large.n_streams();
     felt.is_resyncing.store(true, Ordering::SeqCst);
@@ -133,7 +134,7 @@ async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<D
     Ok(took)
 }
 
-/// Waits until the router's page says that the first worker's blocks are what that worker says.
+/// Waits until the router's page shows the first worker's blocks as current.
 async fn known(page: &str) -> anyhow::Result<()> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let started = Instant::now();

@@ -1,9 +1,9 @@
-//! `warmpath-bench sim`: a fleet in virtual time, under any routing policy, on a trace.
+//! `warmpath-bench sim`: runs a fleet in virtual time on a trace, under any routing policy.
 //!
-//! Not here: real processes (`policies`, `chat`). The idea: the production decisions, `router/core` and `worker/core`, run on
-//! a trace of prompts in Mooncake's format; only time is modelled. What comes out is compared with one cache of the whole
-//! fleet's size. `load` is the prompt tokens that come in a second over those that all workers could compute if nothing were
-//! cached; the trace's times are stretched to reach it.
+//! Real processes are measured in `policies` and `chat`. The production decisions, `router/core` and `worker/core`, run
+//! on a trace of prompts in Mooncake's format; only time is modelled. Results are compared with a single cache of the
+//! whole fleet's size. `load` is the number of prompt tokens that arrive in a second, divided by the number that all
+//! workers could compute if nothing were cached; the trace's times are stretched to reach it.
 
 pub mod lru;
 pub mod outcome;
@@ -27,7 +27,7 @@ use self::shapes::TraceShape;
 use self::trace::Trace;
 use self::world::{FleetChange, Presence, Scene};
 
-/// Is what `warmpath-bench sim` is told.
+/// Flags of `sim`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SimArgs {
     /// Trace to run: one JSON object a line with timestamp (ms), input_length, output_length, hash_ids.
@@ -39,7 +39,8 @@ pub struct SimArgs {
     /// Requests of a made trace.
     #[arg(long, default_value_t = 4000)]
     pub requests: usize,
-    /// Tick of the trace's clock in seconds: each arrival is moved by a random part of it. Mooncake's traces tick every 3 s.
+    /// Tick of the trace's clock in seconds: each arrival is moved by a random part of it. Mooncake's traces tick every
+    /// 3 s.
     #[arg(long, default_value_t = 0.0)]
     pub spread: f64,
     /// Bursts of 16 siblings, within 50 ms each, that come on top of the trace.
@@ -104,9 +105,9 @@ pub struct SimArgs {
     pub json: bool,
 }
 
-/// Runs `warmpath-bench sim` and prints what came of it.
+/// Runs `warmpath-bench sim` and prints the results.
 ///
-/// Errors: a trace that cannot be read; numbers that make no fleet.
+/// Errors: a trace that cannot be read; numbers that do not describe a fleet.
 #[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let policies: &[Policy] = match (args.all_policies, args.ablation) {
@@ -122,7 +123,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
 
 /// Runs the trace once under each policy.
 ///
-/// Errors: a trace that cannot be read; numbers that make no fleet.
+/// Errors: a trace that cannot be read; numbers that do not describe a fleet.
 pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outcome>> {
     let mut trace = read(args)?;
     anyhow::ensure!(args.spread.is_finite() && args.spread >= 0.0, "a tick is a time");

@@ -1,8 +1,9 @@
-//! `warmpath-bench worker`: the worker's prompt-state cache, beside llama-server on the same model, against what it must reach.
+//! `warmpath-bench worker`: the worker's prompt-state cache beside llama-server on the same model, compared with its
+//! goals.
 //!
-//! Not here: the servers (`contender`), what they are asked (`traffic`, `shapes`, `throughput`, `long_prompt`, `state`), figures and goals
-//! (`measured`, `goals`), tables (`tables`, `outcome`).
-//! The idea: ratios of one run. In every scenario the servers take turns, pass by pass, so that a noisy machine is noisy for all.
+//! The servers are in `contender`, the requests in `traffic`, `shapes`, `throughput`, `long_prompt` and `state`,
+//! figures and goals in `measured` and `goals`, tables in `tables` and `outcome`. Only ratios within one run count. In
+//! every scenario the servers take turns, pass by pass, so that a noisy machine affects all of them.
 
 pub mod constrained;
 pub mod contender;
@@ -39,7 +40,7 @@ use crate::fleet::bin_dir;
 use crate::peers;
 use crate::prompts::words;
 
-/// Is what `worker` is told on the command line.
+/// Flags of `worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
     /// GGUF file that every server serves.
@@ -68,20 +69,20 @@ pub struct WorkerArgs {
     seed: u64,
 }
 
-/// Is a server to compare with.
+/// A server to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
     /// llama.cpp's own server.
     LlamaServer,
 }
 
-/// Is the context of a slot: the longest scenario's prompts and answers fit in. Units: tokens.
+/// Context of a slot, large enough for the longest scenario's prompts and responses. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
 
-/// Runs the scenarios, prints their tables, and writes them into the page if one is named.
+/// Runs the scenarios, prints their tables, and writes them into the page if one is given.
 ///
-/// A goal that is missed is said and is no error: this measures. Errors: a server that does not start or answer; the other
-/// scenarios are run and shown all the same.
+/// A missed goal is reported and is not an error, since this is a measurement. Errors: a server that does not start or
+/// respond; the other scenarios are run and shown nevertheless.
 pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     let self_test_cache = tempfile::tempdir()?;
     let mut programs = Programs {
@@ -111,7 +112,8 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the tokens of a word of our texts in the model's vocabulary, and the log of the worker that was asked.
+/// Returns the number of tokens per word of our texts in the model's vocabulary, and the log of the worker that counted
+/// them.
 async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     let setup = Setup { n_slots: traffic::N_SLOTS, slot_context_tokens: SLOT_CONTEXT_TOKENS, ..Setup::default() };
     let server = programs.start(Contender::Worker, &setup).await?;
@@ -127,7 +129,7 @@ async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     Ok(((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64, log))
 }
 
-/// Is what every scenario needs.
+/// What every scenario needs.
 #[derive(Debug)]
 struct Bench {
     programs: Programs,
@@ -266,7 +268,7 @@ impl Bench {
         self.compare(outcome, (Scenario::SharedRam50, title, Footprint::section()), measure).await;
     }
 
-    /// Measures every contender of a scenario, a row of its section each, and judges them together.
+    /// Measures every contender of a scenario, one row of its section each, and judges them together.
     async fn compare(
         &self,
         outcome: &mut Outcome,

@@ -1,19 +1,19 @@
 //! The crate `kv-index`: SMG's `ChainIndex`, a tree of runs with bitsets of workers.
 //!
-//! Not here: measuring. The idea: fed as its gateway feeds it, one lane map a worker, by one writer; asked through
-//! `score_into`, which allocates nothing but the answer.
+//! Measuring is in `measure`. The index is fed as SMG's gateway feeds it, by one writer with one lane map per worker.
+//! It is queried through `score_into`, which allocates nothing but the result.
 
 use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash, StoredBlock};
 
 use crate::measure::Subject;
 use crate::workload::Stretch;
 
-/// Is what a slot of a lane map takes: 16 bytes and a tag. Units: bytes.
+/// Memory of one slot of a lane map: 16 bytes and a tag. Units: bytes.
 ///
 /// Source: `ChainBlockMap::capacity` of kv-index 2.0.0.
 const LANE_SLOT_BYTES: usize = 17;
 
-/// Is the index and the lane maps of its workers.
+/// The index and the lane maps of its workers.
 pub struct Chain {
     index: ChainIndex,
     ids: Vec<u32>,
@@ -30,11 +30,11 @@ impl Chain {
     }
 }
 
-/// Is one event of one worker.
+/// One event of one worker.
 pub enum Change {
-    /// Blocks behind a parent.
+    /// Blocks were stored after a parent.
     Stored { worker: u32, parent: Option<SequenceHash>, blocks: Vec<StoredBlock> },
-    /// Blocks that are gone.
+    /// Blocks were removed.
     Removed { worker: u32, keys: Vec<SequenceHash> },
 }
 
@@ -90,7 +90,7 @@ impl Subject for Chain {
         answer
     }
 
-    /// Returns what is handed out of the arena and the slab, and the lane maps, which removals need.
+    /// Returns the used memory of the arena and the slab, and that of the lane maps, which removals need.
     fn bytes(&self) -> usize {
         let stats = self.index.stats();
         let lanes: usize = self.maps.iter().map(|map| map.capacity() * LANE_SLOT_BYTES).sum();

@@ -1,7 +1,7 @@
-//! Measures other projects' prefix indexes on the very workload of `warmpath-bench index`, and prints the rows as JSON.
+//! Measures other projects' prefix indexes on the workload of `warmpath-bench index`, and prints the rows as JSON.
 //!
-//! Not here: our own index and the report (`warmpath-bench`, which runs these programs), the allocator (`system`,
-//! `mimalloc`). The idea: workload and measuring are the same source files; only the adapters to the two indexes are here.
+//! Our own index and the report are in `warmpath-bench`, which runs these programs; the allocators are in `system` and
+//! `mimalloc`. Workload and measurement are the same source files; only the adapters to the two indexes are here.
 
 mod chain_index;
 #[path = "../../src/index_bench/measure.rs"]
@@ -18,25 +18,25 @@ use measure::{Row, Size};
 /// Measures kv-index and dynamo-kv-router.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Lists the fleet sizes.
+    /// Fleet sizes.
     #[arg(long, value_delimiter = ',')]
     workers: Vec<u32>,
-    /// Is how many blocks each worker holds, about.
+    /// Approximate number of blocks that each worker holds.
     #[arg(long)]
     blocks_per_worker: usize,
-    /// Is how many look-ups are timed for each fleet size.
+    /// Number of lookups that are timed for each fleet size.
     #[arg(long)]
     lookups: usize,
-    /// Seeds what workers hold and what is asked.
+    /// Seed of the workers' blocks and of the lookups.
     #[arg(long)]
     seed: u64,
 }
 
-/// Measures with the allocator of the calling program; `note` is put behind the indexes' names.
+/// Measures with the allocator of the calling program; `note` is appended to the indexes' names.
 ///
-/// `allocated` says how much that allocator has handed out. Units: bytes.
+/// `allocated` returns the memory that the allocator has handed out. Units: bytes.
 ///
-/// Errors: where an answer differs from brute force.
+/// Errors: a result differs from brute force.
 #[expect(clippy::print_stdout, reason = "the rows are the programs' output")]
 pub fn run(note: &str, allocated: fn() -> usize) -> anyhow::Result<()> {
     let args = Args::parse();

@@ -1,11 +1,11 @@
 //! Measures the indexes with the allocator of Warmpath's router.
 //!
-//! Not here: all but the allocator.
+//! Everything but the allocator is in the library.
 
 use cap::Cap;
 use mimalloc::MiMalloc;
 
-/// Counts what is handed out: one atomic addition an allocation.
+/// Allocator that counts the memory that it hands out, by one atomic addition per allocation.
 #[global_allocator]
 static ALLOCATOR: Cap<MiMalloc> = Cap::new(MiMalloc, usize::MAX);
 

@@ -1,7 +1,8 @@
-//! The crate `dynamo-kv-router`: NVIDIA Dynamo's `RadixTree`, a compressed radix tree with a table of blocks a worker.
+//! The crate `dynamo-kv-router`: NVIDIA Dynamo's `RadixTree`, a compressed radix tree with a table of blocks per
+//! worker.
 //!
-//! Not here: measuring. The idea: fed with router events as its indexer thread feeds it; memory is what the allocator
-//! has handed out since the tree was made, for the tree counts none itself.
+//! Measuring is in `measure`. The tree is fed with router events as its indexer thread feeds it. Its memory is what the
+//! allocator has handed out since the tree was made, because the tree does not count its own.
 
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::{
@@ -12,7 +13,7 @@ use dynamo_kv_router::protocols::{
 use crate::measure::Subject;
 use crate::workload::Stretch;
 
-/// Is the tree, and what the allocator had handed out before it.
+/// The tree, and the memory that the allocator had handed out before it.
 pub struct Radix {
     tree: RadixTree,
     allocated: fn() -> usize,

@@ -1,12 +1,12 @@
 //! Measures the indexes with the system's allocator.
 //!
-//! Not here: all but the allocator.
+//! Everything but the allocator is in the library.
 
 use std::alloc::System;
 
 use cap::Cap;
 
-/// Counts what is handed out: one atomic addition an allocation.
+/// Allocator that counts the memory that it hands out, by one atomic addition per allocation.
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
