@@ -1,7 +1,8 @@
-//! Measures one index on one fleet: the same steps, in the same order, for ours and for others.
+//! Measures one index on one fleet, with the same steps in the same order for our index and for others.
 //!
-//! Not here: what is held and asked (`workload`), the indexes. The idea: an index is fed with the fleet's changes as its
-//! own routers would feed it, each prepared before its time is taken; then it is asked; then it forgets again.
+//! Contents and lookups are made in `workload`; the indexes are adapted elsewhere. An index receives the fleet's
+//! changes as its own router would send them, each prepared before its time is measured. Then it is queried, and then
+//! everything is removed again.
 
 use std::time::{Duration, Instant};
 
@@ -10,35 +11,35 @@ use serde::{Deserialize, Serialize};
 
 use super::workload::{Fleet, Stretch};
 
-/// Is how many look-ups are compared with brute force, at most.
+/// Maximum number of lookups that are compared with brute force.
 const N_CHECKED_MAX: usize = 2_000;
-/// Is how many keys of how many workers brute force may try in all checks together.
+/// Maximum work of all brute-force checks together. Units: workers times lookups.
 const CHECKED_WORK_MAX: usize = 500_000;
-/// Is how many workers' views are replaced.
+/// Number of workers whose views are replaced.
 const N_REPLACED: u32 = 16;
 
-/// Is an index that can be measured.
+/// An index that can be measured.
 pub trait Subject {
-    /// Is a change as the index takes it.
+    /// A change in the index's own form.
     type Change;
-    /// Is a question as the index takes it.
+    /// A query in the index's own form.
     type Ask;
-    /// Is an answer as the index gives it.
+    /// A result in the index's own form.
     type Answer;
 
-    /// Returns the change that stores `keys` behind `parent`.
+    /// Returns the change that stores `keys` after `parent`.
     fn stored(&self, stretch: Stretch, parent: Option<u64>, keys: &[u64]) -> Self::Change;
     /// Returns the change that removes `keys`.
     fn removed(&self, stretch: Stretch, keys: &[u64]) -> Self::Change;
-    /// Makes a change.
+    /// Applies a change.
     fn apply(&mut self, change: Self::Change);
-    /// Makes `view` all that a worker holds.
+    /// Replaces all that a worker holds by `view`.
     fn replace(&mut self, worker: u32, view: Vec<Self::Change>);
-    /// Takes note that a request with the prompt `keys` was routed.
+    /// Informs the index that a request with the prompt `keys` was routed.
     fn routed(&self, keys: &[u64]);
-    /// Returns the question for the holders of a chain.
+    /// Returns the query for the holders of a chain.
     fn ask(&self, keys: &[u64]) -> Self::Ask;
-    /// Answers a question.
+    /// Runs a query.
     fn look_up(&self, ask: Self::Ask) -> Self::Answer;
     /// Returns the blocks and the worker of each match.
     fn read(answer: Self::Answer) -> Vec<(u32, u32)>;
@@ -46,49 +47,49 @@ pub trait Subject {
     fn bytes(&self) -> usize;
 }
 
-/// Is how large the measured fleets are and how long they are asked.
+/// Size of the measured fleet and number of lookups.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    /// Is the number of workers.
+    /// Number of workers.
     pub n_workers: u32,
-    /// Is how many blocks each worker holds, about.
+    /// Approximate number of blocks that each worker holds.
     pub blocks_per_worker: usize,
-    /// Is how many look-ups are timed.
+    /// Number of lookups that are timed.
     pub n_lookups: usize,
-    /// Seeds what workers hold and what is asked.
+    /// Seed of the workers' blocks and of the lookups.
     pub seed: u64,
 }
 
-/// Is what was measured of one index with one fleet.
+/// Measurements of one index with one fleet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// Names the index.
+    /// Name of the index.
     pub index: String,
-    /// Is the number of workers.
+    /// Number of workers.
     pub n_workers: u32,
-    /// Is the number of different blocks held.
+    /// Number of distinct blocks.
     pub n_blocks: usize,
-    /// Is the number of claims: pairs of a worker and a block that it holds.
+    /// Number of claims: pairs of a worker and a block that it holds.
     pub n_claims: usize,
-    /// Is the median time of a look-up, the clock's own included. Units: nanoseconds.
+    /// Median time of a lookup, including that of reading the clock. Units: nanoseconds.
     pub lookup_ns_p50: u64,
-    /// Is the 99th percentile of it. Units: nanoseconds.
+    /// 99th percentile of that time. Units: nanoseconds.
     pub lookup_ns_p99: u64,
-    /// Is how many claims are recorded a second.
+    /// Number of claims that are recorded per second.
     pub stored_blocks_per_s: f64,
-    /// Is how many claims are forgotten a second.
+    /// Number of claims that are removed per second.
     pub removed_blocks_per_s: f64,
-    /// Is how many claims of a new view, half of which is known, are recorded a second.
+    /// Number of claims of a new view that are recorded per second; half of the view is known already.
     pub replaced_blocks_per_s: f64,
-    /// Is the memory for each different block. Units: bytes.
+    /// Memory per distinct block. Units: bytes.
     pub bytes_per_block: f64,
-    /// Is how many look-ups were compared with brute force; all agreed.
+    /// Number of lookups that were compared with brute force; all agreed.
     pub n_checked: usize,
 }
 
-/// Measures the index that `new` makes.
+/// Measures the index that `new` creates.
 ///
-/// Errors: where an answer differs from brute force.
+/// Errors: a result differs from brute force.
 pub fn measure<S: Subject>(name: &str, size: Size, new: impl FnOnce() -> S) -> anyhow::Result<Row> {
     let mut fleet = Fleet::random(size.n_workers, size.blocks_per_worker, size.seed);
     let (n_blocks, n_claims) = (fleet.n_blocks(), fleet.n_claims());
@@ -183,7 +184,7 @@ fn check<S: Subject>(subject: &S, fleet: &mut Fleet, n: usize) -> anyhow::Result
 }
 
 fn time_lookups<S: Subject>(subject: &S, fleet: &mut Fleet, n: usize) -> Histogram<u64> {
-    // One nanosecond to a second; `saturating_record` clamps to the bounds, so they are given and not grown.
+    // From one nanosecond to a second; `saturating_record` clamps to the bounds, so they are fixed here.
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3).expect("the bounds are valid");
     for _ in 0..n {
         let ask = std::hint::black_box(subject.ask(&fleet.ask()));

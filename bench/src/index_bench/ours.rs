@@ -1,7 +1,7 @@
-//! Our own index as something that is measured.
+//! The adapter to our own index.
 //!
-//! Not here: measuring. The idea: fed with runs, as the router's tracker feeds it; a run does not name its parent. What
-//! is routed is touched, as the router does behind the request.
+//! Measuring is in `measure`. The index is fed with runs, as the router's tracker feeds it; a run does not name its
+//! parent. Routed prompts are touched, as the router does after each request.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use warmpath_router_core::index::{IndexOptions, IndexWriter, Match, PrefixIndex}
 use super::measure::Subject;
 use super::workload::Stretch;
 
-/// Is the most memory the index may take: no benchmark reaches it. Units: bytes.
+/// Maximum memory of the index, which no benchmark reaches. Units: bytes.
 const INDEX_BYTES_MAX: usize = 4 << 30;
 
-/// Is the index, both sides of it.
+/// Both sides of the index.
 pub struct Ours {
     writer: IndexWriter,
     index: Arc<PrefixIndex>,
@@ -32,11 +32,11 @@ impl Ours {
     }
 }
 
-/// Is one change of what a worker holds.
+/// One change of what a worker holds.
 pub enum Change {
-    /// It holds a run.
+    /// The worker holds a run.
     Stored(WorkerIdx, Run),
-    /// It has lost blocks.
+    /// The worker has lost blocks.
     Removed(WorkerIdx, Vec<BlockKey>),
 }
 

@@ -1,7 +1,7 @@
-//! A resync: how long a large view takes to replace another, and what readers feel of it.
+//! A resync: how long the replacement of a large view takes, and how it affects readers.
 //!
-//! Not here: reading the snapshot from the network. The idea: one thread looks prompts up all the time, first while
-//! nothing happens, then while the writer replaces a view of a million blocks, again and again.
+//! Reading the snapshot from the network is not measured. One thread looks up prompts all the time, first while nothing
+//! happens, then while the writer repeatedly replaces a view of a million blocks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -17,33 +17,33 @@ use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 
 use super::ours::run_of;
 
-/// Is the number of blocks of a run: a long conversation with its last turn.
+/// Number of blocks of a run: a long conversation with its last turn.
 const RUN_BLOCKS: usize = 250;
-/// Is the most memory of the index, which holds two views while one replaces the other. Units: bytes.
+/// Maximum memory of the index, which holds two views during a replacement. Units: bytes.
 const INDEX_BYTES_MAX: usize = 1 << 30;
-/// Is how often the view is replaced: by itself, then by others.
+/// Number of replacements of the view: the first by the same view, the others by different ones.
 const N_REPLACED: u64 = 4;
 
-/// Is what was measured of resyncs.
+/// Measurements of resyncs.
 #[derive(Debug, Clone, Serialize)]
 pub struct ResyncReport {
-    /// Is the number of blocks of the view.
+    /// Number of blocks of the view.
     pub n_blocks: usize,
-    /// Is how long the same view takes again. Units: milliseconds.
+    /// Time to replace the view by the same one. Units: milliseconds.
     pub same_ms: f64,
-    /// Is how long a view takes that has nothing in common with the one before, the longest. Units: milliseconds.
+    /// Longest time to replace the view by one without common blocks. Units: milliseconds.
     pub other_ms: f64,
-    /// Is the 99th percentile of a look-up while nothing changes. Units: nanoseconds.
+    /// 99th percentile of a lookup while nothing changes. Units: nanoseconds.
     pub quiet_ns_p99: u64,
-    /// Is the 99th percentile of a look-up while views are replaced. Units: nanoseconds.
+    /// 99th percentile of a lookup while views are replaced. Units: nanoseconds.
     pub busy_ns_p99: u64,
-    /// Is the longest look-up while views are replaced. Units: nanoseconds.
+    /// Longest lookup while views are replaced. Units: nanoseconds.
     pub busy_ns_max: u64,
-    /// Is how many look-ups were made while views were replaced.
+    /// Number of lookups while views were replaced.
     pub n_busy: u64,
 }
 
-/// Measures views of `n_blocks` blocks of one worker; the prompts that are looked up are another worker's.
+/// Measures views of `n_blocks` blocks of one worker; the prompts that are looked up are held by another one.
 pub fn measure(n_blocks: usize, seed: u64) -> ResyncReport {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
     let asked: Vec<Vec<BlockKey>> = view(8 * RUN_BLOCKS, u64::MAX).into_iter().map(|run| run.keys).collect();
@@ -81,14 +81,14 @@ fn replace(writer: &mut IndexWriter, view: Vec<Run>) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// Returns a view of which each number's differs from every other's.
+/// Returns a view; views of different numbers share no block.
 fn view(n_blocks: usize, number: u64) -> Vec<Run> {
     let mut rng = ChaCha8Rng::seed_from_u64(number);
     let keys: Vec<u64> = (0..n_blocks).map(|_| rng.next_u64()).collect();
     keys.chunks(RUN_BLOCKS).map(|keys| run_of(keys, 0)).collect()
 }
 
-/// Times look-ups as long as fewer than `n` have been made.
+/// Times lookups until `n` of them have been made.
 fn look_up(index: &PrefixIndex, asked: &[Vec<BlockKey>], n: impl Fn() -> u64) -> Histogram<u64> {
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3).expect("the bounds are valid");
     for asked in asked.iter().cycle() {

@@ -1,17 +1,18 @@
-//! What several rounds of the index benchmark come to: the median of each figure, and our lead over the best other index.
+//! The result of several rounds of the index benchmark: the median of each figure, and our lead over the best other
+//! index.
 //!
-//! Not here: the measuring (`measure`). The idea: rounds of all indexes go by turns, so what else the machine does meets
-//! each of them; a lead is taken in each round, and its median and its range are told.
+//! Measuring is in `measure`. The indexes take turns in every round, so that other work of the machine affects all of
+//! them. A lead is computed in each round; its median and its range are reported.
 
 use serde::Serialize;
 
 use super::measure::Row;
 use crate::report::median;
 
-/// Is a figure of a row, larger where it is better.
+/// A figure of a row, larger where it is better.
 type Figure = fn(&Row) -> f64;
 
-/// Lists the figures in which indexes are compared.
+/// Figures in which indexes are compared.
 const FIGURES: [(&str, Figure); 6] = [
     ("look-up p50", |row| 1e9 / row.lookup_ns_p50 as f64),
     ("look-up p99", |row| 1e9 / row.lookup_ns_p99 as f64),
@@ -21,24 +22,24 @@ const FIGURES: [(&str, Figure); 6] = [
     ("blocks/B", |row| 1.0 / row.bytes_per_block),
 ];
 
-/// Is how many times better our index is than the best other one, in one figure with one fleet size.
+/// Ratio of our index to the best other one, in one figure with one fleet size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Lead {
-    /// Is the number of workers.
+    /// Number of workers.
     pub n_workers: u32,
-    /// Names the figure.
+    /// Name of the figure.
     pub figure: &'static str,
-    /// Names the index whose median is the best.
+    /// Name of the index with the best median.
     pub other: String,
-    /// Is the ratio in the round that was worst for ours.
+    /// Ratio in the round that was worst for ours.
     pub lowest: f64,
-    /// Is the median over the rounds.
+    /// Median over the rounds.
     pub median: f64,
-    /// Is the ratio in the round that was best for ours.
+    /// Ratio in the round that was best for ours.
     pub highest: f64,
 }
 
-/// Returns the medians of one index's rounds; none of no rounds.
+/// Returns the medians of one index's rounds; `None` without rounds.
 pub fn medians(rounds: &[Row]) -> Option<Row> {
     let of = |figure: Figure| median(&rounds.iter().map(figure).collect::<Vec<_>>());
     Some(Row {
@@ -52,7 +53,7 @@ pub fn medians(rounds: &[Row]) -> Option<Row> {
     })
 }
 
-/// Returns our lead in each figure over the index of `others` that is the best in it; all have the same rounds.
+/// Returns our lead in each figure over that one of `others` which is best in it; all have the same rounds.
 pub fn leads(ours: &[Row], others: &[Vec<Row>]) -> Vec<Lead> {
     FIGURES.iter().filter_map(|&(name, figure)| lead(name, figure, (ours, others))).collect()
 }

@@ -1,60 +1,61 @@
-//! What a fleet holds and what is asked of it: the same changes and questions for every index that is measured.
+//! The contents of a fleet and the lookups in it: the same changes and queries for every index that is measured.
 //!
-//! Not here: timing (`measure`), any index. The idea: conversations that share system prompts grow turn by turn at their
-//! workers, some of them are held by several workers in part, and the answers are counted by brute force in sets of keys.
+//! Timing is in `measure`; the indexes are elsewhere. Conversations that share system prompts grow turn by turn at
+//! their workers, and some are held in part by several workers. The expected results are found by brute force in sets
+//! of keys.
 
 use std::collections::{HashSet, VecDeque};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
-/// Is the number of different system prompts.
+/// Number of different system prompts.
 const N_SYSTEM_PROMPTS: usize = 16;
-/// Is the shortest and the longest system prompt: 256 to 4,096 tokens in blocks of 16. Units: blocks.
+/// Shortest and longest system prompt: 256 to 4,096 tokens in blocks of 16. Units: blocks.
 const SYSTEM_BLOCKS: (usize, usize) = (16, 256);
-/// Is the longest prompt: 32,768 tokens in blocks of 16. Units: blocks.
+/// Longest prompt: 32,768 tokens in blocks of 16. Units: blocks.
 const CHAIN_BLOCKS_MAX: usize = 2_048;
-/// Is the shortest part of a conversation that is its own. Units: blocks.
+/// Shortest part of a conversation after the system prompt. Units: blocks.
 const OWN_BLOCKS_MIN: usize = 16;
-/// Is the shortest and the longest turn, question and answer together. Units: blocks.
+/// Shortest and longest turn, question and response together. Units: blocks.
 const TURN_BLOCKS: (usize, usize) = (4, 64);
-/// Is how many conversations a worker holds at the same time: its slots.
+/// Number of conversations that a worker holds at the same time: its slots.
 const N_SLOTS: usize = 4;
-/// Is how many blocks a removal names.
+/// Maximum number of blocks of one removal.
 const REMOVED_BLOCKS_MAX: usize = 64;
 
-/// Is a stretch of one chain at one worker.
+/// Consecutive blocks of one chain at one worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Stretch {
-    /// Names the worker.
+    /// The worker.
     pub worker: u32,
-    /// Names the slot in which the conversation is held.
+    /// Slot in which the conversation is held.
     pub slot: u16,
-    /// Is the chain's place in [`Fleet::chains`].
+    /// Index of the chain in [`Fleet::chains`].
     pub chain: usize,
-    /// Is the first block.
+    /// First block.
     pub from: usize,
-    /// Is one more than the last block.
+    /// One more than the last block.
     pub to: usize,
 }
 
-/// Is what the fleet holds, kept the simple way.
+/// Contents of the fleet, in simple collections.
 pub struct Fleet {
-    /// Lists every chain: a system prompt and a conversation behind it.
+    /// All chains: a system prompt followed by a conversation.
     pub chains: Vec<Vec<u64>>,
-    /// Is the length of the system prompt of each chain.
+    /// Length of the system prompt of each chain.
     pub system_blocks: Vec<usize>,
-    /// Lists in order what the workers store.
+    /// Stretches that the workers store, in order.
     pub stored: Vec<Stretch>,
-    /// Lists the stretches of its own that each worker holds at the end, system prompts not included.
+    /// Stretches of conversations that each worker holds at the end, without system prompts.
     held: Vec<Vec<Stretch>>,
-    /// Holds for each worker the keys that it holds.
+    /// Keys that each worker holds.
     sets: Vec<HashSet<u64>>,
     rng: ChaCha8Rng,
 }
 
 impl Fleet {
-    /// Gives each of `n_workers` workers conversations until it holds `blocks_per_worker`.
+    /// Gives each of `n_workers` workers conversations until it holds `blocks_per_worker` blocks.
     pub fn random(n_workers: u32, blocks_per_worker: usize, seed: u64) -> Self {
         let n = n_workers as usize;
         let mut fleet = Self {
@@ -96,7 +97,7 @@ impl Fleet {
 
     /// Starts a conversation; returns the stretch of its system prompt.
     fn open(&mut self, worker: u32, slot: u16, systems: &[Vec<u64>]) -> Stretch {
-        // The lower of two: some system prompts are much more popular than others.
+        // The lower of two draws, so that some system prompts are much more popular than others.
         let system = &systems[self.below(systems.len()).min(self.below(systems.len()))];
         let doublings = (CHAIN_BLOCKS_MAX / OWN_BLOCKS_MIN).ilog2() as usize;
         let shortest = OWN_BLOCKS_MIN << self.below(doublings);
@@ -110,7 +111,7 @@ impl Fleet {
         opened
     }
 
-    /// Gives a prefix of a conversation to another worker.
+    /// Stores a prefix of a conversation at another worker.
     fn share(&mut self, of: Stretch) {
         let worker = self.below(self.sets.len()) as u32;
         let (system, len) = (self.system_blocks[of.chain], self.chains[of.chain].len());
@@ -121,7 +122,7 @@ impl Fleet {
         }
     }
 
-    /// Records a stretch, unless the worker holds it.
+    /// Records a stretch, unless the worker holds it already.
     fn store(&mut self, stretch: Stretch) {
         let (set, chain) = (&mut self.sets[stretch.worker as usize], &self.chains[stretch.chain]);
         if set.contains(&chain[stretch.to - 1]) {
@@ -139,7 +140,7 @@ impl Fleet {
         }
     }
 
-    /// Replaces every second conversation of a worker by another; returns all that it holds then, chain by chain.
+    /// Replaces every second conversation of a worker by another one; returns all that it then holds, chain by chain.
     pub fn replace(&mut self, worker: u32) -> Vec<Stretch> {
         let mut held = std::mem::take(&mut self.held[worker as usize]);
         let mut set = HashSet::new();
@@ -164,7 +165,8 @@ impl Fleet {
         view
     }
 
-    /// Returns the removals that leave nothing: of one worker leaves before their parents, of all workers mixed, as what they store.
+    /// Returns the removals that empty the fleet: leaves before their parents within a worker, with the workers
+    /// interleaved at random.
     pub fn removals(&mut self) -> Vec<Stretch> {
         let mut left: Vec<VecDeque<Stretch>> =
             self.held.iter().zip(&self.sets).map(|(held, set)| self.removals_of(held, set)).collect();
@@ -179,7 +181,7 @@ impl Fleet {
         removals
     }
 
-    /// Returns the removals that leave nothing of what one worker holds: its own stretches, and all keys.
+    /// Returns the removals that empty one worker, which holds the conversations `held` and the keys `set`.
     fn removals_of(&self, held: &[Stretch], set: &HashSet<u64>) -> VecDeque<Stretch> {
         let mut systems: HashSet<u64> = HashSet::new();
         let (mut removals, mut last) = (VecDeque::new(), Vec::new());
@@ -190,7 +192,7 @@ impl Fleet {
                 last.extend(pieces(system));
             }
         }
-        // A system prompt that was stored and never had a conversation behind it does not exist.
+        // Every stored system prompt has a conversation after it.
         debug_assert!(systems.iter().all(|key| set.contains(key)));
         removals.extend(last);
         removals
@@ -201,7 +203,7 @@ impl Fleet {
         self.sets.iter().map(HashSet::len).sum()
     }
 
-    /// Returns the number of different blocks.
+    /// Returns the number of distinct blocks.
     pub fn n_blocks(&self) -> usize {
         let mut all: Vec<u64> = self.sets.iter().flatten().copied().collect();
         all.sort_unstable();
@@ -209,7 +211,8 @@ impl Fleet {
         all.len()
     }
 
-    /// Returns a prompt as a router would look it up: a conversation with a new turn, a new conversation, or news.
+    /// Returns a prompt as a router would look it up: a conversation with a new turn, a new conversation, or a wholly
+    /// new prompt.
     pub fn ask(&mut self) -> Vec<u64> {
         let chain = self.below(self.chains.len());
         let kept = match self.below(20) {
@@ -223,7 +226,7 @@ impl Fleet {
         asked
     }
 
-    /// Returns what brute force says: how many leading blocks each worker holds, the most first, then by worker.
+    /// Returns the result of brute force: how many leading blocks each worker holds, the most first, then by worker.
     pub fn expected(&self, asked: &[u64]) -> Vec<(u32, u32)> {
         let mut expected: Vec<(u32, u32)> = (0..)
             .zip(&self.sets)
@@ -242,7 +245,7 @@ impl Fleet {
         least + self.below(most - least + 1)
     }
 
-    /// Returns a number below `n`, which is small against 2^64: the bias is not worth a loop.
+    /// Returns a number below `n`; the bias is negligible, since `n` is small against 2^64.
     fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.rng.next_u64() % n as u64).expect("below a usize")
     }

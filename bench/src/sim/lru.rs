@@ -1,14 +1,14 @@
-//! One cache of the size of all workers' stores, what hits are compared with: the least recently used block leaves.
+//! One LRU cache of the size of all workers' stores, with which hits are compared.
 //!
-//! Not here: the workers' own caches (`worker`), where what runs is held beside the store.
-//! The idea: a prompt uses its blocks from the last to the first, so that of one prompt the deepest leaves first: a block
-//! without those before it is of no use. Exact, in order of arrival, without any time.
+//! The workers' own caches are in `worker`; there the state of running sequences is held in addition to the store. A
+//! prompt uses its blocks from the last to the first, so that the deepest block of a prompt is evicted first: a block
+//! is useless without those before it. The result is exact, in order of arrival, without a notion of time.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::trace::Trace;
 
-/// Is a cache of blocks that drops the one used longest ago.
+/// A cache of blocks that evicts the least recently used one.
 #[derive(Debug)]
 pub struct Lru {
     n_blocks_max: usize,
@@ -18,12 +18,12 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// Returns an empty cache of so many blocks.
+    /// Returns an empty cache of at most `n_blocks_max` blocks.
     pub fn new(n_blocks_max: usize) -> Self {
         Self { n_blocks_max, clock: 0, used: HashMap::new(), by_use: BTreeMap::new() }
     }
 
-    /// Returns how many of a prompt's first blocks are there, and uses all of them.
+    /// Returns how many of a prompt's leading blocks are cached, and uses all its blocks.
     pub fn ask(&mut self, ids: &[u32]) -> usize {
         let n_held = ids.iter().take_while(|id| self.used.contains_key(id)).count();
         ids.iter().rev().for_each(|&id| self.touch(id));
@@ -43,16 +43,16 @@ impl Lru {
     }
 }
 
-/// Is what one cache would have hit.
+/// Hits of a single cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LruHits {
-    /// Counts the blocks that would have been reused.
+    /// Number of blocks that would have been reused.
     pub n_blocks: u64,
-    /// Counts their tokens.
+    /// Number of their tokens.
     pub n_tokens: u64,
 }
 
-/// Returns what one cache of `n_blocks_max` blocks would hit if it got the whole trace.
+/// Returns the hits of one cache of `n_blocks_max` blocks that receives the whole trace.
 pub fn hits(trace: &Trace, n_blocks_max: usize) -> LruHits {
     let mut lru = Lru::new(n_blocks_max);
     let hit =
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is the same cache as a list, the least recently used first.
+    /// The same cache as a list, the least recently used block first.
     struct Naive(Vec<u32>);
 
     impl Naive {

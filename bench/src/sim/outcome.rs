@@ -1,6 +1,6 @@
-//! What a simulated run came to, as numbers and as rows of a table.
+//! The outcome of a simulated run, as figures and as rows of a table.
 //!
-//! Not here: the run (`world`), the cache that it is compared with (`lru`).
+//! The run itself is in `world`, the cache that it is compared with in `lru`.
 
 use std::time::Duration;
 
@@ -12,48 +12,48 @@ use super::siblings;
 use super::trace::Trace;
 use super::world::{History, Scene, Served};
 
-/// Is what one run came to.
+/// Outcome of one run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Names the policy.
+    /// Name of the policy.
     pub policy: String,
-    /// Counts the requests.
+    /// Number of requests.
     pub n_requests: usize,
-    /// Counts the requests that were answered.
+    /// Number of requests that got a response.
     pub n_answered: usize,
-    /// Is the reused blocks / all blocks.
+    /// Reused blocks / all blocks.
     pub block_hit_ratio: f64,
-    /// Is the reused prompt tokens / all prompt tokens.
+    /// Reused prompt tokens / all prompt tokens.
     pub token_hit_ratio: f64,
-    /// Is the reused blocks / those that one least-recently-used cache of the same total size would reuse.
+    /// Reused blocks / those that one LRU cache of the same total size would reuse.
     pub lru_share: f64,
-    /// Is the prompt tokens computed.
+    /// Computed prompt tokens.
     pub computed_tokens: u64,
-    /// Units: milliseconds.
+    /// Mean TTFT. Units: milliseconds.
     pub ttft_ms_mean: f64,
-    /// Units: milliseconds.
+    /// Median TTFT. Units: milliseconds.
     pub ttft_ms_p50: f64,
-    /// Units: milliseconds.
+    /// 99th percentile of the TTFT. Units: milliseconds.
     pub ttft_ms_p99: f64,
-    /// Is the most of any worker / the mean, of the prompt tokens computed over the worker's rate.
+    /// Maximum / mean over the workers of the time for their computed prompt tokens at their rates.
     pub imbalance: f64,
-    /// Is the share of the workers' prefill capacity that was used, until the last answer.
+    /// Used share of the workers' prefill capacity, until the last response.
     pub utilisation: f64,
-    /// Is the answers a second whose first token came within the limit.
+    /// Responses per second whose first token arrived within the limit.
     pub goodput_per_s: f64,
-    /// Is the share of the requests whose first token came within the limit.
+    /// Share of the requests whose first token arrived within the limit.
     pub within_limit: f64,
-    /// Is the share of the requests for which the router counted on another number of tokens than were reused.
+    /// Share of the requests for which the router predicted another number of cached tokens than were reused.
     pub mispredicted: f64,
-    /// Counts the attempts that were lost with a worker.
+    /// Number of attempts that were lost with a worker.
     pub n_retries: usize,
-    /// Is the most workers on which one burst of siblings landed; absent where there were none.
+    /// Largest number of workers that one burst of siblings was routed to; absent without bursts.
     pub workers_per_burst_max: Option<usize>,
-    /// Is the share of the bursts that landed on at most two workers; absent where there were none.
+    /// Share of the bursts that were routed to at most two workers; absent without bursts.
     pub bursts_within_two: Option<f64>,
 }
 
-/// Returns what a run came to.
+/// Returns the outcome of a run.
 pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits), ttft_limit: Duration) -> Outcome {
     let served: Vec<Served> = history.served.iter().flatten().copied().collect();
     let n_blocks: usize = trace.requests.iter().map(|request| request.ids.len()).sum();

@@ -1,6 +1,6 @@
 //! The policies that are compared, by name.
 //!
-//! Not here: what they do: the router's own are in `warmpath-router-core`, the others in `rivals`.
+//! The router's own policies are in `warmpath-router-core`, the others in `rivals`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,22 +9,22 @@ use warmpath_router_core::choose::Policy as Offered;
 
 use super::rivals::{Kind, Term};
 
-/// Says by what workers are chosen.
+/// Rule by which workers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// One that the router offers, run by its own code.
+    /// A policy of the router, run by its own code.
     Offered(Offered),
-    /// The router's consistent hash, with a conversation named by the first blocks of its prompt.
+    /// The router's consistent hash; a conversation is identified by the first blocks of its prompt.
     Hash {
-        /// Is how many blocks name it.
+        /// Number of these blocks.
         n_blocks: usize,
     },
-    /// One that the router does not offer.
+    /// A policy that the router does not offer.
     Rival(Kind),
 }
 
 impl Policy {
-    /// Lists the policies that `--all-policies` compares, ours last.
+    /// Policies that `--all-policies` compares, ours last.
     pub const COMPARED: [Self; 14] = [
         Self::Offered(Offered::Random),
         Self::Offered(Offered::RoundRobin),
@@ -42,7 +42,7 @@ impl Policy {
         Self::Offered(Offered::PredictedTtft),
     ];
 
-    /// Lists our policy whole and without each term of its cost.
+    /// Our policy as a whole, and without each term of its cost.
     pub const ABLATED: [Self; 7] = [
         Self::Offered(Offered::PredictedTtft),
         Self::Rival(Kind::Without(Term::Wait)),

@@ -1,7 +1,7 @@
-//! Policies that the router does not offer: rules that others have published, and ours with a term left out.
+//! Policies that the router does not offer: published rules of others, and ours without one of its terms.
 //!
-//! Not here: the router's own (`warmpath-router-core`). The idea: every rival sees what our router sees (the same matches,
-//! the same reported loads, its own requests booked at once), so that only the rule differs.
+//! The router's own policies are in `warmpath-router-core`. Every rival sees what our router sees (the same matches,
+//! the same reported loads, its own requests recorded immediately), so that only the rule differs.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,46 +19,46 @@ use warmpath_router_core::reuse::Reuse;
 use super::router::FleetShape;
 use super::trace::{Request, mix};
 
-/// Says which rule.
+/// Kind of rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Consistent hash of the first block, passed on from workers that have more than their share.
+    /// Consistent hash of the first blocks; workers with more than their share are skipped.
     BoundedHash,
-    /// The worker that got the conversation before; a new one goes to the least loaded.
+    /// The worker that got the conversation before; a new conversation goes to the least loaded worker.
     Sticky,
-    /// The least time until the first token.
+    /// The shortest time to the first token.
     EarliestFinish,
-    /// The least uncached tokens plus a tenth of those that wait.
+    /// The fewest uncached tokens plus a tenth of the waiting ones.
     TenthQueue,
-    /// SGLang's: the longest prefix while the fleet is balanced, the shortest queue while it is not.
+    /// SGLang's: the longest prefix while the fleet is balanced, the shortest queue otherwise.
     SglangSwitch,
-    /// Dynamo's: prefill blocks to be computed plus blocks in use.
+    /// Dynamo's: prefill blocks to compute plus blocks in use.
     DynamoCost,
     /// llm-d's: weighted scores of prefix, queue and cache use.
     LlmdScorers,
-    /// Ours, with a term of its cost left out.
+    /// Ours, without one term of its cost.
     Without(Term),
 }
 
-/// Names a term of our cost.
+/// A term of our cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Term {
-    /// The time before the prefill begins.
+    /// Time before the prefill begins.
     Wait,
-    /// The time to bring what is reused.
+    /// Time to restore the reused state.
     Restore,
-    /// The time to compute the rest.
+    /// Time to compute the rest.
     Prefill,
-    /// The charge for what that takes from others.
+    /// Charge for the capacity that the prefill takes from others.
     Pressure,
-    /// What the streams lose that are joined.
+    /// Delay of the running streams.
     Slowdown,
-    /// What the prompts lose that are computed beside it.
+    /// Delay of the prompts that are computed beside it.
     Company,
 }
 
 impl Kind {
-    /// Returns the rule's name on the command line.
+    /// Returns the name of the rule on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::BoundedHash => "bounded-hash",
@@ -78,57 +78,58 @@ impl Kind {
     }
 }
 
-/// Is how much more than the mean a worker may have under [`Kind::BoundedHash`].
+/// Factor by which a worker's load may exceed the mean under [`Kind::BoundedHash`].
 ///
 /// Source: Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016), with epsilon 0.25 as
 /// HAProxy's documentation recommends for `hash-balance-factor`.
 const BOUND: f64 = 1.25;
-/// Are the thresholds of [`Kind::SglangSwitch`]: share of the prompt matched, difference and ratio of the requests.
+/// Thresholds of [`Kind::SglangSwitch`]: matched share of the prompt, difference and ratio of the numbers of requests.
 ///
 /// Source: the defaults that SGLang documents for its router.
 const SGLANG: (f64, f64, f64) = (0.5, 32.0, 1.0001);
-/// Are the weights of [`Kind::LlmdScorers`]: prefix, queue, cache use.
+/// Weights of [`Kind::LlmdScorers`]: prefix, queue, cache use.
 ///
-/// Source: the `prefix-cache-scorer`, `queue-scorer` and `kv-cache-utilization-scorer` of llm-d's inference scheduling guide.
+/// Source: the `prefix-cache-scorer`, `queue-scorer` and `kv-cache-utilization-scorer` of llm-d's inference scheduling
+/// guide.
 const LLMD: (f64, f64, f64) = (3.0, 2.0, 2.0);
-/// Is the weight of what waits in [`Kind::TenthQueue`].
+/// Weight of the waiting tokens in [`Kind::TenthQueue`].
 ///
 /// Source: docs/decisions/0000-measured-before.md.
 const QUEUE_WEIGHT: f64 = 0.1;
-/// Is how many of a conversation's first blocks say nothing about which it is.
+/// Number of leading blocks that do not identify a conversation.
 ///
 /// Source: in Mooncake's conversation trace every request starts with the same block.
 const COMMON_BLOCKS: usize = 1;
 
-/// Is what a rule sees.
+/// What a rule sees.
 pub struct Seen<'a> {
-    /// Is what is known of the workers.
+    /// State of the workers.
     pub fleet: &'a FleetView,
-    /// Is the request.
+    /// The request.
     pub request: &'a Request,
-    /// Names it.
+    /// Id of the request.
     pub id: &'a RequestId,
-    /// Is its prompt, with what the workers hold of it.
+    /// Its prompt, with what the workers hold of it.
     pub prompt: PromptView<'a>,
-    /// Lists the workers at which it has failed.
+    /// Workers at which the request has failed.
     pub tried: &'a [WorkerIdx],
-    /// Is the time.
+    /// Current time.
     pub now: Instant,
 }
 
-/// Is one router's rule with its books.
+/// One router's rule with the state of its requests.
 pub struct Rival {
     kind: Kind,
     shape: FleetShape,
     accounts: Vec<Account>,
-    /// Says where the block was sent last, for [`Kind::Sticky`].
+    /// Worker that each block was last sent to, for [`Kind::Sticky`].
     homes: HashMap<u32, WorkerIdx>,
     pending: Pending,
     reuse: Reuse,
     given: Given,
 }
 
-/// Is what a router has at a worker.
+/// One router's requests at a worker.
 #[derive(Debug, Default)]
 struct Account {
     sent: HashMap<RequestId, Booked>,
@@ -147,14 +148,14 @@ struct Booked {
 }
 
 impl Rival {
-    /// Returns a rule with empty books.
+    /// Returns a rule without any requests.
     pub fn new(kind: Kind, shape: FleetShape) -> Self {
         let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
         let (pending, reuse, given) = (Pending::default(), Reuse::default(), Given::default());
         Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, given }
     }
 
-    /// Chooses a worker; returns it with the tokens that are expected to be reused.
+    /// Chooses a worker; returns it with the number of tokens that are expected to be reused.
     pub fn choose(&mut self, seen: &Seen<'_>, rng: &mut ChaCha8Rng) -> Option<(WorkerIdx, u32)> {
         let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
         let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
@@ -180,7 +181,7 @@ impl Rival {
         Some((chosen.worker.idx, chosen.work.cached_tokens))
     }
 
-    /// Takes note that a worker has counted a request in its load.
+    /// Records that a worker now counts a request in its load.
     pub fn accepted(&mut self, worker: WorkerIdx, id: &RequestId) {
         let account = &mut self.accounts[worker.0 as usize];
         let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_unreported) else { return };
@@ -189,7 +190,7 @@ impl Rival {
         account.unreported.prefill_tokens -= booked.prefill_tokens;
     }
 
-    /// Takes note that a request's prompt has been computed.
+    /// Records that the prompt of a request has been computed.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         let account = &mut self.accounts[worker.0 as usize];
         let Some(booked) = account.sent.get_mut(id).filter(|booked| booked.is_prefilling) else { return };
@@ -197,7 +198,7 @@ impl Rival {
         account.prefill_tokens -= booked.prefill_tokens;
     }
 
-    /// Takes note that a request has left its worker.
+    /// Records that a request has left its worker.
     pub fn ended(&mut self, worker: WorkerIdx, id: &RequestId) {
         self.accepted(worker, id);
         self.first_token(worker, id);
@@ -321,7 +322,7 @@ impl Rival {
     }
 }
 
-/// Returns the first of the candidates whose `value` is least.
+/// Returns the first candidate with the smallest `value`.
 fn least<'c, 'a>(candidates: &'c [Candidate<'a>], value: impl Fn(&Candidate<'a>) -> f64) -> Option<&'c Candidate<'a>> {
     candidates.iter().min_by(|a, b| value(a).total_cmp(&value(b)))
 }

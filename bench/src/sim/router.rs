@@ -1,8 +1,8 @@
-//! A simulated router: the production books, index and choice, fed with what workers announce.
+//! A simulated router: the production code for state, index and choice, fed with the workers' announcements.
 //!
-//! Not here: when announcements arrive (`world`), policies that the router does not offer (`rivals`).
-//! The idea: each router has its own view of the fleet, as one process of several would, and learns of the others' requests
-//! only by what workers say.
+//! When announcements arrive is decided in `world`; policies that the router does not offer are in `rivals`. Each
+//! router has its own view of the fleet, like one of several processes, and learns of other routers' requests only from
+//! the workers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +23,10 @@ use super::policy::Policy;
 use super::rivals::{Rival, Seen};
 use super::trace::{Request, mix};
 
-/// Is the most memory of a router's index: no simulation reaches it. Units: bytes.
+/// Maximum memory of a router's index, which no simulation reaches. Units: bytes.
 const INDEX_BYTES_MAX: usize = 4 << 30;
 
-/// Is one router.
+/// One router.
 pub struct Router {
     fleet: FleetView,
     model: Arc<ModelInfo>,
@@ -38,47 +38,48 @@ pub struct Router {
     block_tokens: u32,
 }
 
-/// Says who decides.
+/// What makes the decisions.
 enum Books {
-    /// The production code, by a policy that the router offers; with the blocks by which a conversation is named.
+    /// The production code, with a policy that the router offers, and the number of blocks that identify a
+    /// conversation.
     Own { dispatch: Box<Dispatch>, affinity_blocks: usize },
-    /// Somebody else's rule.
+    /// Another rule.
     Rival(Box<Rival>),
 }
 
-/// Says how large a fleet is.
+/// Size of a fleet.
 #[derive(Debug, Clone, Copy)]
 pub struct FleetShape {
-    /// Is the number of workers.
+    /// Number of workers.
     pub n_workers: u32,
-    /// Is the number of slots of each.
+    /// Number of slots of each worker.
     pub n_slots: u16,
-    /// Is the length of a block. Units: tokens.
+    /// Length of a block. Units: tokens.
     pub block_tokens: u32,
 }
 
-/// Is the receipt for a request that was sent.
+/// Receipt for a request that was sent.
 #[derive(Debug)]
 pub enum Receipt {
-    /// The production books'.
+    /// From the production code.
     Own(Ticket),
-    /// A rival's.
+    /// From a rival.
     Rival(WorkerIdx),
 }
 
-/// Says where a request goes.
+/// Where a request was sent.
 #[derive(Debug)]
 pub struct Sent {
-    /// Names the worker.
+    /// The worker.
     pub worker: WorkerIdx,
-    /// Is how much of the prompt is expected to be reused. Units: tokens.
+    /// Prompt tokens that are expected to be reused. Units: tokens.
     pub cached_tokens: u32,
-    /// Must come back by [`Router::ended`].
+    /// Receipt, which must be returned to [`Router::ended`].
     pub receipt: Receipt,
 }
 
 impl Router {
-    /// Returns a router that has not heard of any worker.
+    /// Returns a router that knows nothing of the workers' state yet.
     pub fn new(policy: Policy, shape: FleetShape, seed: u64) -> Self {
         let model = Arc::new(model(shape));
         let worker = |idx| WorkerView {
@@ -123,14 +124,14 @@ impl Router {
         dispatch.listen(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
-    /// Returns whether a request that is held back may go on waiting.
+    /// Returns whether a request that is held back may continue to wait.
     pub fn may_listen(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
         let Books::Own { dispatch, .. } = &self.books else { return false };
         let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
         dispatch.may_listen(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
     }
 
-    /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is there.
+    /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is available.
     pub fn choose(
         &mut self,
         request: &Request,
@@ -156,7 +157,7 @@ impl Router {
         }
     }
 
-    /// Takes note that a request's first token has come.
+    /// Records that the first token of a request has arrived.
     pub fn first_token(&mut self, worker: WorkerIdx, id: &RequestId) {
         match &mut self.books {
             Books::Own { dispatch, .. } => dispatch.answered(worker, &[], self.start),
@@ -164,7 +165,7 @@ impl Router {
         }
     }
 
-    /// Takes note that a request has left its worker.
+    /// Records that a request has left its worker.
     pub fn ended(&mut self, receipt: Receipt, id: &RequestId) {
         match (&mut self.books, receipt) {
             (Books::Own { dispatch, .. }, Receipt::Own(ticket)) => dispatch.ended(ticket),
@@ -173,7 +174,7 @@ impl Router {
         }
     }
 
-    /// Takes in what a worker holds now, and which requests it has counted.
+    /// Applies changes of what a worker holds.
     pub fn hear_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
         let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
         if n_filling > 0
@@ -185,7 +186,7 @@ impl Router {
         self.view_mut(worker).blocks.n_blocks = n_blocks;
     }
 
-    /// Takes in how busy a worker is, the requests counted that it names.
+    /// Takes a worker's load, with the requests that it now counts.
     pub fn hear_load(&mut self, worker: WorkerIdx, (load, counted): (&Load, &[Change]), now: Duration) {
         for change in counted {
             let Change::Accepted(id) = change else { continue };
@@ -199,7 +200,7 @@ impl Router {
         view.link = Link::Live;
     }
 
-    /// Takes note that a worker has gone.
+    /// Records that a worker is gone.
     pub fn lost(&mut self, worker: WorkerIdx, now: Duration) {
         let since = self.start + now;
         let view = self.view_mut(worker);
@@ -214,7 +215,7 @@ impl Router {
     }
 }
 
-/// Returns what every simulated worker declares.
+/// Returns the model that every simulated worker declares.
 fn model(shape: FleetShape) -> ModelInfo {
     ModelInfo {
         names: vec!["simulated".into()],
@@ -237,7 +238,7 @@ fn model(shape: FleetShape) -> ModelInfo {
     }
 }
 
-/// Returns what a request asks of the fleet at its first attempt.
+/// Returns the routing request of a first attempt.
 fn ask<'a>((request_id, now): (&'a RequestId, Instant), model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
     Ask { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now }
 }

@@ -1,7 +1,7 @@
-//! Made traces: the shapes of traffic that a fleet must bear, from a seed.
+//! Generated traces: the shapes of traffic that a fleet must handle, from a seed.
 //!
-//! Not here: reading traces (`trace`). The idea: few parameters, each said here, none of them known to the router. A trace
-//! made with another seed is another trace of the same shape.
+//! Traces are read in `trace`. There are few parameters, each documented here, and none of them is known to the router.
+//! Another seed gives another trace of the same shape.
 
 use std::str::FromStr;
 
@@ -10,31 +10,31 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
 use super::trace::{Line, Trace};
 
-/// Is the length of a block. Units: tokens.
+/// Length of a block. Units: tokens.
 ///
-/// Source: SGLang's generated shared prefixes in `generated_shared_prefix.jsonl` are cut so.
+/// Source: SGLang's generated shared prefixes in `generated_shared_prefix.jsonl` have blocks of this length.
 const BLOCK_TOKENS: u32 = 64;
 
-/// Names a shape of traffic.
+/// A shape of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TraceShape {
-    /// Conversations that grow by a turn, behind one system prompt.
+    /// Conversations that grow turn by turn, after one system prompt.
     Chat,
-    /// Groups of prompts that share a long start, as SGLang's generated-shared-prefix workload.
+    /// Groups of prompts that share a long prefix, like SGLang's generated-shared-prefix workload.
     SharedPrefix,
-    /// Loops of an agent: long contexts that grow by a tool's answer, soon asked again, behind a long list of tools.
+    /// Loops of an agent: long contexts after a long list of tools that grow by tool results and are soon sent again.
     Agent,
-    /// Questions about documents, a few of them popular.
+    /// Questions about documents, a few of which are popular.
     Rag,
-    /// Conversations of many tenants, each with a system prompt of its own, a few of them large.
+    /// Conversations of many tenants, each with a system prompt of its own; a few tenants are large.
     Tenants,
 }
 
 impl TraceShape {
-    /// Lists every shape.
+    /// All shapes.
     pub const ALL: [Self; 5] = [Self::Chat, Self::SharedPrefix, Self::Agent, Self::Rag, Self::Tenants];
 
-    /// Returns the shape's name on the command line.
+    /// Returns the name of the shape on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -77,30 +77,30 @@ impl FromStr for TraceShape {
     }
 }
 
-/// Is how a dialogue goes: means of geometric and exponential draws.
+/// Course of a dialogue: means of geometric and exponential draws.
 #[derive(Debug, Clone, Copy)]
 struct Dialogue {
     turns: f64,
     first_tokens: f64,
     turn_tokens: f64,
     answer_tokens: f64,
-    /// Is the time from one turn to the next. Units: seconds.
+    /// Time from one turn to the next. Units: seconds.
     pause_s: f64,
 }
 
-/// Is a person's: some turns, some thinking.
+/// A person's dialogue: some turns, with pauses for thought.
 ///
 /// Source: own choice, of the order of ShareGPT's conversations.
 const CHAT: Dialogue =
     Dialogue { turns: 5.0, first_tokens: 400.0, turn_tokens: 150.0, answer_tokens: 250.0, pause_s: 40.0 };
-/// Is a program's: many turns, large tool answers, no thinking.
+/// A program's dialogue: many turns, large tool results, short pauses.
 ///
 /// Source: own choice, of the order of coding agents' traces.
 const AGENT: Dialogue =
     Dialogue { turns: 20.0, first_tokens: 1500.0, turn_tokens: 900.0, answer_tokens: 150.0, pause_s: 6.0 };
-/// Is the time over which new dialogues begin, for each of them. Units: seconds.
+/// Mean time between the beginnings of two dialogues. Units: seconds.
 const DIALOGUE_INTERVAL_S: f64 = 2.0;
-/// Is the longest prompt. Units: tokens.
+/// Longest prompt. Units: tokens.
 const PROMPT_TOKENS_MAX: u32 = 128_000;
 
 struct Maker {
@@ -110,13 +110,13 @@ struct Maker {
 }
 
 impl Maker {
-    /// Makes dialogues behind system prompts, each given by its weight and its length.
+    /// Makes dialogues after system prompts, which are given by weight and length.
     fn dialogues(&mut self, n_requests: usize, systems: &[(f64, u32)], dialogue: Dialogue) {
         let prompts: Vec<Vec<u32>> =
             systems.iter().map(|(_, tokens)| self.blocks(tokens.div_ceil(BLOCK_TOKENS))).collect();
         let total: f64 = systems.iter().map(|(weight, _)| weight).sum();
         let mut start_s = 0.0;
-        // Dialogues that begin last are cut off, so a few more are made than are kept.
+        // The last dialogues are cut off, so more are made than needed.
         while self.lines.len() < n_requests + n_requests / 4 {
             start_s += self.exponential(DIALOGUE_INTERVAL_S);
             let mut draw = self.unit() * total;
@@ -154,7 +154,7 @@ impl Maker {
         }
     }
 
-    /// Makes groups of prompts: 2,048 tokens that the group shares and 128 of their own, at random times.
+    /// Makes groups of prompts, each with 2,048 shared tokens and 128 of its own, at random times.
     fn groups(&mut self, n_requests: usize, group_size: usize) {
         for _ in 0..n_requests.div_ceil(group_size) {
             let shared = self.blocks(2048 / BLOCK_TOKENS);
@@ -168,7 +168,8 @@ impl Maker {
         self.lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
     }
 
-    /// Makes questions about documents of 1 to 8 thousand tokens, the n-th most popular one asked about 1/n as often.
+    /// Makes questions about documents of 1 to 8 thousand tokens; the n-th most popular document is asked about 1/n as
+    /// often.
     fn documents(&mut self, n_requests: usize, n_documents: u32) {
         let system = self.blocks(4);
         let document = |maker: &mut Self| {
@@ -199,7 +200,7 @@ impl Maker {
         (first..self.next_id).collect()
     }
 
-    /// Returns a number from 0 up to 1.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn unit(&mut self) -> f64 {
         (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,7 +1,8 @@
-//! Bursts of siblings on top of a trace: requests with one new prefix that come before any worker can have computed it.
+//! Bursts of siblings in addition to a trace: requests with one new prefix that arrive before any worker can have
+//! computed it.
 //!
-//! Not here: the same in real time (`replicas`). The idea: what else comes is the trace's; the bursts come at even times, each
-//! request at any router; counted is on how many workers a burst lands.
+//! The same in real time is in `replicas`. The other requests are those of the trace. Bursts arrive at even intervals,
+//! each request at a random router; the number of workers that a burst is routed to is counted.
 
 use std::collections::BTreeSet;
 
@@ -9,16 +10,16 @@ use super::trace::{Line, Request, Trace};
 use super::world::History;
 use crate::replicas::{BURST, SIBLINGS};
 
-/// Is what siblings share, and what each has of its own. Units: tokens.
+/// Length of the prefix that siblings share. Units: tokens.
 ///
 /// Source: SGLang's generated shared prefixes, as in `shapes`.
 const SHARED_TOKENS: u32 = 2048;
-/// See [`SHARED_TOKENS`].
+/// Length of each sibling's own part. Source: as [`SHARED_TOKENS`]. Units: tokens.
 const OWN_TOKENS: u32 = 128;
-/// Is the length of a sibling's answer. Units: tokens.
+/// Length of a sibling's response. Units: tokens.
 const ANSWER_TOKENS: u32 = 256;
 
-/// Adds bursts to a trace, in the time that it takes.
+/// Adds bursts to a trace, within its duration.
 ///
 /// Errors: none that a trace of whole blocks could cause.
 pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
@@ -45,7 +46,7 @@ pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns for each burst on how many workers it landed.
+/// Returns, for each burst, the number of workers that it was routed to.
 pub fn workers_per_burst(trace: &Trace, history: &History) -> Vec<usize> {
     let mut landed: Vec<BTreeSet<usize>> = Vec::new();
     for (request, served) in trace.requests.iter().zip(&history.served) {

@@ -7,7 +7,7 @@ use super::*;
 
 const BLOCK_TOKENS: u32 = 100;
 
-/// Is a worker that computes a token in a millisecond and decodes in no time.
+/// A worker that computes a token per millisecond and decodes in no time.
 const WORKER: worker::Shape =
     worker::Shape { n_slots: 2, n_blocks_max: 1000, prefill_tokens_per_s: 1000.0, decode_step_ms: 0.0 };
 
@@ -41,9 +41,9 @@ fn a_worker_takes_the_time_of_what_it_computes_and_brings() {
     let lines = vec![line(0.0, 1000, 0..10), line(5000.0, 1100, 0..11), line(9000.0, 1100, 0..11)];
     let served = served(lines, &scene("predicted-ttft", 1));
     assert_eq!(ttft_ms(served[0]), 1000.0);
-    // 1,000 tokens are brought at 1.5 us each, 100 are computed.
+    // 1,000 tokens are restored at 1.5 us each, 100 are computed.
     assert_eq!(ttft_ms(served[1]), 101.5);
-    // The last block is computed once more, for the logits of its last token.
+    // The last block is computed again, for the logits of its last token.
     assert_eq!(ttft_ms(served[2]), 101.5);
     assert_eq!(served.iter().flatten().map(|served| served.cached_tokens).collect::<Vec<_>>(), [0, 1000, 1000]);
 }
@@ -52,7 +52,7 @@ fn a_worker_takes_the_time_of_what_it_computes_and_brings() {
 fn two_prompts_at_once_share_the_worker_and_two_workers_do_not() {
     let lines = || vec![line(0.0, 1000, 0..10), line(0.0, 1000, 20..30)];
     let one = served(lines(), &scene("round-robin", 1));
-    // The first step has no company; the second prompt comes when it has begun.
+    // The first step computes one prompt only; the second prompt arrives after it has begun.
     assert_eq!((ttft_ms(one[0]), ttft_ms(one[1])), (1000.0, 2000.0));
     let two = served(lines(), &scene("round-robin", 2));
     assert_eq!((ttft_ms(two[0]), ttft_ms(two[1])), (1000.0, 1000.0));
@@ -64,7 +64,7 @@ fn who_starts_from_what_another_computes_waits_for_that_alone() {
     let mut sibling = line(1.0, 1050, 0..11);
     sibling.hash_ids[10] = 99;
     let served = served(vec![line(0.0, 3000, 0..30), sibling], &scene("predicted-ttft", 1));
-    // The first step computes 2,048 tokens, with the sibling's 1,000 among them.
+    // The first step computes 2,048 tokens, among them the 1,000 that the sibling shares.
     assert_eq!(served[1].map(|served| served.cached_tokens), Some(1000));
     assert!(ttft_ms(served[1]) < 2048.0 + 1000.0 + 10.0, "{served:?}");
 }
@@ -154,7 +154,7 @@ fn without_a_worker_nothing_is_answered() {
 fn load_is_prompt_tokens_over_what_the_workers_could_compute() {
     let args = SimArgs { load: 0.5, speeds: vec![1.0], cache_share: 1e-9, ..args(TraceShape::Rag) };
     let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
-    // What is in use is the part of the load that has to be computed, but for the time of the last answers.
+    // The utilisation is the computed part of the load, apart from the time of the last responses.
     let computed = 0.5 * (1.0 - outcomes[0].block_hit_ratio);
     assert!((outcomes[0].utilisation - computed).abs() < 0.04, "{outcomes:?}");
 }
@@ -235,7 +235,7 @@ fn eight_routers_spread_new_prefixes_as_one_does() {
         let args = SimArgs { routers, seed, ..shape.clone() };
         simulate(&args, &[args.policy]).expect("the fleet is well formed")[0].imbalance
     };
-    // Without what others have a worker fill, eight routers have 1.21.
+    // If routers did not count work that others have sent, the imbalance of eight routers would be 1.21.
     let [one, eight] = [1, 8].map(|routers| (imbalance(routers, 1) + imbalance(routers, 2)) / 2.0);
     assert!(eight < one + 0.05, "{eight} instead of {one}");
 }

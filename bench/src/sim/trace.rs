@@ -1,8 +1,8 @@
-//! Traces: which prompts come when, as blocks that may be shared, in the format of Mooncake's public traces.
+//! Traces: which prompts arrive when, as blocks that may be shared, in the format of Mooncake's public traces.
 //!
-//! Not here: made traces (`shapes`), serving them (`world`).
-//! The idea: an id names a block *and everything before it*, as a block hash does, so a prompt is its list of ids. One id
-//! stands for one token in the worker's cache: what a block holds does not matter to who holds it.
+//! Generated traces are in `shapes`; serving them is in `world`. An id names a block *and everything before it*, like a
+//! block hash, so a prompt is its list of ids. One id stands for one token in the worker's cache, because the number of
+//! tokens in a block does not matter there.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -12,51 +12,51 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 
-/// Is one request as a line of a trace file says it.
+/// One request as a line of a trace file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// Is when the request comes. Units: milliseconds from the trace's start.
+    /// Time of arrival. Units: milliseconds from the trace's start.
     pub timestamp: f64,
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt. Units: tokens.
     pub input_length: u32,
-    /// Is the answer's length. Units: tokens.
+    /// Length of the response. Units: tokens.
     pub output_length: u32,
-    /// Names the prompt's blocks; the last may be partial.
+    /// Ids of the prompt's blocks; the last block may be partial.
     pub hash_ids: Vec<u32>,
 }
 
-/// Is one request.
+/// One request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Is when it comes. Units: seconds from the trace's start.
+    /// Time of arrival. Units: seconds from the trace's start.
     pub at_s: f64,
-    /// Is the prompt's length, at least 1. Units: tokens.
+    /// Length of the prompt, at least 1. Units: tokens.
     pub prompt_tokens: u32,
-    /// Is the answer's length, at least 1. Units: tokens.
+    /// Length of the response, at least 1. Units: tokens.
     pub answer_tokens: u32,
-    /// Names the blocks, as the worker's cache takes them: one token for each.
+    /// Ids of the blocks, which the worker's cache takes for tokens.
     pub ids: Vec<u32>,
-    /// Names the blocks as the worker's cache does.
+    /// Block hashes for the worker's cache.
     pub chain: Vec<BlockHash>,
-    /// Names the blocks as the router's index does.
+    /// Block keys for the router's index.
     pub keys: Vec<BlockKey>,
-    /// Names the burst of siblings that it is one of, if it is.
+    /// Burst of siblings to which the request belongs, if any.
     pub burst: Option<usize>,
 }
 
-/// Is a whole trace, in the order of arrival.
+/// A whole trace, in the order of arrival.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
-    /// Lists the requests.
+    /// The requests.
     pub requests: Vec<Request>,
-    /// Is the length of a block. Units: tokens.
+    /// Length of a block. Units: tokens.
     pub block_tokens: u32,
 }
 
 impl Trace {
-    /// Reads a trace from a file with one JSON object a line.
+    /// Reads a trace from a file with one JSON object per line.
     ///
-    /// Errors: a file that cannot be read, a line that is not a request of whole and one last partial block.
+    /// Errors: a file that cannot be read, a line whose number of blocks does not fit its length.
     pub fn read(path: &Path, block_tokens: u32) -> anyhow::Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let parse = |(n, line): (usize, std::io::Result<String>)| -> anyhow::Result<Line> {
@@ -80,12 +80,12 @@ impl Trace {
         Ok(Self { requests, block_tokens })
     }
 
-    /// Returns the prompt tokens of all requests.
+    /// Returns the number of prompt tokens of all requests.
     pub fn prompt_tokens(&self) -> u64 {
         self.requests.iter().map(|request| u64::from(request.prompt_tokens)).sum()
     }
 
-    /// Returns the number of different blocks.
+    /// Returns the number of distinct blocks.
     pub fn n_unique_blocks(&self) -> usize {
         let ids = self.requests.iter().flat_map(|request| &request.ids);
         ids.collect::<std::collections::HashSet<_>>().len()
@@ -96,7 +96,8 @@ impl Trace {
         self.requests.last().map_or(0.0, |last| last.at_s)
     }
 
-    /// Moves each request by a random part of `tick_s` seconds: what a clock that ticks so seldom has put together comes apart.
+    /// Moves each request by a random part of `tick_s` seconds, so that requests of one tick of a coarse clock do not
+    /// arrive at once.
     pub fn spread(&mut self, tick_s: f64, seed: u64) {
         for (n, request) in (0u64..).zip(&mut self.requests) {
             let unit = (mix(seed ^ mix(n)) >> 11) as f64 / (1u64 << 53) as f64;
@@ -105,14 +106,14 @@ impl Trace {
         self.requests.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
     }
 
-    /// Makes all times `factor` times as long.
+    /// Multiplies all times by `factor`.
     pub fn stretch(&mut self, factor: f64) {
         self.requests.iter_mut().for_each(|request| request.at_s *= factor);
     }
 }
 
 impl Request {
-    /// Returns the request that a line says.
+    /// Returns the request of a line.
     ///
     /// Errors: a line whose number of blocks does not fit its length.
     pub fn new(line: Line, block_tokens: u32) -> anyhow::Result<Self> {
@@ -135,18 +136,18 @@ impl Request {
         })
     }
 
-    /// Returns how many of the prompt's blocks can be reused at most: its last token is always computed.
+    /// Returns how many of the prompt's blocks can be reused at most; its last token is always computed.
     pub fn reusable_blocks(&self, block_tokens: u32) -> usize {
         (self.prompt_tokens.saturating_sub(1) / block_tokens) as usize
     }
 
-    /// Returns the keys of those.
+    /// Returns the keys of the reusable blocks.
     pub fn reusable_keys(&self, block_tokens: u32) -> &[BlockKey] {
         &self.keys[..self.reusable_blocks(block_tokens).min(self.keys.len())]
     }
 }
 
-/// Returns the hash that stands for an id: any that differs for different ids and spreads over its first 8 bytes.
+/// Returns a hash for an id: different for different ids, with all of its first 8 bytes used.
 fn hash_of(id: u32) -> BlockHash {
     let mut bytes = [0; 32];
     for (lane, chunk) in (0u64..).zip(bytes.chunks_exact_mut(8)) {
@@ -155,7 +156,7 @@ fn hash_of(id: u32) -> BlockHash {
     BlockHash(bytes)
 }
 
-/// Returns a number that looks random and is another one for every other number.
+/// Returns a number that looks random; different numbers give different results.
 ///
 /// Source: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
 pub fn mix(number: u64) -> u64 {

@@ -1,11 +1,12 @@
-//! A simulated worker: requests in, steps of virtual time, first tokens and announcements out.
+//! A simulated worker: takes requests, runs steps of virtual time, returns first tokens and announcements.
 //!
-//! Not here: virtual time itself (`world`), who gets which request (`router`).
-//! The idea: what decides is production code: the slot plan says where a request starts and whom it waits for, the batch plan who
-//! computes how much in a step, the chunk index what is found, kept and evicted, the averages what the worker says of its speed.
-//! Modelled instead: a step takes the time of its prompt tokens at the worker's rate, plus that of one decoding step where anything
-//! decodes; answers leave nothing behind. As in the engine's thread, what comes during a step is looked at when that ends; until
-//! then it is said to wait, and what it promises to fill. A batch is a step as a whole, where the engine has one for each micro-batch.
+//! Virtual time is in `world`, routing in `router`. Production code makes the decisions: the slot plan decides where a
+//! request starts and whom it waits for, the batch plan who computes how much in a step, the chunk index what is found,
+//! kept and evicted, and the averages what the worker reports as its speed. Modelled instead: a step takes the time of
+//! its prompt tokens at the worker's rate, plus that of one decoding step if anything decodes; generated tokens are not
+//! kept. As in the engine's thread, requests that arrive during a step are admitted when it ends; until then they are
+//! reported as waiting, and their blocks as early announcements. A batch is one step, where the engine has one for each
+//! micro-batch.
 
 mod cache;
 
@@ -25,55 +26,55 @@ use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
 use super::trace::Trace;
 use cache::Cache;
 
-/// Is the room in a batch.
+/// Size of a batch.
 ///
 /// Source: the defaults of `warmpath-worker --batch-size` and `--ubatch-size`.
 const ROOM: Room = Room { batch_tokens: 2048, ubatch_tokens: 512, passes: Passes::Together };
 
-/// Is how large and how fast a worker is.
+/// Size and speed of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Is the number of slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Is the most blocks that it keeps.
+    /// Maximum number of blocks that it keeps.
     pub n_blocks_max: u64,
-    /// Units: prompt tokens per second.
+    /// Prefill speed. Units: prompt tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Is the time of a step that decodes. Units: milliseconds.
+    /// Time of a step that decodes. Units: milliseconds.
     pub decode_step_ms: f64,
 }
 
-/// Is one worker.
+/// One worker.
 #[derive(Debug)]
 pub struct Worker {
     shape: Shape,
     block_tokens: u32,
     cache: Cache,
     averages: Averages,
-    /// Lists the requests that have come since the running step began.
+    /// Requests that have arrived since the running step began.
     inbox: Vec<(usize, Duration)>,
-    /// Has the same ones, as the load counts them.
+    /// The same requests, as the load counts them.
     arrivals: Arrivals,
     queue: VecDeque<Queued>,
     running: Vec<Running>,
     step: Option<Step>,
-    /// Is the time to bring stored blocks to the sequences that have started since the last step. Units: milliseconds.
+    /// Time to restore stored blocks for the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
     promises: Promises,
-    /// Has the blocks that are said to be there or filling.
+    /// Blocks that were announced as ready or filling.
     said: HashSet<BlockKey>,
-    /// Lists what is to be said of blocks.
+    /// Changes of blocks that must be announced.
     changes: Vec<Change>,
     accepted: Vec<Change>,
 }
 
-/// Is a request that waits for a slot, or for another to compute what it starts from.
+/// A request that waits for a slot, or for another request that computes its prefix.
 #[derive(Debug)]
 struct Queued {
     request: usize,
-    /// Is when it came.
+    /// Time of its arrival.
     came: Duration,
-    /// Counts the blocks that were expected to be cached when it came.
+    /// Number of blocks that were expected to be cached when it was queued.
     n_cached: usize,
 }
 
@@ -81,41 +82,41 @@ struct Queued {
 struct Running {
     request: usize,
     slot: SlotId,
-    /// Counts the prompt's first blocks that are computed.
+    /// Number of the prompt's leading blocks that are computed.
     n_blocks_done: usize,
-    /// Is when it came.
+    /// Time of its arrival.
     came: Duration,
     n_cached_tokens: u32,
     n_computed: u32,
     n_answered: u32,
 }
 
-/// Is what the worker does until the step's end.
+/// Work of the worker until the end of the step.
 #[derive(Debug)]
 struct Step {
-    /// Lists slots and the tokens they compute.
+    /// Slots with the number of tokens that they compute.
     shares: Vec<(SlotId, u32)>,
-    /// Is how often the shares are computed one after the other; more than once only where all of them decode.
+    /// Number of times that the shares are computed in a row; more than one only if all of them decode.
     n_repeats: u32,
     one: Duration,
-    /// Is the part of `one` that brought stored blocks, of which a worker does not measure its speed.
+    /// Part of `one` that restored stored blocks, which the measured speed does not include.
     restore: Duration,
     started: Duration,
 }
 
-/// Says what has become of a request.
+/// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// Its first token has been sent.
     First {
-        /// Names the request.
+        /// The request.
         request: usize,
-        /// Is how much of its prompt was reused. Units: tokens.
+        /// Prompt tokens that were reused. Units: tokens.
         cached_tokens: u32,
     },
-    /// Its answer is complete.
+    /// Its response is complete.
     Last {
-        /// Names the request.
+        /// The request.
         request: usize,
     },
 }
@@ -141,14 +142,14 @@ impl Worker {
         }
     }
 
-    /// Takes a request in; returns when the step ends that runs from now on, if it is another one.
+    /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
         let (request, id) = request;
         self.promise(trace, request);
         self.accepted.push(Change::Accepted(id));
         self.inbox.push((request, now));
         if let Some(step) = &mut self.step {
-            // A stretch of decoding ends with the step that runs now.
+            // A sequence of decoding steps ends with the one that runs now.
             let n_begun = (now - step.started).as_nanos() / step.one.as_nanos().max(1) + 1;
             let n_repeats = u32::try_from(n_begun).unwrap_or(u32::MAX).min(step.n_repeats);
             let is_cut = n_repeats < step.n_repeats;
@@ -164,7 +165,7 @@ impl Worker {
         self.step.as_ref().map(Step::ends)
     }
 
-    /// Ends the running step; returns what came of it and when the next step ends.
+    /// Ends the running step; returns its events and the end of the next step.
     pub fn end_step(&mut self, trace: &Trace, now: Duration) -> (Vec<Event>, Option<Duration>) {
         let mut events = Vec::new();
         let step = self.step.take().expect("a step's end is only scheduled for a step");
@@ -196,20 +197,20 @@ impl Worker {
         lost
     }
 
-    /// Returns whether anything has changed since it was last taken.
+    /// Returns whether there are changes that were not taken yet.
     pub fn has_changes(&mut self) -> bool {
         self.pass_changes();
         !self.changes.is_empty() || !self.accepted.is_empty()
     }
 
-    /// Takes what has changed since the last call.
+    /// Takes the changes since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         self.pass_changes();
         self.changes.append(&mut self.accepted);
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns how busy the worker is.
+    /// Returns the load of the worker.
     pub fn load(&self, trace: &Trace) -> Load {
         let queued = self.queue.iter().map(|queued| {
             let n_cached_tokens = queued.n_cached as u64 * u64::from(self.block_tokens);
@@ -228,7 +229,8 @@ impl Worker {
         })
     }
 
-    /// Takes in what has come since the last step, and starts whoever can start now, in the order of their arrival.
+    /// Queues the requests that have arrived since the last step, and starts those that can start, in the order of
+    /// their arrival.
     fn admit(&mut self, trace: &Trace, now: Duration) {
         for (request, came) in std::mem::take(&mut self.inbox) {
             self.arrivals.leave(promise_id(request));
@@ -249,7 +251,7 @@ impl Worker {
         }
     }
 
-    /// Tells of a request what it promises to fill.
+    /// Announces the blocks that a new request will compute.
     fn promise(&mut self, trace: &Trace, request: usize) {
         self.pass_changes();
         let asked = &trace.requests[request];
@@ -260,7 +262,7 @@ impl Worker {
         self.say(changes);
     }
 
-    /// Takes over what the cache has to say.
+    /// Announces the changes of the cache.
     fn pass_changes(&mut self) {
         for change in self.cache.take_changes() {
             let changes = self.promises.pass(change);
@@ -348,7 +350,8 @@ impl Worker {
         }
     }
 
-    /// Gives a sequence the tokens that a step has computed of it; says when its prompt is whole.
+    /// Gives a sequence the tokens that a step has computed; returns the first token's event once its prompt is
+    /// complete.
     fn advance(&mut self, trace: &Trace, idx: usize, n_tokens: u32) -> Option<Event> {
         let running = &mut self.running[idx];
         let request = &trace.requests[running.request];

@@ -1,8 +1,8 @@
-//! Virtual time: what happens when, from the first request to the last answer.
+//! Virtual time: the order of all events, from the first request to the last response.
 //!
-//! Not here: what workers and routers do (`worker`, `router`), what is reported of it (`outcome`).
-//! The idea: a heap of events; of those at one time, the first that was scheduled goes first. Nothing depends on a clock,
-//! so the same trace and the same seed always give the same outcome.
+//! Workers and routers are in `worker` and `router`, reporting in `outcome`. The events are in a heap; of several
+//! events at one time, the one that was scheduled first is handled first. Nothing depends on a clock, so the same trace
+//! and the same seed always give the same outcome.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,71 +21,72 @@ use super::router::{FleetShape, Receipt, Router};
 use super::trace::Trace;
 use super::worker::{self, Worker};
 
-/// Is the least time between two announcements of a worker that tell of its load alone; what its blocks become is told at once.
+/// Shortest time between two announcements of a worker that contain its load only; changes of blocks are announced
+/// immediately.
 ///
 /// Source: docs/decisions/0005-summary-encoding.md: load is pushed on change, at most every 10 ms.
 const PUSH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Is the fleet and what is done with it.
+/// The fleet and the settings of a run.
 #[derive(Debug, Clone)]
 pub struct Scene {
-    /// Says by what workers are chosen.
+    /// Rule by which workers are chosen.
     pub policy: Policy,
-    /// Is each worker.
+    /// Size and speed of each worker.
     pub workers: Vec<worker::Shape>,
-    /// Is the number of routers; each request comes to any of them.
+    /// Number of routers; each request arrives at a random one.
     pub n_routers: usize,
-    /// Is the age at which a router learns what a worker holds.
+    /// Delay after which a router learns what a worker holds.
     pub view_age: Duration,
-    /// Is the age at which a router learns how busy a worker is.
+    /// Delay after which a router learns a worker's load.
     pub load_age: Duration,
-    /// Lists when which workers come or go.
+    /// Workers that join or die, in the order of time.
     pub changes: Vec<FleetChange>,
-    /// Seeds everything that is random.
+    /// Seed of everything that is random.
     pub seed: u64,
 }
 
-/// Is one worker's coming or going.
+/// One worker's joining or dying.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FleetChange {
-    /// Is the worker's place in the fleet.
+    /// Index of the worker in the fleet.
     pub worker: usize,
-    /// Is when.
+    /// Time of the change.
     pub at: Duration,
-    /// Says what.
+    /// Kind of the change.
     pub what: Presence,
 }
 
-/// Says whether a worker is there.
+/// Whether a worker joins or dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// It comes, and holds nothing; until then it was not there.
+    /// The worker joins and holds nothing; until then it was absent.
     Joins,
-    /// It goes, with all that it holds and runs.
+    /// The worker dies, with everything that it holds and runs.
     Dies,
 }
 
-/// Is what became of one request.
+/// Result of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Served {
-    /// Names the worker that answered.
+    /// Worker that generated the response.
     pub worker: usize,
-    /// Is the time from its arrival to its first token.
+    /// Time from its arrival to its first token.
     pub ttft: Duration,
-    /// Is how much of its prompt was reused. Units: tokens.
+    /// Prompt tokens that were reused. Units: tokens.
     pub cached_tokens: u32,
-    /// Is how much the router counted on. Units: tokens.
+    /// Prompt tokens that the router expected to be reused. Units: tokens.
     pub predicted_tokens: u32,
-    /// Counts the workers that lost it.
+    /// Number of workers that died while they had it.
     pub n_retries: usize,
 }
 
-/// Is everything that happened.
+/// Everything that happened.
 #[derive(Debug)]
 pub struct History {
-    /// Says for each request what became of it; absent where no worker was there.
+    /// Result of each request; absent where it got no first token.
     pub served: Vec<Option<Served>>,
-    /// Is when the last answer was complete.
+    /// Time of the last event.
     pub ended: Duration,
 }
 
@@ -98,7 +99,7 @@ enum Event {
     Fleet(FleetChange),
 }
 
-/// Orders events by time, then by when they were scheduled.
+/// Event with its position: ordered by time, then by when it was scheduled.
 struct Scheduled {
     at: Duration,
     number: u64,
@@ -125,14 +126,14 @@ impl PartialEq for Scheduled {
 
 impl Eq for Scheduled {}
 
-/// Is where a request is.
+/// State of a request.
 #[derive(Default)]
 struct Errand {
     router: usize,
     receipt: Option<Receipt>,
     worker: usize,
     predicted_tokens: u32,
-    /// Is until when it is held back; absent before that is known.
+    /// Time until which it is held back; absent before that is decided.
     listens_until: Option<Duration>,
     tried: Vec<WorkerIdx>,
 }
@@ -140,7 +141,7 @@ struct Errand {
 struct Post {
     worker: Worker,
     is_there: bool,
-    /// Counts its lives, so that what an earlier one said is not taken for this one's.
+    /// Number of the worker's life, so that announcements from an earlier life are ignored.
     life: u64,
     pushed: Option<Duration>,
     is_push_due: bool,
@@ -266,7 +267,7 @@ impl World<'_> {
     }
 
     fn step_ends(&mut self, worker: usize) {
-        // A step that was cut short ended at another time.
+        // A step that was cut short has ended at another time.
         if self.posts[worker].worker.step_ends() != Some(self.now) {
             return;
         }
@@ -354,7 +355,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends a request anew whose worker died, unless its answer had begun.
+    /// Sends a request again whose worker died, unless its response had begun.
     fn lose(&mut self, request: usize, worker: WorkerIdx) {
         self.release(request);
         if self.served[request].is_none() {

@@ -1,9 +1,11 @@
-//! A simulated worker's KV state: the production slot table, slot plan and chunk index, with one token for each block of the trace.
+//! The KV state of a simulated worker: the production slot table, slot plan and chunk index, with one token per block
+//! of the trace.
 //!
-//! Not here: when blocks are computed (`worker`). The idea: everything that decides is production code: where a prompt starts,
-//! who waits for whom, what is kept, evicted and said of it. A payload is a number of bytes, one for each block. What a sequence
-//! has computed lies in its slot, from which others start as well; once it ends, the state moves out to the store at once, as in a
-//! worker with `--prefix-cache-max-tokens 0`. So what is kept of sequences that are over is limited in blocks.
+//! When blocks are computed is decided in `worker`. Production code makes all decisions: where a prompt starts, which
+//! request waits for which, what is kept, evicted and announced. A payload is a number of bytes, one per block.
+//! Computed blocks of a running sequence are in its slot, from which other sequences can start as well. When the
+//! sequence ends, they move to the store immediately, as in a worker with `--prefix-cache-max-tokens 0`, so the state
+//! of ended sequences is limited in blocks.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,30 +24,30 @@ use warmpath_worker_core::tenants::{Tenant, TenantId};
 use super::super::trace::Request;
 use super::Shape;
 
-/// Is the length of a stored chunk. Units: tokens.
+/// Length of a stored chunk. Units: tokens.
 ///
 /// Source: the glossary: a chunk is up to 256 tokens.
 const CHUNK_TOKENS: u32 = 256;
-/// Is how long a chunk stays after its last use. Units: milliseconds.
+/// Time for which a chunk stays after its last use. Units: milliseconds.
 ///
 /// Source: the default of `warmpath-worker --cache-min-hold`.
 const MIN_HOLD_MS: u64 = 10_000;
-/// Is the number of chains that are pinned because they are used most.
+/// Number of chains that are pinned because they are used most.
 ///
 /// Source: the default of `warmpath-worker --cache-pin-top`.
 const PIN_TOP: usize = 0;
-/// Is the root of every chain: the traces know one model and one tenant.
+/// Root of every chain: the traces have one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
 /// Tenant of every request.
 const TENANT: Tenant = Tenant::known(TenantId(0));
 
-/// Is what one worker holds and what is to be said of it.
+/// What one worker holds, and the changes that it must announce.
 #[derive(Debug)]
 pub(super) struct Cache {
     table: SlotTable,
     index: ChunkIndex,
     costs: Costs,
-    /// Is empty, for there is no disk to read from.
+    /// Chunks read from disk; empty, since there is no disk.
     at_hand: HashSet<ChunkId>,
 }
 
@@ -78,17 +80,17 @@ impl Cache {
         Self { table: SlotTable::new(table), index: ChunkIndex::new(limits), costs, at_hand: HashSet::new() }
     }
 
-    /// Returns how many of the prompt's first blocks need not be computed once its turn comes.
+    /// Returns how many of the prompt's leading blocks will not have to be computed once it starts.
     pub(super) fn n_usable(&self, request: &Request) -> usize {
         slot_plan::best_usable(&self.outlook(), &wish(request)) as usize
     }
 
-    /// Returns what becomes of a request that waits.
+    /// Returns what happens next to a waiting request.
     pub(super) fn plan(&self, request: &Request) -> Decision {
         slot_plan::plan(&self.outlook(), &wish(request))
     }
 
-    /// Gives a request the slot that its plan names.
+    /// Gives a request the slot of its plan.
     pub(super) fn start(&mut self, request: &Request, plan: &SlotPlan, now_ms: u64) {
         let n_blocks = plan.start.n_tokens();
         let n_stored = self.touch(request, n_blocks, now_ms);
@@ -108,12 +110,12 @@ impl Cache {
         });
     }
 
-    /// Takes note that a sequence has computed the prompt's blocks `done`.
+    /// Records that a sequence has computed the prompt's blocks `done`.
     pub(super) fn extend(&mut self, request: &Request, slot: SlotId, done: Range<usize>) {
         self.table.extend(slot, &request.ids[done]);
     }
 
-    /// Takes over what a sequence leaves behind that is over.
+    /// Stores the blocks of a sequence that has ended.
     pub(super) fn end(&mut self, request: &Request, slot: SlotId, now_ms: u64) {
         let _ = self.table.release(slot);
         let whole = prefix(request);
@@ -124,7 +126,7 @@ impl Cache {
                 break;
             }
         }
-        // What was started from while it was in a slot is as good as used in the store.
+        // Blocks that others started from in the slot count as used in the store.
         let n_reused = self.table.take_reused(slot);
         self.touch(request, n_reused, now_ms);
         for order in self.index.take_orders() {
@@ -136,17 +138,17 @@ impl Cache {
         self.table.forget(slot);
     }
 
-    /// Takes what is to be said to routers.
+    /// Takes the changes that must be announced to routers.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         self.table.take_changes()
     }
 
-    /// Returns how many blocks more could be stored before one must go.
+    /// Returns how many more blocks fit before one is evicted.
     pub(super) fn free_blocks(&self) -> u64 {
         self.index.limits().ram_bytes.saturating_sub(self.index.totals(Tier::Ram).n_bytes)
     }
 
-    /// Takes note that the prompt's first `n_blocks` are used; returns how many of its blocks are stored.
+    /// Records a use of the prompt's first `n_blocks`; returns how many of its blocks are stored.
     fn touch(&mut self, request: &Request, n_blocks: u32, now_ms: u64) -> usize {
         let found = self.index.find(&prefix(request));
         let used: Vec<(ChunkId, usize)> = found.first(n_blocks as usize).collect();
