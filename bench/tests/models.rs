@@ -1,4 +1,4 @@
-//! Made models in llama.cpp: they compute what the oracle says, whatever the setting, and notice every token.
+//! Tests of made models in llama.cpp: they compute what the oracle predicts in all settings, and every token matters.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 use std::collections::HashSet;
@@ -33,7 +33,7 @@ fn load(path: &Path) -> LlamaModel {
     LlamaModel::load_from_file(backend(), path, &LlamaModelParams::default()).unwrap()
 }
 
-/// Returns `n` tokens without order.
+/// Returns `n` pseudo-random tokens.
 fn prompt(n: u32, model: &LlamaModel) -> Vec<u32> {
     (0..n).map(|i| (i.wrapping_add(n).wrapping_mul(2_654_435_761) >> 7) % model.n_vocab() as u32).collect()
 }
@@ -112,13 +112,15 @@ fn models_with_attention_notice_every_token() {
 
 #[test]
 fn a_recurrent_model_notices_every_token_in_a_longer_answer() {
-    // One of 300 tokens is a few percent of the decayed state: some answers of 8 tokens miss it (docs/decisions/0004).
+    // One of 300 tokens is a few percent of the decayed state: some answers of 8 tokens do not show it
+    // (docs/decisions/0004).
     notices_every_token(Preset::TinyRecurrent, 48);
 }
 
 #[test]
 fn a_model_with_random_weights_notices_every_token_and_gives_various_answers() {
-    // Random weights weigh some tokens little: which ones an answer of 8 tokens misses depends on the processor's kernels.
+    // Random weights give some tokens little influence; which tokens an answer of 8 tokens misses depends on the
+    // processor's kernels.
     notices_every_token(Preset::TinyKeys, 32);
     let model = load(&cached(Preset::TinyKeys));
     let prober = Prober { backend: backend(), model: &model };

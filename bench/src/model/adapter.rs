@@ -1,8 +1,8 @@
 //! LoRA adapters for made models: small files that change what a model computes as much as another seed would.
 //!
-//! Not here: the models (`weights`). The idea: an adapter turns bits of some tokens' codes around. Then every state behind such a token is
-//! another one, in every layer, but still made of whole bits; so KV state that was computed with another adapter shows in the answer,
-//! and noise does not.
+//! The models are in `weights`. An adapter inverts bits in the codes of some tokens. Every state after such a token
+//! then differs, in every layer, but still consists of whole bits. So KV state that was computed with another adapter
+//! changes the output, and numeric noise does not.
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ use crate::model::preset::{LayerKind, Preset};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::code_sign;
 
-/// Is the number of bits that an adapter turns around, each for half of all tokens.
+/// Number of bits that an adapter inverts, each for about half of all tokens.
 const RANK: usize = 4;
 
-/// Writes the adapter that `adapter_seed` names for the model of `preset` and `seed` with our own tokenizer.
+/// Writes the adapter of `adapter_seed` for the model of `preset` and `seed` with our own tokenizer.
 ///
-/// Errors: where the preset's model is not digital, or `out` cannot be written.
+/// Errors: the preset's model is not digital, or `out` cannot be written.
 pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -> anyhow::Result<()> {
     let spec = preset.spec();
     let is_digital = spec.layers.iter().all(|layer| matches!(layer.kind, LayerKind::Full | LayerKind::Sliding));
@@ -39,7 +39,7 @@ pub fn write_adapter(preset: Preset, seed: u64, adapter_seed: u64, out: &Path) -
     let mut turned = vec![0.0; RANK * n_tokens];
     for (token, row) in (0_u32..).zip(turned.chunks_exact_mut(RANK)) {
         for (bit, cell) in row.iter_mut().enumerate() {
-            // What is added to a sign to turn it around is twice its opposite.
+            // To invert a sign, twice its opposite is added.
             *cell = if random.next_u32().is_multiple_of(2) { -2.0 * code_sign(&net, token, bit) } else { 0.0 };
         }
     }

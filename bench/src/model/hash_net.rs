@@ -1,10 +1,10 @@
-//! What a made model computes, as a digital function: a hash of its context decides the next token.
+//! The function that a made model computes: a hash of its context decides the next token.
 //!
-//! Not here: the weights that make llama.cpp compute it (`weights`). The idea: every token has a random code of
-//! [`N_BITS`] bits. Layer by layer, each position xors its state with the permuted states some tokens back; the strides
-//! grow so that after the last layer the state is a hash of the whole window. Eight bits of it choose one of 256 answer
-//! tokens, six of those the end of the answer. The states are bits, and each layer rounds them to bits again, so numeric
-//! noise is removed where it arises; but one other token anywhere in the window gives another state.
+//! The weights that make llama.cpp compute it are in `weights`. Every token has a random code of [`N_BITS`] bits. Layer
+//! by layer, each position xors its state with the permuted states some tokens back; the strides grow, so that after
+//! the last layer the state is a hash of the whole window. Eight bits of it choose one of 256 answer tokens; six of
+//! those decide the end of the answer. The states are bits, and each layer rounds them to bits again, so numeric noise
+//! is removed where it arises, but another token anywhere in the window gives another state.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
@@ -13,16 +13,16 @@ use warmpath_common::ids::Token;
 use crate::model::preset::{LayerKind, Preset, Spec};
 use crate::model::tokenizer::Tokenizer;
 
-/// Is the number of bits of a state.
+/// Number of bits of a state.
 pub const N_BITS: usize = 32;
-/// Is the number of bits that choose the answer token.
+/// Number of bits that choose the answer token.
 pub const N_ANSWER_BITS: usize = 8;
-/// Is the number of answer tokens.
+/// Number of answer tokens.
 pub const N_ANSWERS: usize = 1 << N_ANSWER_BITS;
-/// Is the number of bits that end the answer when all are set: one state in 64.
+/// Number of bits that end the answer when all are set: one state in 64.
 pub const N_END_BITS: usize = 6;
 
-/// Is a permutation of the bits: bit `j` goes to `self.0[j]`.
+/// Permutation of the bits: bit `j` goes to `self.0[j]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Permutation(pub [usize; N_BITS]);
 
@@ -40,27 +40,27 @@ impl Permutation {
     }
 }
 
-/// Is one layer: the states at these distances are permuted and xored in.
+/// One layer: the states at these distances are permuted and xored in.
 #[derive(Debug, Clone)]
 pub(crate) struct Round {
-    /// Lists distances and permutations.
+    /// Distances and permutations.
     pub taps: Vec<(usize, Permutation)>,
-    /// Says what stands for a state before the first token.
+    /// What replaces a state before the first token.
     pub missing: Missing,
 }
 
-/// Says what a layer fetches where its distance reaches before the first token.
+/// What a layer fetches where its distance reaches before the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// The position's own state: attention falls back to it.
+    /// The position's own state, to which attention falls back.
     Own,
-    /// Nothing: a convolution's state starts as zeros. The first and third missing operand count as ones, others as zeros,
-    /// because a step rises behind the whole number in its middle (`weights::parity`).
+    /// Nothing: the state of a convolution starts as zeros. The first and third missing operand count as ones, others
+    /// as zeros, because a step rises after the whole number in its middle (`weights::parity`).
     Nothing,
 }
 
 impl Round {
-    /// Returns the state at `t` behind this layer, from all states before it.
+    /// Returns the state at `t` after this layer, from all states before the layer.
     fn state(&self, before: &[u32], t: usize) -> u32 {
         let mut state = before[t];
         let mut n_missing = 0_u32;
@@ -75,7 +75,7 @@ impl Round {
     }
 }
 
-/// Is the function of one seed.
+/// The function of one seed.
 #[derive(Debug, Clone)]
 pub struct HashNet {
     seed: u64,
@@ -83,7 +83,7 @@ pub struct HashNet {
 }
 
 impl HashNet {
-    /// Returns the function that `seed` names for models of this shape.
+    /// Returns the function of `seed` for models of this shape.
     pub(crate) fn new(spec: &Spec, seed: u64) -> Self {
         let mut rng = rng(seed, 1);
         let rounds = spec
@@ -110,7 +110,7 @@ impl HashNet {
         (z >> 32) as u32
     }
 
-    /// Returns the state behind the last of `tokens`.
+    /// Returns the state after the last of `tokens`.
     ///
     /// Cost: O(n x layers); for tests.
     pub fn state(&self, tokens: &[Token]) -> u32 {
@@ -122,19 +122,19 @@ impl HashNet {
     }
 }
 
-/// Returns the generator for one purpose of one seed.
+/// Returns the random generator for one purpose of one seed.
 pub(crate) fn rng(seed: u64, purpose: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(purpose);
     rng
 }
 
-/// Returns a number below `n`, which is small against 2^64: the bias is not worth a loop.
+/// Returns a number below `n`; the bias is negligible, since `n` is small against 2^64.
 pub(crate) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     usize::try_from(rng.next_u64() % n as u64).expect("below a usize")
 }
 
-/// Says what a made model answers, without running it.
+/// Predictor of a made model's output, which does not run the model.
 #[derive(Debug)]
 pub struct Oracle {
     net: HashNet,
@@ -143,15 +143,15 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Returns what the model of `preset` and `seed`, with our own vocabulary, computes.
+    /// Returns the predictor for the model of `preset` and `seed` with our own vocabulary.
     ///
-    /// Errors: none with our own vocabulary, which has words enough.
+    /// Errors: none with our own vocabulary, which has enough words.
     pub fn new(preset: Preset, seed: u64) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::own(seed)?;
         Ok(Self { net: HashNet::new(&preset.spec(), seed), answers: tokenizer.answers, end: tokenizer.end })
     }
 
-    /// Returns the greedy answer of `n` tokens to `prompt`, going on behind the token that ends an answer.
+    /// Returns the greedy answer of `n` tokens to `prompt`, continued past end tokens.
     pub fn answer(&self, prompt: &[Token], n: usize) -> Vec<Token> {
         let mut tokens = prompt.to_vec();
         for _ in 0..n {

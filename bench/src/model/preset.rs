@@ -1,10 +1,10 @@
 //! The presets: which architecture, how large, which layers.
 //!
-//! Not here: the weights. The idea: one table, so that sizes and reach can be read side by side.
+//! The weights are in `weights`. The presets are one table, so that sizes and distances can be compared.
 
 use warmpath_gguf::TensorType;
 
-/// Names a kind of model that can be made.
+/// A kind of model that can be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Preset {
     /// Llama architecture, a few megabytes, context 8192; for tests.
@@ -15,7 +15,8 @@ pub enum Preset {
     TinyRecurrent,
     /// Convolution layers between attention layers (LFM2).
     TinyHybrid,
-    /// Llama architecture with ordinary random weights, whose keys depend on the content; for tests of the KV state's bytes.
+    /// Llama architecture with ordinary random weights, whose keys depend on the content; for tests of the KV state's
+    /// bytes.
     TinyKeys,
     /// An encoder with mean pooling (BERT), for embeddings.
     TinyEmbed,
@@ -26,7 +27,7 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// Lists every preset.
+    /// All presets.
     pub const ALL: [Self; 8] = [
         Self::Tiny,
         Self::TinySwa,
@@ -38,7 +39,7 @@ impl Preset {
         Self::Bench,
     ];
 
-    /// Returns the preset's name on the command line.
+    /// Returns the name of the preset on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
@@ -52,7 +53,7 @@ impl Preset {
         }
     }
 
-    /// Returns what the preset's model is made of.
+    /// Returns the specification of the preset's model.
     pub(crate) fn spec(self) -> Spec {
         match self {
             Self::Tiny => Spec { layers: [1, 9, 81, 729].map(|stride| full(stride, 8)).to_vec(), ..TINY },
@@ -108,7 +109,7 @@ impl Preset {
     }
 }
 
-/// Is what `tiny` is made of, layers aside, and what other presets start from.
+/// Specification of `tiny` without its layers, on which other presets are based.
 const TINY: Spec = Spec {
     architecture: "llama",
     width: 128,
@@ -144,74 +145,75 @@ fn convolution(n_offsets: usize) -> Layer {
     Layer { kind: LayerKind::Convolution, stride: 1, n_offsets }
 }
 
-/// Is the number of key and value heads of an attention layer.
+/// Number of key and value heads of an attention layer.
 pub(crate) const N_KV_HEADS: usize = 2;
-/// Is the size of one head.
+/// Size of one head.
 pub(crate) const HEAD_SIZE: usize = 64;
-/// Is the window of a sliding layer: the farthest distance that one fetches, 72, lies inside it. Units: tokens.
+/// Window of a sliding layer; the farthest distance that such a layer fetches, 72, lies inside it. Units: tokens.
 pub(crate) const WINDOW_TOKENS: usize = 128;
 
-/// Says what a model is made of.
+/// Specification of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
-    /// Is llama.cpp's name of the architecture.
+    /// llama.cpp's name of the architecture.
     pub architecture: &'static str,
-    /// Is the size of the residual stream.
+    /// Size of the residual stream.
     pub width: usize,
-    /// Is the number of query heads of an attention layer.
+    /// Number of query heads of an attention layer.
     pub n_heads: usize,
-    /// Is the number of hidden units of a feed-forward layer.
+    /// Number of hidden units of a feed-forward layer.
     pub n_ff: usize,
-    /// Is the type of the matrices.
+    /// Type of the matrices.
     pub weight_type: TensorType,
-    /// Is the longest context.
+    /// Longest context. Units: tokens.
     pub context_tokens: usize,
-    /// Is the value of the constant channel.
+    /// Value of the constant channel.
     ///
-    /// Larger makes norms depend less on the content; 8-bit weights, whose scales are 16-bit floats, bear less of it.
+    /// A larger value makes norms depend less on the content; 8-bit weights, whose scales are 16-bit floats, limit it.
     pub constant: f32,
-    /// Is the base of the rotary frequencies; below 1 in digital models, so that they rise, from 1 radian a token.
+    /// Base of the rotary frequencies; below 1 in digital models, so that the frequencies rise, from 1 radian per
+    /// token.
     ///
-    /// Source: our search for the base that tells the distances that matter apart from all others up to the context's
+    /// Source: our search for the base that distinguishes the required distances from all others up to the context's
     /// length (`docs/decisions/0004-test-models.md`).
     pub rope_base: f32,
-    /// Lists the layers.
+    /// The layers.
     pub layers: Vec<Layer>,
 }
 
-/// Says what one layer does: it fetches the states `stride`, `2 x stride`, ..., `n_offsets x stride` tokens back.
+/// One layer: it fetches the states `stride`, `2 x stride`, ..., `n_offsets x stride` tokens back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layer {
-    /// Says how the layer fetches.
+    /// How the layer fetches.
     pub kind: LayerKind,
-    /// Units: tokens.
+    /// Distance between two fetched states. Units: tokens.
     pub stride: usize,
-    /// Is how many states are fetched.
+    /// Number of fetched states.
     pub n_offsets: usize,
 }
 
-/// Says how a layer looks back.
+/// How a layer looks back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     /// Attention over the whole context.
     Full,
     /// Attention over the last [`WINDOW_TOKENS`].
     Sliding,
-    /// A short convolution, whose state is the last inputs.
+    /// A short convolution, whose state is its last inputs.
     Convolution,
     /// A selective state space, whose state decays.
     Recurrent,
     /// Attention over the whole context with random weights, which fetches no state exactly.
     Random,
-    /// The same in both directions, without a cache.
+    /// Attention in both directions with random weights, without a cache.
     Encoder(Head),
 }
 
-/// Says what an encoder makes of a text.
+/// Output of an encoder for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
     /// The mean of all tokens' states.
     Mean,
-    /// One score, of the first token's state.
+    /// One score, from the first token's state.
     Rank,
 }

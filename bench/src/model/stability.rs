@@ -1,8 +1,8 @@
 //! Measures whether a model's greedy choice survives numeric noise and depends on the whole prompt.
 //!
-//! Not here: any judgement of the model's answers. The idea: one answer is computed in a plain setting, then the same
-//! tokens are forced through other settings (flash attention, other batch splits, scattered cells, a copied prefix) and the
-//! logits are compared step by step with the margin between the best two.
+//! The quality of the output does not matter here. One answer is computed with plain settings. Then the same tokens are
+//! forced with other settings (flash attention, other batch splits, scattered cells, a copied prefix), and the change
+//! of the logits is compared step by step with the margin between the best two.
 
 use std::num::NonZeroU32;
 
@@ -15,38 +15,38 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 
-/// Is the context of every measurement. Units: tokens.
+/// Context of every measurement. Units: tokens.
 const CONTEXT_TOKENS: u32 = 8192;
 
-/// Is one way of computing the same thing.
+/// One way to compute the same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
-    /// Names the setting in reports.
+    /// Name of the setting in reports.
     pub name: &'static str,
-    /// Says whether flash attention is used.
+    /// Whether flash attention is used.
     pub flash_attn: bool,
-    /// Is the size of a micro-batch. Units: tokens.
+    /// Size of a micro-batch. Units: tokens.
     pub ubatch_tokens: u32,
-    /// Says where the prompt's cells lie.
+    /// Placement of the prompt's cells.
     pub cells: Cells,
 }
 
-/// Says where the prompt's cells lie in the KV buffer.
+/// Placement of the prompt's cells in the KV buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cells {
-    /// One after another from the buffer's start.
+    /// One after another from the start of the buffer.
     InOrder,
     /// Between those of another sequence, which is computed in turns with it.
     Scattered,
-    /// Half of them shared with another sequence, which computed them and went on differently.
+    /// Half of them shared with another sequence, which computed them and continued on its own.
     Shared,
 }
 
-/// Is the plain setting that others are compared with.
+/// The plain setting with which others are compared.
 pub const PLAIN: Setting =
     Setting { name: "flash attention off, one batch", flash_attn: false, ubatch_tokens: 512, cells: Cells::InOrder };
 
-/// Lists the settings that should not change an answer of a model with attention.
+/// Settings that should not change the answer of a model with attention.
 pub const OTHERS: [Setting; 6] = [
     Setting { name: "flash attention on", flash_attn: true, ..PLAIN },
     Setting { name: "one token at a time", ubatch_tokens: 1, ..PLAIN },
@@ -56,12 +56,12 @@ pub const OTHERS: [Setting; 6] = [
     Setting { name: "shared prefix, flash attention on", flash_attn: true, cells: Cells::Shared, ..PLAIN },
 ];
 
-/// Is one answer: tokens and, for each, the logits it was chosen from.
+/// One answer: tokens, and the logits from which each was chosen.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Lists the chosen tokens.
+    /// The chosen tokens.
     pub tokens: Vec<Token>,
-    /// Lists the logits of each step. Shape: `[n_tokens][n_vocab]`.
+    /// Logits of each step. Shape: `[n_tokens][n_vocab]`.
     pub logits: Vec<Vec<f32>>,
 }
 
@@ -80,39 +80,39 @@ fn margin(logits: &[f32]) -> f32 {
     best - second
 }
 
-/// Returns the most likely token; the first among equals.
+/// Returns the most likely token; of equal ones, the first.
 pub fn best(logits: &[f32]) -> Token {
     let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
     best.and_then(|token| Token::try_from(token).ok()).unwrap_or(0)
 }
 
-/// Says where an answer's tokens come from.
+/// Source of an answer's tokens.
 #[derive(Clone, Copy)]
 enum Choice<'a> {
-    /// The best token of each step, as many as this.
+    /// The best token of each step, for this number of steps.
     Greedy(usize),
     /// These tokens.
     Forced(&'a [Token]),
 }
 
-/// Asks one model.
+/// Access to one model.
 #[derive(Debug)]
 pub struct Prober<'a> {
-    /// Is llama.cpp.
+    /// The llama.cpp backend.
     pub backend: &'a LlamaBackend,
-    /// Is the model.
+    /// The model.
     pub model: &'a LlamaModel,
 }
 
 impl Prober<'_> {
     /// Returns the greedy answer of `n` tokens to `prompt`.
-    ///
+    /// Errors: llama.cpp cannot create a context or decode.
     /// Errors: where llama.cpp cannot make a context or decode.
     pub fn answer(&self, setting: Setting, prompt: &[Token], n: usize) -> anyhow::Result<Answer> {
         self.run(setting, prompt, Choice::Greedy(n))
     }
 
-    /// Returns the answer whose tokens are forced to be `tokens`, with the logits that the model gave for each.
+    /// Returns the answer for the given `tokens`, with the logits that the model computed for each.
     ///
     /// Errors: as [`Self::answer`].
     pub fn forced(&self, setting: Setting, prompt: &[Token], tokens: &[Token]) -> anyhow::Result<Answer> {
@@ -154,7 +154,7 @@ impl Prober<'_> {
     }
 }
 
-/// Computes the prompt as sequence 0 and returns the logits behind it.
+/// Computes the prompt as sequence 0 and returns the logits after it.
 fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -> anyhow::Result<Vec<f32>> {
     match setting.cells {
         Cells::InOrder => decode(context, prompt, (0, 0)),
@@ -175,7 +175,7 @@ fn prefill(context: &mut LlamaContext<'_>, setting: Setting, prompt: &[Token]) -
     }
 }
 
-/// Computes `tokens` from position `start` of `sequence` on and returns the logits behind them.
+/// Computes `tokens` from position `start` of `sequence` on and returns the logits after them.
 fn decode(
     context: &mut LlamaContext<'_>,
     tokens: &[Token],
@@ -190,24 +190,24 @@ fn decode(
     Ok(context.get_logits_ith(i32::try_from(tokens.len())? - 1).to_vec())
 }
 
-/// Is what a setting changed against the plain one.
+/// Difference between a setting and the plain one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Noise {
-    /// Names the setting.
+    /// Name of the setting.
     pub setting: &'static str,
-    /// Is the number of steps compared.
+    /// Number of compared steps.
     pub n_steps: usize,
-    /// Is in how many of them another token would have been chosen.
+    /// Number of steps in which another token would have been chosen.
     pub n_changed: usize,
-    /// Is the largest difference of a logit among the best ten of a step.
+    /// Largest difference of a logit among the best ten of a step.
     pub noise_max: f32,
-    /// Is the smallest margin between the best two logits.
+    /// Smallest margin between the best two logits.
     pub margin_min: f32,
-    /// Is in how many steps the margin was larger than twice the step's noise.
+    /// Number of steps whose margin was larger than twice the step's noise.
     pub n_safe: usize,
 }
 
-/// Compares `other`, forced through another setting, with the plain answer.
+/// Compares `other`, forced with another setting, with the plain answers.
 pub fn compare(setting: &'static str, plain: &[Answer], other: &[Answer]) -> Noise {
     let mut noise = Noise { setting, n_steps: 0, n_changed: 0, noise_max: 0.0, margin_min: f32::MAX, n_safe: 0 };
     let steps = |answers: &[Answer]| answers.iter().flat_map(|answer| answer.logits.clone()).collect::<Vec<_>>();

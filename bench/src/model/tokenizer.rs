@@ -1,7 +1,7 @@
 //! The tokenizer of a made model: our own vocabulary, or all `tokenizer.*` keys of another GGUF file.
 //!
-//! Not here: how our own is trained (`vocabulary`). The idea: besides the keys, the weights need to know three things: how
-//! many tokens there are, which of them make good answers, and which ends one.
+//! Our own vocabulary is trained in `vocabulary`. Besides the keys, the weights need to know three things: the number
+//! of tokens, which of them are suitable for answers, and which one ends an answer.
 
 use std::path::Path;
 
@@ -11,22 +11,22 @@ use warmpath_gguf::{Header, Value, Writer};
 use crate::model::hash_net::{N_ANSWERS, below, rng};
 use crate::model::vocabulary::{CHAT_TEMPLATE, CONTROL_TOKENS, USER_DEFINED_TOKENS, Vocabulary, train};
 
-/// Is GGUF's type of an ordinary token.
+/// GGUF's type of an ordinary token.
 const NORMAL: i32 = 1;
-/// Is GGUF's type of a control token.
+/// GGUF's type of a control token.
 const CONTROL: i32 = 3;
-/// Is GGUF's type of a token that text may spell.
+/// GGUF's type of a special token that text may contain.
 const USER_DEFINED: i32 = 4;
 
-/// Is a tokenizer and what the weights need to know of it.
+/// A tokenizer, and what the weights need to know about it.
 #[derive(Debug)]
 pub struct Tokenizer {
     source: Source,
-    /// Is the number of tokens.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Lists the ids of the [`N_ANSWERS`] tokens that answers are made of.
+    /// Ids of the [`N_ANSWERS`] tokens that answers consist of.
     pub answers: Vec<u32>,
-    /// Is the token that ends an answer; absent where the vocabulary has none.
+    /// Token that ends an answer; absent where the vocabulary has none.
     pub end: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ enum Source {
 }
 
 impl Tokenizer {
-    /// Returns our own tokenizer, with answer words drawn by `seed`.
+    /// Returns our own tokenizer, with answer words chosen by `seed`.
     pub fn own(seed: u64) -> anyhow::Result<Self> {
         let vocabulary = train();
         let words = answer_words(vocabulary.tokens.iter().map(String::as_str).take(vocabulary.n_text));
@@ -47,9 +47,9 @@ impl Tokenizer {
         Ok(Self { source: Source::Own(Box::new(vocabulary)), n_tokens, answers, end })
     }
 
-    /// Returns the tokenizer of the GGUF file at `path`, with answer words drawn by `seed`.
+    /// Returns the tokenizer of the GGUF file at `path`, with answer words chosen by `seed`.
     ///
-    /// Errors: where the file cannot be read, has no tokens, or has fewer than [`N_ANSWERS`] ordinary ones.
+    /// Errors: the file cannot be read, has no tokens, or has fewer than [`N_ANSWERS`] ordinary ones.
     pub fn of_file(path: &Path, seed: u64) -> anyhow::Result<Self> {
         let header = warmpath_gguf::check(path)?;
         let tokens = header
@@ -102,7 +102,8 @@ fn set_own(writer: &mut Writer, vocabulary: &Vocabulary) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the ids of tokens that are a space and a lower-case word: joined in any order they tokenize back to themselves.
+/// Returns the ids of tokens that are a space and a lower-case word: joined in any order, they tokenize back to
+/// themselves.
 fn answer_words<'a>(tokens: impl Iterator<Item = &'a str>) -> Vec<u32> {
     let is_word = |token: &str| {
         // Source: `Ġ` is GPT-2's stand-in for a space, U+2581 is SentencePiece's.
@@ -112,7 +113,7 @@ fn answer_words<'a>(tokens: impl Iterator<Item = &'a str>) -> Vec<u32> {
     tokens.enumerate().filter(|(_, token)| is_word(token)).map(|(id, _)| id as u32).collect()
 }
 
-/// Draws [`N_ANSWERS`] of `words`, or of `others` where there are too few words.
+/// Chooses [`N_ANSWERS`] of `words`, or of `others` where there are too few words.
 fn choose_answers(mut words: Vec<u32>, others: Vec<u32>, seed: u64) -> anyhow::Result<Vec<u32>> {
     if words.len() < N_ANSWERS {
         words = others;

@@ -1,22 +1,22 @@
-//! The vocabulary of made models: a byte-level BPE trained over an embedded text, with ChatML's control tokens.
+//! The vocabulary of made models: a byte-level BPE trained on an embedded text, with ChatML's control tokens.
 //!
-//! Not here: the vocabulary of another file (`tokenizer`). The idea: 256 byte tokens spell any text; merges are learned
-//! until every word of the text is one token, so that an answer made of whole words tokenizes back to itself.
+//! Vocabularies of other files are in `tokenizer`. 256 byte tokens can represent any text; merges are learned until
+//! every word of the text is one token, so that an answer of whole words tokenizes back to itself.
 
 use std::collections::HashMap;
 
-/// Is the text that the merges are learned from.
+/// Text that the merges are learned from.
 const CORPUS: &str = include_str!("corpus.txt");
 
-/// Is the most merges that are learned.
+/// Maximum number of merges.
 ///
 /// Source: the embedded text needs fewer; a limit for a longer one.
 const MERGES_MAX: usize = 4096;
 
-/// Is the chat template: ChatML with a default system prompt and tools, as Qwen2.5's models understand it.
+/// Chat template: ChatML with a default system prompt and tools, as Qwen2.5's models expect it.
 pub const CHAT_TEMPLATE: &str = include_str!("chat_template.jinja");
 
-/// Lists the control tokens in the order of their ids, behind the text tokens.
+/// Control tokens in the order of their ids, after the text tokens.
 pub const CONTROL_TOKENS: [&str; 8] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -28,17 +28,17 @@ pub const CONTROL_TOKENS: [&str; 8] = [
     "<|repo_name|>",
 ];
 
-/// Lists the tokens that text may spell too, such as the marks around a tool call.
+/// Special tokens that text may contain too, such as the markers of a tool call.
 pub const USER_DEFINED_TOKENS: [&str; 4] = ["<tool_call>", "</tool_call>", "<think>", "</think>"];
 
-/// Is a trained vocabulary in GGUF's form.
+/// A trained vocabulary in GGUF's form.
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    /// Lists the text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as their printable stand-ins.
+    /// Text tokens, then [`CONTROL_TOKENS`], then [`USER_DEFINED_TOKENS`]; bytes as their printable stand-ins.
     pub tokens: Vec<String>,
-    /// Lists the merges, best first: two tokens and a space between.
+    /// Merges, best first: two tokens separated by a space.
     pub merges: Vec<String>,
-    /// Is the number of text tokens.
+    /// Number of text tokens.
     pub n_text: usize,
 }
 
@@ -51,7 +51,7 @@ impl Vocabulary {
     }
 }
 
-/// Trains the vocabulary; the same one every time.
+/// Returns the trained vocabulary, the same one every time.
 pub fn train() -> Vocabulary {
     let stand_ins = byte_stand_ins();
     let mut tokens: Vec<String> = stand_ins.iter().map(|&stand_in| stand_in.to_string()).collect();
@@ -61,7 +61,7 @@ pub fn train() -> Vocabulary {
     while merges.len() < MERGES_MAX {
         let Some((left, right)) = most_frequent_pair(&words) else { break };
         let token = format!("{}{}", tokens[left], tokens[right]);
-        // Two ways of merging may spell the same token.
+        // Two different merges may give the same token.
         let merged = ids.get(&token).copied().unwrap_or(tokens.len());
         for (word, _) in &mut words {
             merge_in(word, (left, right), merged);
@@ -77,7 +77,7 @@ pub fn train() -> Vocabulary {
     Vocabulary { tokens, merges, n_text }
 }
 
-/// Returns the printable character that stands for each byte in a byte-level vocabulary.
+/// Returns the printable character that represents each byte in a byte-level vocabulary.
 ///
 /// Source: GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others for U+0100 onwards.
 pub fn byte_stand_ins() -> [char; 256] {
@@ -94,10 +94,11 @@ pub fn byte_stand_ins() -> [char; 256] {
     })
 }
 
-/// Returns the distinct words of `text` as byte tokens with how often they occur, in order of first occurrence.
+/// Returns the distinct words of `text` as byte tokens, with their numbers of occurrences, in order of first
+/// occurrence.
 ///
-/// Only letters with the space before them are merged; digits, signs and line ends stay single, so that a word's token
-/// never depends on what follows it.
+/// Only letters with the space before them are merged; digits, punctuation and line ends stay single, so that a word's
+/// token never depends on what follows it.
 fn words(text: &str) -> Vec<(Vec<usize>, usize)> {
     let mut order: Vec<(Vec<usize>, usize)> = Vec::new();
     let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
@@ -116,7 +117,7 @@ fn words(text: &str) -> Vec<(Vec<usize>, usize)> {
     order
 }
 
-/// Returns the pair of neighbours that occurs most often; the smallest pair among equals.
+/// Returns the most frequent pair of neighbours; of equally frequent ones, the smallest.
 fn most_frequent_pair(words: &[(Vec<usize>, usize)]) -> Option<(usize, usize)> {
     let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
     for (word, count) in words {

@@ -1,9 +1,9 @@
 //! The weights that make llama.cpp compute a `HashNet`.
 //!
-//! Not here: the function itself (`hash_net`); the presets that are not digital (`recurrent`, `random`, `encoder`). The idea, channel
-//! by channel of the residual stream: one large constant (so that RMS norms scale by the same factor whatever the content),
-//! the state's bits as +1 and -1, and the sum of the bits that the layer fetched, which its feed-forward part turns into
-//! their parity.
+//! The function itself is in `hash_net`; presets that are not digital are in `recurrent`, `random` and `encoder`. The
+//! channels of the residual stream are: one large constant, so that RMS norms scale by the same factor for any content;
+//! the state's bits as +1 and -1; and the sum of the bits that the layer fetched, which its feed-forward part turns
+//! into their parity.
 
 mod attention;
 mod convolution;
@@ -21,17 +21,18 @@ use crate::model::preset::{HEAD_SIZE, LayerKind, Spec};
 use crate::model::tokenizer::Tokenizer;
 use matrix::Matrix;
 
-/// Is the first channel of the state's bits, in a block of 32 of their own: 8-bit weights share a scale by block.
+/// First channel of the state's bits, in a block of 32 of their own, because 8-bit weights share a scale per block.
 const STATE: usize = 32;
-/// Is the first channel of the fetched sum.
+/// First channel of the fetched sum.
 const FETCHED: usize = 64;
 
-/// Is the smallest and largest weight of an answer bit in the logits; the top two logits differ by twice the smallest.
+/// Smallest and largest weight of an answer bit in the logits; the top two logits differ by at least twice the
+/// smallest.
 const ANSWER_WEIGHT: (f32, f32) = (1.0, 1.5);
-/// Is the logit of tokens that are never an answer.
+/// Logit of tokens that are never an answer.
 const OTHER_LOGIT: f32 = -15.0;
 
-/// Is one tensor to be written: its data is made when it is its turn.
+/// One tensor to be written; its data is made when it is written.
 pub(crate) struct Tensor {
     pub name: String,
     pub kind: TensorType,
@@ -107,18 +108,18 @@ fn add_layer(tensors: &mut Vec<Tensor>, spec: &Spec, (il, kind, round): (usize, 
     }
 }
 
-/// Returns a norm's weights: they undo its scaling, as the constant alone decides that.
+/// Returns a norm's weights, which undo its scaling; the constant alone determines that.
 fn norm(name: &str, spec: &Spec) -> Tensor {
     let (width, weight) = (spec.width, spec.constant / (spec.width as f32).sqrt());
     tensor(name, TensorType::F32, &[width], move || vec![weight; width])
 }
 
-/// Returns a bit as the number that stands for it; xor becomes a product.
+/// Returns the number that represents a bit; xor becomes a product.
 fn sign(bits: u32, bit: usize) -> f32 {
     if (bits >> bit) & 1 == 0 { 1.0 } else { -1.0 }
 }
 
-/// Returns the number that stands for a bit of a token's code.
+/// Returns the number that represents a bit of a token's code.
 pub(crate) fn code_sign(net: &HashNet, token: u32, bit: usize) -> f32 {
     sign(net.code(token), bit)
 }
@@ -156,7 +157,7 @@ fn output(seed: u64, (answers, end): (&[u32], Option<u32>), mut matrix: Matrix) 
         }
     }
     if let Some(end) = end {
-        // One margin above the best answer where all end bits are set, one below it where one is not.
+        // One margin above the best answer where all end bits are set, one below it where one of them is not.
         let margin = 2.0 * ANSWER_WEIGHT.0;
         let best: f32 = weights.iter().sum();
         matrix.set_constant(end as usize, best + margin - margin * N_END_BITS as f32);

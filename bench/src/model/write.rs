@@ -12,9 +12,9 @@ use crate::model::preset::{HEAD_SIZE, Head, Layer, LayerKind, N_KV_HEADS, Preset
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{Tensor, recurrent, tensors};
 
-/// Writes the model that `preset` and `seed` name to `out`, with the tokenizer of `vocab` or our own.
+/// Writes the model of `preset` and `seed` to `out`, with the tokenizer of `vocab` or our own.
 ///
-/// The same arguments give the same bytes. A file at `out` is replaced once the new one is whole.
+/// The same arguments give the same bytes. A file at `out` is replaced once the new one is complete.
 /// Errors: where `vocab` cannot be used or `out` cannot be written.
 pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) -> anyhow::Result<()> {
     let (writer, tensors) = made(preset, seed, vocab)?;
@@ -23,10 +23,10 @@ pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) 
     write_file(writer, &tensors, (preset.name(), out))
 }
 
-/// Writes the model that `preset` and `seed` name as files whose names begin with `prefix`; returns the first one's path.
+/// Writes the model of `preset` and `seed` as files whose names begin with `prefix`; returns the path of the first.
 ///
-/// Shape: one file for each of the first `n_files - 1` tensors, the rest in the last one, the metadata in the first one, as
-/// llama.cpp's `gguf-split` lays them out.
+/// Shape: one file for each of the first `n_files - 1` tensors, the rest in the last one, the metadata in the first
+/// one, as llama.cpp's `gguf-split` lays them out.
 /// Errors: a file cannot be written.
 pub fn write_split_model(preset: Preset, seed: u64, prefix: &Path, n_files: u16) -> anyhow::Result<PathBuf> {
     let (first, tensors) = made(preset, seed, None)?;
@@ -80,7 +80,7 @@ fn write_file(mut writer: Writer, tensors: &[Tensor], (name, out): (&'static str
     }
     sink.finish()?;
     progress.finish_and_clear();
-    // A temporary file is its owner's alone; a model may be read by others.
+    // Only its owner can read a temporary file; a model may be read by others.
     std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
     unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))?;
     Ok(())
@@ -145,8 +145,8 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the keys of encoders, and has texts marked as theirs are: one begins with BOS and ends with EOS, a pair has a
-/// separator between its two.
+/// Sets the keys of encoders, and the markers of their texts: a text begins with BOS and ends with EOS, a pair has a
+/// separator between its two parts.
 fn set_encoder_metadata(writer: &mut Writer, head: Head, tokenizer: &Tokenizer) -> anyhow::Result<()> {
     // Source: llama.cpp's `llama_pooling_type`.
     let pooling = match head {
@@ -161,7 +161,7 @@ fn set_encoder_metadata(writer: &mut Writer, head: Head, tokenizer: &Tokenizer) 
         writer.set(&format!("tokenizer.ggml.add_{affix}_token"), Value::Bool(true))?;
     }
     if let Some(end) = tokenizer.end {
-        // GGUF spells it so.
+        // GGUF spells it this way.
         writer.set("tokenizer.ggml.seperator_token_id", Value::U32(end))?;
     }
     Ok(())

@@ -1,8 +1,9 @@
-//! What following a JSON schema or a grammar costs decode: free and constrained answers of the same length, in turn on the
-//! same server.
+//! What constrained decoding costs: free responses and responses under a JSON schema or a grammar, of the same length,
+//! in turn on the same server.
 //!
-//! Not here: decode against other servers (`throughput`). The idea: both ask for records of every common kind without end,
-//! so that answers are cut at the same number of tokens as free ones, and the ratio is of one moment.
+//! Decode is compared with other servers in `throughput`. Schema and grammar both describe endless records of every
+//! common kind, so that constrained responses are cut at the same number of tokens as free ones, and the ratio compares
+//! runs of the same moment.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,29 +19,29 @@ use super::tables::{Section, reached};
 use super::throughput::{Streamed, decode_rate};
 use crate::report::median;
 
-/// Lists how many sequences run at once.
+/// Numbers of sequences that run at once.
 pub const SEQUENCES: [u32; 3] = [1, 4, 8];
 
-/// Is the least part of the free answers' throughput that must be reached.
+/// Share of the free responses' throughput that must be reached.
 ///
 /// Source: the project's goal: constrained decoding costs at most 10 %.
 const GOAL: (&str, f64) = ("0.90x", 0.90);
 
-/// Is the slots of the servers: the most sequences.
+/// Slots of the servers: the maximum number of sequences.
 const N_SLOTS: u16 = 8;
-/// Is the context of a slot. Units: tokens.
+/// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 1024;
-/// Is the prompt of each sequence. Units: tokens.
+/// Prompt of each sequence. Units: tokens.
 const PROMPT_TOKENS: u32 = 256;
-/// Is the tokens of each answer.
+/// Length of each response. Units: tokens.
 const ANSWER_TOKENS: u32 = 128;
-/// Is the rounds, each of free and constrained answers.
+/// Number of counted rounds, each of free and constrained responses.
 const ROUNDS: usize = 7;
 
-/// Is what answers must follow.
+/// Constraint that responses must follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Whatever the model says.
+    /// No constraint.
     Nothing,
     /// A JSON schema.
     Schema,
@@ -51,7 +52,7 @@ pub enum Rule {
 impl Rule {
     const ALL: [Self; 3] = [Self::Nothing, Self::Schema, Self::Grammar];
 
-    /// Returns the field of a request that asks for it, with its value.
+    /// Returns the field of a request that sets the constraint, with its value.
     fn field(self) -> Option<(&'static str, Value)> {
         match self {
             Self::Nothing => None,
@@ -72,12 +73,12 @@ impl Rule {
     }
 }
 
-/// Is the throughput of one server with so many sequences, by what is followed and by round. Units: tokens a second.
+/// Throughput of one server with a given number of sequences, by constraint and by round. Units: tokens a second.
 pub type Rates = BTreeMap<Rule, Vec<f64>>;
 
 /// Measures the worker and, where there is one, the peer.
 ///
-/// Errors: a server that does not start, a request that fails, an answer that ends early.
+/// Errors: a server that does not start, a request that fails, a response that ends early.
 pub async fn measure(programs: &Programs, texts: Texts, n: u32) -> anyhow::Result<BTreeMap<Contender, Rates>> {
     let mut contenders = vec![Contender::Worker];
     contenders.extend(programs.peer.is_some().then_some(Contender::PeerBest));
@@ -117,7 +118,7 @@ async fn answers(server: &Running, texts: Texts, (n, rule): (u32, Rule)) -> anyh
     try_join_all(asked).await
 }
 
-/// Returns a schema of records whose list never ends within an answer.
+/// Returns a schema of records whose list never ends within a response.
 fn schema() -> Value {
     let record = json!({
         "type": "object",
@@ -140,7 +141,7 @@ fn schema() -> Value {
     json!({ "type": "array", "items": record, "minItems": 1000 })
 }
 
-/// Is a grammar of records whose list never ends within an answer, with values that nest.
+/// Grammar of records with nested values, whose list never ends within a response.
 const GRAMMAR: &str = r#"
 root   ::= (record ",\n"){1000}
 record ::= "{\"id\": " [0-9]{1,5} ", \"name\": " string ", \"tags\": [" (string (", " string){0,3})? "], \"value\": " value "}"
@@ -153,7 +154,7 @@ pub fn section() -> Section {
     Section::new(&["sequences", "server", "follows", "tokens/s", "free tokens/s", "must reach", "reached"])
 }
 
-/// Returns a row for each server, and the worker's verdict.
+/// Returns one row per server, and the worker's verdicts.
 pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
     let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
     for (&contender, rates) in rates {

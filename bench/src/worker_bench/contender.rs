@@ -1,7 +1,8 @@
-//! What is compared: the worker and llama-server, each with the flags of its settings, started and looked into.
+//! The servers that are compared: the worker and llama-server, each started with the flags of its settings, and their
+//! inspection.
 //!
-//! Not here: what they are asked (`traffic`, `throughput`, `state`).
-//! The idea: every run gets a fresh process, so that cold is cold, with the same model, slots, threads and context.
+//! The requests are made in `traffic`, `throughput` and `state`. Every run gets a new process, so that its cache is
+//! really cold, with the same model, slots, threads and context.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,10 +14,10 @@ use crate::client::{ChatClient, Message};
 use crate::fleet::Server;
 use crate::peers;
 
-/// Is how long a model may take to load, and how long a server may take to end.
+/// Time in which a model must be loaded, and in which a server must end.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Is one of the servers that are compared, with its settings.
+/// One of the servers that are compared, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contender {
     /// `warmpath-worker` at its defaults.
@@ -40,7 +41,7 @@ impl Contender {
         }
     }
 
-    /// Returns the name of the settings alone.
+    /// Returns the name of the settings only.
     pub fn settings_name(self) -> &'static str {
         match self {
             Self::Worker | Self::PeerDefaults => "defaults",
@@ -55,26 +56,26 @@ impl Contender {
     }
 }
 
-/// Is how large a server is set up; the same for all that are compared.
+/// Size of a server, the same for all that are compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Setup {
-    /// Is the number of slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Is the context of each slot. Units: tokens.
+    /// Context of each slot. Units: tokens.
     pub slot_context_tokens: u32,
-    /// Is the limit of the state kept in RAM, where it is not the server's default. Units: MiB.
+    /// Limit of the state kept in RAM, where it is not the server's default. Units: MiB.
     pub cache_ram_mib: Option<u64>,
-    /// Is the folder for state that survives the process; llama-server has none.
+    /// Folder for state that survives the process; llama-server has none.
     pub cache_disk: Option<PathBuf>,
 }
 
-/// Is the number of slots that llama-server takes if it is not told.
+/// Number of slots that llama-server has by default.
 const PEER_SLOTS_DEFAULT: u16 = 4;
 
-/// Returns the command line of `contender`, port and model aside.
+/// Returns the command line of `contender`, without port and model.
 ///
-/// llama-server's default of four slots comes with one KV buffer for all of them; any number that is given, with split ones.
-/// `peer_best` is its best settings; its RAM cache is on by itself.
+/// With its default of four slots, llama-server has one KV buffer for all of them; with any given number, split ones.
+/// `peer_best` are its best settings; its RAM cache is on by default.
 pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let context_tokens_total = u32::from(setup.n_slots) * setup.slot_context_tokens;
@@ -97,27 +98,29 @@ pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Ve
     args
 }
 
-/// Is where the programs and the model are.
+/// Paths of the programs and of the model.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// Is `warmpath-worker`.
+    /// Path of `warmpath-worker`.
     pub worker: PathBuf,
-    /// Is `llama-server`, where it takes part.
+    /// Path of `llama-server`, if it takes part.
     pub peer: Option<PathBuf>,
-    /// Is the settings that are best for it.
+    /// The best settings for llama-server.
     pub peer_best: Vec<String>,
-    /// Is the GGUF file that all serve.
+    /// GGUF file that all serve.
     pub model: PathBuf,
-    /// Is the threads of each server.
+    /// Number of threads of each server.
     pub threads: u16,
-    /// Is the folder of this run alone in which workers remember their self-test: an older one may be of a busier machine.
+    /// Folder of this run in which workers keep the result of their self-test; an older result may be from a busier
+    /// machine.
     pub self_test_cache: PathBuf,
 }
 
 impl Programs {
-    /// Starts `contender`, waits until it answers, and asks it once for a word, so that nothing is measured for the first time.
+    /// Starts `contender`, waits until it responds, and sends it a first request, so that nothing is measured on first
+    /// use.
     ///
-    /// Errors: it does not start or does not answer; its log is in the message.
+    /// Errors: it does not start or does not respond; its log is in the message.
     pub async fn start(&self, contender: Contender, setup: &Setup) -> anyhow::Result<Running> {
         let (program, mut args) = if contender.is_peer() {
             let peer = self.peer.as_deref().context("no llama-server takes part")?;
@@ -134,11 +137,11 @@ impl Programs {
     }
 }
 
-/// Is a server that runs.
+/// A running server.
 #[derive(Debug)]
 pub struct Running {
     server: Server,
-    /// Asks it.
+    /// Client of the server.
     pub client: ChatClient,
 }
 
@@ -151,7 +154,7 @@ impl Running {
         Ok(Self { server, client })
     }
 
-    /// Asks it to end and waits until it has.
+    /// Ends the server with SIGTERM and waits for its end.
     ///
     /// Errors: it does not end, or not with status 0.
     pub async fn stop(mut self) -> anyhow::Result<()> {
@@ -160,17 +163,17 @@ impl Running {
         Ok(())
     }
 
-    /// Returns what it has logged.
+    /// Returns the last lines of its log.
     pub fn log(&self) -> String {
         self.server.log()
     }
 
-    /// Returns how the worker settled attention and buffer; absent for llama-server.
+    /// Returns the worker's settings of attention and buffer; absent for llama-server.
     pub fn settled(&self) -> Option<String> {
         peers::settled(&self.log())
     }
 
-    /// Returns the resident memory of its process; absent where the system does not tell (other than Linux).
+    /// Returns the resident memory of its process; absent where the system does not report it (other than Linux).
     ///
     /// Units: bytes.
     pub fn rss_bytes(&self) -> Option<u64> {
@@ -179,9 +182,9 @@ impl Running {
         Some(kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
     }
 
-    /// Returns what the worker's `/cache` says.
+    /// Returns the worker's `/cache`.
     ///
-    /// Errors: it does not answer, or not with JSON.
+    /// Errors: it does not respond, or not with JSON.
     pub async fn cache(&self) -> anyhow::Result<Value> {
         self.get("/cache").await
     }

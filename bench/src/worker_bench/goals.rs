@@ -1,7 +1,7 @@
-//! What must be reached in each scenario, and whether it was.
+//! The goals of each scenario, and whether they were reached.
 //!
-//! Not here: how it was measured. The idea: shares and ratios are fixed; counts of tokens are compared with the better of
-//! llama-server's settings in the same run, because they depend on the texts.
+//! Measuring is done elsewhere. Shares and ratios are fixed goals. Counts of tokens depend on the texts, so they are
+//! compared with the better of llama-server's settings in the same run.
 //! Source: the table of goals that the prompt-state cache was built for.
 
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use super::contender::Contender;
 use super::measured::Measured;
 use super::scenario::Scenario;
 
-/// Is one goal and what came of it.
+/// One goal and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Says what must be reached.
+    /// The goal.
     pub goal: String,
-    /// Says what was reached.
+    /// The value that was reached.
     pub reached: String,
-    /// Says whether that is enough.
+    /// Whether the goal was reached.
     pub passed: bool,
 }
 
@@ -38,12 +38,12 @@ impl Verdict {
     }
 }
 
-/// Shows `value` as its goal is shown: in per cent, or as a factor.
+/// Returns `value` in the unit of its goal: as a percentage or as a factor.
 fn shown(value: f64, goal: &str) -> String {
     if goal.ends_with('%') { format!("{:.1} %", value * 100.0) } else { format!("{value:.3}x") }
 }
 
-/// Is how much longer than a decode step a repeated prompt may take to its first token. Units: milliseconds.
+/// Time by which the first token of a repeated prompt may take longer than a decode step. Units: milliseconds.
 const REPEAT_MS_MAX: f64 = 3.0;
 
 /// Returns the verdicts on the worker in a reuse scenario; none where it was not measured.

@@ -1,8 +1,8 @@
-//! What waits for a long prompt that is alone on a server: a short request for a free slot, a cancelled request's slot,
-//! a look at the cache.
+//! What waits for a long prompt that runs alone on a server: a short request for a free slot, the slot of a cancelled
+//! request, a look at the cache.
 //!
-//! Not here: prompts beside streams (`throughput`). The idea: all is told in times of a micro-batch, which is a seventh
-//! of the long prompt's own time, so it says as much of a fast machine as of a slow one.
+//! Prompts beside streams are measured in `throughput`. All times are given in micro-batches, each a seventh of the
+//! long prompt's own time, so the result is comparable between fast and slow machines.
 
 use std::time::{Duration, Instant};
 
@@ -15,43 +15,44 @@ use super::tables::{Section, goals, reached};
 use crate::client::Answer;
 use crate::report::median;
 
-/// Slots of the servers.
+/// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
 /// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
-/// Tokens of the long prompt: seven micro-batches.
+/// Length of the long prompt: seven micro-batches. Units: tokens.
 const LONG_TOKENS: u32 = 7 * UBATCH_TOKENS;
-/// Tokens of a micro-batch, the default of all servers.
+/// Size of a micro-batch, the default of all servers. Units: tokens.
 const UBATCH_TOKENS: u32 = 512;
-/// Tokens of the short prompt.
+/// Length of the short prompt. Units: tokens.
 const SHORT_TOKENS: u32 = 20;
-/// Moments of a long prompt's time at which something comes, evenly spread; a long prompt for each.
+/// Number of moments, evenly spread over a long prompt's time, at which something is requested; each uses a new long
+/// prompt.
 const N_MOMENTS: u64 = 3;
-/// Time between two looks whether a slot is free.
+/// Time between two checks whether a slot is free.
 const LOOK: Duration = Duration::from_millis(2);
-/// Micro-batches that a short request may wait for in the median.
+/// Number of micro-batches that a short request may wait for in the median.
 ///
-/// Source: own choice: half of the one under way, its own pass, and as much again for a machine that does other work.
+/// Source: own choice: half of the running one, its own pass, and as much again for a machine that does other work.
 const SHORT_MAX: (&str, f64) = ("2x", 2.0);
-/// Micro-batches after which a cancelled request's slot must be free in the median.
+/// Number of micro-batches after which a cancelled request's slot must be free in the median.
 ///
-/// Source: own choice: half of the one under way, and as much again.
+/// Source: own choice: half of the running one, and as much again.
 const CANCELLED_MAX: (&str, f64) = ("1x", 1.0);
 
-/// What waited for the long prompt. Units: milliseconds.
+/// Waiting times beside the long prompt. Units: milliseconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waits {
-    /// The long prompt's own TTFT, alone.
+    /// TTFT of the long prompt alone.
     pub alone_ms: f64,
     /// TTFT of a short request.
     pub short_ms: f64,
     /// Time until a cancelled request's slot is free.
     pub cancelled_ms: f64,
-    /// Time until `/cache` has answered; absent where a server has none.
+    /// Time until the response of `/cache`; absent where a server has none.
     pub cache_ms: Option<f64>,
 }
 
-/// Lets short requests, cancellations and looks at the cache come at several moments of a long prompt.
+/// Measures short requests, cancellations and looks at the cache at several moments of a long prompt.
 ///
 /// Errors: a server that does not start, a request that fails.
 pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Waits> {
@@ -73,7 +74,7 @@ pub async fn measure(programs: &Programs, contender: Contender, texts: Texts) ->
     Ok(Waits { alone_ms, short_ms, cancelled_ms, cache_ms: median(&cache) })
 }
 
-/// A server and the texts that it has not had.
+/// A server, and texts that it has not seen.
 struct Beside<'a> {
     server: &'a Running,
     texts: Texts,
@@ -91,12 +92,12 @@ impl Beside<'_> {
         self.ask(LONG_TOKENS).await
     }
 
-    /// Returns the time of the long prompt at which something comes.
+    /// Returns the time after the start of a long prompt at which something is requested.
     fn moment(&self, moment: u64) -> Duration {
         self.alone.mul_f64(moment as f64 / (N_MOMENTS + 1) as f64)
     }
 
-    /// Runs `what` at a moment of a long prompt; returns how long it took. Units: milliseconds.
+    /// Runs `what` at a moment of a long prompt; returns its duration. Units: milliseconds.
     async fn beside_long(
         &mut self,
         moment: u64,
@@ -124,7 +125,7 @@ impl Beside<'_> {
         self.beside_long(moment, async || server.cache().await.map(drop)).await
     }
 
-    /// Gives a long prompt up and returns how long its slot is taken after that.
+    /// Cancels a long prompt and returns the time until its slot is free.
     async fn cancelled(&mut self, moment: u64) -> anyhow::Result<f64> {
         let moment = self.moment(moment);
         let given_up = tokio::time::timeout(moment, self.long()).await;
@@ -155,7 +156,7 @@ impl Waits {
         ms * f64::from(LONG_TOKENS / UBATCH_TOKENS) / self.alone_ms
     }
 
-    /// Returns the verdicts, for the worker.
+    /// Returns the verdicts; none for other servers than the worker.
     pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         if contender != Contender::Worker {
             return Vec::new();

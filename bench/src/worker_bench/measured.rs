@@ -1,6 +1,6 @@
-//! What the passes of one server in one scenario come to: tokens computed, median TTFT cold and warm, by round too.
+//! Summary of one server's passes in one scenario: computed tokens, median TTFT cold and warm, and by round.
 //!
-//! Not here: what the figures must be (`goals`).
+//! The goals for these figures are in `goals`.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use super::traffic::Pass;
 use crate::client::Answer;
 use crate::report::median;
 
-/// Is the figures of one server in one scenario; all 0 without answers.
+/// Figures of one server in one scenario; all 0 without responses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measured {
-    /// Is the warm prompts' tokens in a pass.
+    /// Tokens of the warm prompts in one pass.
     pub prompt_tokens: u64,
-    /// Is how many of them were computed in a pass.
+    /// Number of them that were computed in one pass.
     pub computed_tokens: u64,
-    /// Is the median TTFT of cold prompts; absent where a scenario has none. Units: milliseconds.
+    /// Median TTFT of cold prompts; absent where a scenario has none. Units: milliseconds.
     pub cold_ttft_ms: Option<f64>,
-    /// Is the median TTFT of warm prompts. Units: milliseconds.
+    /// Median TTFT of warm prompts. Units: milliseconds.
     pub warm_ttft_ms: f64,
-    /// Is the mean TTFT of warm prompts. Units: milliseconds.
+    /// Mean TTFT of warm prompts. Units: milliseconds.
     pub warm_ttft_ms_mean: f64,
-    /// Is the median TTFT of each round of warm prompts. Units: milliseconds.
+    /// Median TTFT of each round of warm prompts. Units: milliseconds.
     pub round_ttft_ms: Vec<f64>,
-    /// Is the median time of one decode step of warm answers. Units: milliseconds.
+    /// Median time of one decode step in warm responses. Units: milliseconds.
     pub step_ms: f64,
 }
 
 impl Measured {
-    /// Sums up the passes of one server.
+    /// Returns the summary of one server's passes.
     pub fn of(passes: &[Pass]) -> Self {
         let n_passes = passes.len().max(1) as u64;
         let warm: Vec<&Answer> = passes.iter().flat_map(|pass| pass.rounds.iter().flatten()).collect();
@@ -58,19 +58,19 @@ impl Measured {
         reused_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Returns the warm TTFT as a part of the cold one.
+    /// Returns the warm TTFT divided by the cold one.
     pub fn warm_to_cold(&self) -> Option<f64> {
         self.cold_ttft_ms.map(|cold_ms| self.warm_ttft_ms / cold_ms)
     }
 
-    /// Returns the warm TTFT of the worst round as a part of the cold one.
+    /// Returns the warm TTFT of the worst round divided by the cold one.
     pub fn worst_round_to_cold(&self) -> Option<f64> {
         let worst = self.round_ttft_ms.iter().copied().max_by(f64::total_cmp)?;
         self.cold_ttft_ms.map(|cold_ms| worst / cold_ms)
     }
 }
 
-/// Returns whether all servers got prompts of the same length, as they do while their greedy answers agree.
+/// Returns whether all servers got prompts of the same length, which they do if their greedy responses are equal.
 pub fn same_prompts(measured: &BTreeMap<Contender, Measured>) -> bool {
     let mut lengths = measured.values().map(|measured| measured.prompt_tokens);
     let first = lengths.next();

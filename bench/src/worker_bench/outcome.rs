@@ -1,20 +1,21 @@
-//! What a run came to: its tables by kind, its verdicts, and what could not be measured.
+//! The outcome of a run: its tables by kind, its verdicts, and what could not be measured.
 //!
-//! Not here: the figures. The idea: a scenario shows its table as soon as it is measured; the page gets them all at the end.
+//! The figures are in the other modules. A scenario shows its table as soon as it is measured; the page gets all tables
+//! at the end.
 
 use super::contender::Contender;
 use super::goals::Verdict;
 use super::scenario::Scenario;
 use super::tables::Section;
 
-/// Is everything that was measured so far.
+/// Everything that was measured so far.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Lists the tables with the words above each.
+    /// Tables, each with its title.
     sections: Vec<(&'static str, Section)>,
-    /// Lists the verdicts.
+    /// Verdicts.
     verdicts: Vec<(Scenario, Verdict)>,
-    /// Says what could not be measured and why.
+    /// What could not be measured, with the reason.
     failures: Vec<String>,
 }
 
@@ -29,7 +30,7 @@ impl Outcome {
         }
     }
 
-    /// Says and keeps the verdicts on a scenario.
+    /// Prints and keeps the verdicts on a scenario.
     pub fn judge(&mut self, scenario: Scenario, verdicts: Vec<Verdict>) {
         for verdict in &verdicts {
             eprintln!("  {}: {} ({})", verdict.word(), verdict.reached, verdict.goal);
@@ -37,7 +38,7 @@ impl Outcome {
         self.verdicts.extend(verdicts.into_iter().map(|verdict| (scenario, verdict)));
     }
 
-    /// Says and keeps that a server could not be measured.
+    /// Prints and keeps the failure to measure a server.
     pub fn fail(&mut self, scenario: Scenario, contender: Contender, error: &anyhow::Error) {
         let failure = format!("{} with {}: {error:#}", scenario.name(), contender.name());
         eprintln!("  {failure}");
@@ -49,7 +50,7 @@ impl Outcome {
         &self.failures
     }
 
-    /// Returns all tables as Markdown, the summary, and the first line of why something could not be measured.
+    /// Returns all tables as Markdown, the summary, and the first line of each failure.
     pub fn page(&self) -> String {
         let tables = self.sections.iter().map(|(title, section)| format!("{title}\n\n{}\n\n", section.render()));
         let first_lines = self.failures.iter().filter_map(|failure| failure.lines().next());
@@ -57,7 +58,7 @@ impl Outcome {
         tables.collect::<String>() + &self.summary() + &failures.collect::<String>()
     }
 
-    /// Says how many goals were reached, and which were not.
+    /// Returns how many goals were reached, and which were missed.
     pub fn summary(&self) -> String {
         let n_reached = self.verdicts.iter().filter(|(_, verdict)| verdict.passed).count();
         let mut text = format!("Goals reached: {n_reached} of {}.", self.verdicts.len());

@@ -1,10 +1,10 @@
-//! The scenarios: their names, what they need, and which servers take part.
+//! The scenarios: their names, and which servers take part.
 //!
-//! Not here: what is sent (`traffic`, `throughput`, `state`), what must be reached (`goals`).
+//! The requests are made in `traffic`, `throughput` and `state`; the goals are in `goals`.
 
 use super::contender::Contender;
 
-/// Names a scenario.
+/// A scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Scenario {
     /// A prompt of 900 tokens, asked again and again.
@@ -43,7 +43,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// Lists every scenario.
+    /// All scenarios.
     pub const ALL: [Self; 14] = [
         Self::ExactRepeat,
         Self::GrownPrompt,
@@ -81,7 +81,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the servers that take part where llama-server does.
+    /// Returns the servers that take part if llama-server does.
     pub fn contenders(self) -> Vec<Contender> {
         let mut contenders = vec![Contender::Worker, Contender::PeerBest, Contender::PeerDefaults];
         match self {

@@ -1,7 +1,7 @@
-//! The texts of the scenarios: which messages are the same, which differ, how long they are.
+//! The texts of the scenarios: which messages are equal, which differ, how long they are.
 //!
-//! Not here: who is asked in which order (`traffic`).
-//! The idea: lengths are wanted in tokens and made in words; one question to a server tells how many tokens a word has.
+//! The order of requests is decided in `traffic`. Lengths are given in tokens and made in words; a request to a server
+//! tells how many tokens a word has.
 
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
@@ -10,17 +10,17 @@ use rand_chacha::rand_core::SeedableRng as _;
 use crate::client::Message;
 use crate::prompts::words;
 
-/// Makes texts of a wanted length whose contents depend on a seed.
+/// Source of texts of a given length; their contents depend on a seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Texts {
-    /// Chooses all texts; another one finds nothing of an earlier run in any cache.
+    /// Seed of all texts; a new one avoids cache hits from an earlier run.
     pub seed: u64,
-    /// Is the tokens of a word, on average.
+    /// Average number of tokens per word.
     pub tokens_per_word: f64,
 }
 
 impl Texts {
-    /// Returns a text of about `n_tokens`; the same one for the same `idx`.
+    /// Returns a text of about `n_tokens`; the same `idx` gives the same text.
     pub fn text(&self, idx: u64, n_tokens: u32) -> String {
         words(self.seed * 1_000_000 + idx, (f64::from(n_tokens) / self.tokens_per_word).ceil() as usize)
     }
@@ -30,19 +30,19 @@ impl Texts {
         vec![Message::new("user", self.text(idx, n_tokens))]
     }
 
-    /// Returns a conversation with `system` and a user message of `n_tokens`.
+    /// Returns a conversation with the system prompt `system` and a user message of `n_tokens`.
     pub fn under(&self, system: &str, idx: u64, n_tokens: u32) -> Vec<Message> {
         vec![Message::new("system", system), Message::new("user", self.text(idx, n_tokens))]
     }
 
-    /// Returns `items` in an order that depends on the seed alone.
+    /// Returns `items` in an order that depends on the seed only.
     pub fn shuffled<T>(&self, items: impl Iterator<Item = T>) -> Vec<T> {
         let mut items: Vec<T> = items.collect();
         items.shuffle(&mut ChaCha8Rng::seed_from_u64(self.seed));
         items
     }
 
-    /// Returns a prompt and what it grows to, `n_rounds` times by `n_words`: each begins with all of the one before.
+    /// Returns a prompt, and the prompts to which it grows: each begins with the whole previous one.
     pub fn grown(&self, idx: u64, n_tokens: u32, growth: Growth) -> Vec<Vec<Message>> {
         let mut text = self.text(idx, n_tokens);
         let mut conversations = vec![vec![Message::new("user", text.clone())]];
@@ -55,12 +55,12 @@ impl Texts {
     }
 }
 
-/// Says how a prompt grows.
+/// Growth of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct Growth {
-    /// Is how many times.
+    /// Number of times that it grows.
     pub n_rounds: u64,
-    /// Is by how many words each time.
+    /// Number of words that are added each time.
     pub n_words: usize,
 }
 

@@ -1,7 +1,7 @@
-//! What is kept: through a restart, and in how much memory.
+//! Kept state: what survives a restart, and how much memory it takes.
 //!
-//! Not here: reuse while a server runs (`traffic`).
-//! The idea: kept state counts only if it is used, so both scenarios ask again and count what is not computed.
+//! Reuse while a server runs is measured in `traffic`. Kept state counts only if it is used, so both scenarios repeat
+//! their requests and count the tokens that are not computed.
 
 use std::path::Path;
 
@@ -15,31 +15,31 @@ use super::tables::{Section, goals, percent, reached};
 use crate::client::{Answer, Message};
 use crate::report::median;
 
-/// Is the slots of the servers.
+/// Number of slots of the servers.
 const N_SLOTS: u16 = 4;
-/// Is the context of a slot. Units: tokens.
+/// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 8192;
-/// Is the conversations that are held before and after the restart.
+/// Number of conversations before and after the restart.
 const RESTART_CONVERSATIONS: u64 = 10;
-/// Is the tokens of each of them.
+/// Length of each of them. Units: tokens.
 const RESTART_TOKENS: u32 = 900;
-/// Is the conversations that share one prefix.
+/// Number of conversations that share one prefix.
 const SHARING_CONVERSATIONS: u64 = 50;
-/// Is the tokens of that prefix.
+/// Length of that prefix. Units: tokens.
 const SHARED_TOKENS: u32 = 2000;
-/// Is the tokens of each conversation's own question.
+/// Length of each conversation's own question. Units: tokens.
 const QUESTION_TOKENS: u32 = 256;
-/// Is the tokens of each answer.
+/// Length of each response. Units: tokens.
 const ANSWER_TOKENS: u32 = 16;
-/// Is the part of what was held that must come back.
+/// Share of the reused tokens that must be reused again after a restart.
 const COME_BACK_MIN: f64 = 0.95;
-/// Is how many times the distinct tokens' bytes the cache may take.
+/// Maximum size of the cache, as a multiple of the distinct tokens' bytes.
 const BYTES_MAX: f64 = 1.1;
-/// Is the part of the sharing conversations' own tokens that must be reused when they are asked again, for the bytes to count.
+/// Share of the conversations' own tokens that must be reused when they are repeated, for the size to count.
 ///
 /// Source: the last, partial block of each is not kept, which is 16 of 270 tokens on average.
 const OWN_REUSED_MIN: f64 = 0.85;
-/// Is the bytes of one number of the KV cache, which all servers keep in 16 bits by default.
+/// Size of one number of the KV cache, which all servers keep in 16 bits by default. Units: bytes.
 const NUMBER_BYTES: u64 = 2;
 
 fn setup() -> Setup {
@@ -58,20 +58,20 @@ fn ttft_ms(answers: &[Answer]) -> f64 {
     median(&answers.iter().map(|answer| answer.ttft_ms).collect::<Vec<_>>()).unwrap_or(0.0)
 }
 
-/// Is what a restart left.
+/// Result of a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Restart {
-    /// Is the tokens that were reused when the traffic was repeated before the restart.
+    /// Tokens that were reused when the traffic was repeated before the restart.
     pub held_tokens: u64,
-    /// Is the tokens that were reused when it was repeated after the restart.
+    /// Tokens that were reused when it was repeated after the restart.
     pub came_back_tokens: u64,
-    /// Is the median TTFT of the first traffic. Units: milliseconds.
+    /// Median TTFT of the first traffic. Units: milliseconds.
     pub cold_ttft_ms: f64,
-    /// Is the median TTFT of the traffic after the restart. Units: milliseconds.
+    /// Median TTFT of the traffic after the restart. Units: milliseconds.
     pub after_ttft_ms: f64,
 }
 
-/// Holds conversations twice, restarts the server as an operator would, and holds them again.
+/// Runs conversations twice, restarts the server as an operator would, and runs them again.
 ///
 /// Errors: a server that does not start or end, a request that fails.
 pub async fn restart(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Restart> {
@@ -108,12 +108,12 @@ impl Restart {
         Section::new(&names)
     }
 
-    /// Returns the share of what was held that came back.
+    /// Returns the share of the reused tokens that was reused again after the restart.
     pub fn share(&self) -> f64 {
         self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
     }
 
-    /// Returns the verdict, for the worker.
+    /// Returns the verdict; none for other servers than the worker.
     pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         let verdict = Verdict::at_least("came back", "95 %", (self.share(), COME_BACK_MIN));
         if contender == Contender::Worker { vec![verdict] } else { Vec::new() }
@@ -134,30 +134,31 @@ impl Restart {
     }
 }
 
-/// Is the memory that conversations with one prefix take.
+/// Memory of conversations with one prefix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Footprint {
-    /// Is the tokens of all of them, the prefix counted once.
+    /// Tokens of all of them, with the prefix counted once.
     pub distinct_tokens: u64,
-    /// Is the bytes of a token's KV state.
+    /// Size of a token's KV state. Units: bytes.
     pub token_bytes: u64,
-    /// Is the bytes of the RAM tier; only the worker says. Units: bytes.
+    /// Size of the RAM tier; only the worker reports it. Units: bytes.
     pub cache_bytes: Option<u64>,
-    /// Is how much the process grew; absent where the system does not tell. Units: bytes.
+    /// Growth of the process; absent where the system does not report it. Units: bytes.
     pub rss_growth_bytes: Option<i64>,
-    /// Is the share of the tokens behind the prefix that was reused when all were asked again: what of them was really kept.
+    /// Share of the tokens after the prefix that was reused when all conversations were repeated, which shows what was
+    /// really kept.
     pub own_reused: f64,
 }
 
-/// Holds the conversations that share a prefix, looks at the memory, and asks them all again.
+/// Runs the conversations that share a prefix, reads the memory, and repeats them all.
 ///
-/// Errors: a server that does not start, a request that fails, a worker that does not say what its cache holds.
+/// Errors: a server that does not start, a request that fails, a worker whose `/cache` lacks the size.
 pub async fn footprint(programs: &Programs, contender: Contender, texts: Texts) -> anyhow::Result<Footprint> {
     let token_bytes = kv_token_bytes(&programs.model)?;
     let server = programs.start(contender, &setup()).await?;
     let before = server.rss_bytes();
     let system = texts.text(0, SHARED_TOKENS);
-    // The prefix and the template around an empty question: what the conversations have in common.
+    // The prefix and the template around an empty question, which all conversations have in common.
     let alone = [Message::new("system", system.as_str()), Message::new("user", "")];
     let shared = server.client.ask_exactly(&alone, 1).await?.prompt_tokens;
     let mut distinct_tokens = shared;
@@ -201,7 +202,7 @@ impl Footprint {
         (self.distinct_tokens * self.token_bytes) as f64
     }
 
-    /// Returns the verdict on the worker: few bytes count only if they are of use.
+    /// Returns the verdicts on the worker: a small size counts only if the state is used.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let Some(cache_bytes) = self.cache_bytes else { return Vec::new() };
         let ratio = cache_bytes as f64 / self.distinct_bytes();
@@ -225,9 +226,9 @@ impl Footprint {
     }
 }
 
-/// Returns the bytes of one token's KV state in a model of full attention.
+/// Returns the size of one token's KV state in a model with full attention. Units: bytes.
 ///
-/// Errors: the file cannot be read, or says too little of its attention.
+/// Errors: the file cannot be read, or does not describe its attention.
 pub fn kv_token_bytes(model: &Path) -> anyhow::Result<u64> {
     let header = warmpath_gguf::check(model)?;
     let key = |name: &str| format!("{}.{name}", header.architecture());

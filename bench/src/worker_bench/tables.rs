@@ -1,6 +1,6 @@
-//! The tables: what was measured beside what must be reached, on the terminal and in a page between two marks.
+//! The tables: measurements beside goals, on the terminal and in a page between two markers.
 //!
-//! Not here: the figures (`measured`, `throughput`, `state`) and the verdicts (`goals`).
+//! The figures are in `measured`, `throughput` and `state`, the verdicts in `goals`.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use super::goals::Verdict;
 use super::measured::Measured;
 use super::scenario::Scenario;
 
-/// Is the line of a page behind which the tables stand.
+/// Line of a page after which the tables begin.
 pub const BEGIN: &str = "<!-- warmpath-bench worker: begin -->";
-/// Is the line of a page before which the tables end.
+/// Line of a page before which the tables end.
 pub const END: &str = "<!-- warmpath-bench worker: end -->";
 
-/// Is one table.
+/// One table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Section {
-    /// Names the columns.
+    /// Column titles.
     pub header: Vec<String>,
-    /// Lists the rows.
+    /// Rows.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -41,7 +41,7 @@ impl Section {
     }
 }
 
-/// Names the columns of [`reuse_rows`].
+/// Column titles of [`reuse_rows`].
 pub const REUSE_HEADER: [&str; 10] = [
     "scenario",
     "server",
@@ -55,7 +55,7 @@ pub const REUSE_HEADER: [&str; 10] = [
     "reached",
 ];
 
-/// Returns the rows of a reuse scenario: one for each server, the goals in the worker's.
+/// Returns the rows of a reuse scenario: one per server, with the goals in the worker's.
 pub fn reuse_rows(
     scenario: Scenario,
     measured: &BTreeMap<Contender, Measured>,
@@ -80,23 +80,23 @@ pub fn reuse_rows(
     measured.iter().map(row).collect()
 }
 
-/// Returns what must be reached, in one cell.
+/// Returns the goals, in one cell.
 pub fn goals(verdicts: &[Verdict]) -> String {
     verdicts.iter().map(|verdict| verdict.goal.clone()).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns what was reached, in one cell.
+/// Returns the values that were reached, in one cell.
 pub fn reached(verdicts: &[Verdict]) -> String {
     let each = verdicts.iter().map(|verdict| format!("{}: {}", verdict.reached, verdict.word()));
     each.collect::<Vec<_>>().join("; ")
 }
 
-/// Shows a share in per cent.
+/// Returns a share as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Returns `page` with `tables` between the two marks, which are added at its end where it has none.
+/// Returns `page` with `tables` between the two markers, which are added at its end where it has none.
 pub fn splice(page: &str, tables: &str) -> String {
     let between = format!("{BEGIN}\n\n{}\n\n{END}", tables.trim_end());
     match (page.find(BEGIN), page.find(END)) {

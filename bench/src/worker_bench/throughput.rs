@@ -1,7 +1,8 @@
-//! Prefill and decode throughput, for several numbers of sequences, lengths of context and idle conversations beside them.
+//! Prefill and decode throughput, for several numbers of sequences, context lengths and idle conversations.
 //!
-//! Not here: reuse. The idea: the servers run side by side, one of them busy at a time, and take turns round by round, so that
-//! the ratios are of one moment; rounds have other prompts for prefill and the same ones for decode.
+//! Reuse is measured in `traffic`. The servers run side by side, with one of them busy at a time, and take turns round
+//! by round, so that the ratios compare the same moment. Each prefill round has new prompts; all decode rounds have the
+//! same ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,25 +17,25 @@ use super::tables::{Section, reached};
 use crate::client::Answer;
 use crate::report::median;
 
-/// Is one combination to measure.
+/// One combination to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Is how many sequences run at once.
+    /// Number of sequences that run at once.
     pub n_sequences: u32,
-    /// Is the prompt's length of each. Units: tokens.
+    /// Length of each prompt. Units: tokens.
     pub context_tokens: u32,
-    /// Is how many conversations of that length the server has cached and leaves idle.
+    /// Number of idle conversations of that length that the server has cached.
     pub n_idle: u32,
-    /// Says whom to compare with.
+    /// Server to compare with.
     pub against: Against,
 }
 
-/// Says which of llama-server's settings a throughput is compared with.
+/// llama-server's settings that a throughput is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Against {
-    /// The best ones, in prefill and decode.
+    /// The best settings, in prefill and decode.
     Best,
-    /// The best ones, in decode only.
+    /// The best settings, in decode only.
     BestInDecode,
     /// The defaults, in decode only.
     Defaults,
@@ -48,7 +49,7 @@ impl Against {
         }
     }
 
-    /// Returns the least part of the peer's throughput that is enough, and how it is said.
+    /// Returns the required share of the peer's throughput, and its text.
     ///
     /// Source: 0.98 of the best setting counts as noise.
     fn goal(self) -> (&'static str, f64) {
@@ -59,7 +60,7 @@ impl Against {
     }
 }
 
-/// Lists what is measured.
+/// Combinations that are measured.
 pub const LOADS: [Load; 8] = [
     load(1, 256),
     load(4, 256),
@@ -75,17 +76,17 @@ const fn load(n_sequences: u32, context_tokens: u32) -> Load {
     Load { n_sequences, context_tokens, n_idle: 0, against: Against::Best }
 }
 
-/// Is the slots of the servers: the most sequences, idle ones included.
+/// Number of slots of the servers: the maximum number of sequences, including idle ones.
 const N_SLOTS: u16 = 8;
-/// Is the context of a slot. Units: tokens.
+/// Context of a slot. Units: tokens.
 const SLOT_CONTEXT_TOKENS: u32 = 5120;
-/// Is the tokens of each answer while decode is measured.
+/// Length of each response while decode is measured. Units: tokens.
 const DECODE_TOKENS: u32 = 64;
-/// Is the rounds of decode.
+/// Number of decode rounds.
 const DECODE_ROUNDS: u32 = 5;
-/// Is about how many prompt tokens each server computes for one load; more rounds where prompts are short.
+/// Approximate number of prompt tokens that each server computes for one load; short prompts get more rounds.
 const PREFILL_TOKENS: u32 = 16_000;
-/// Is the most rounds of prefill.
+/// Maximum number of prefill rounds.
 const PREFILL_ROUNDS_MAX: u32 = 6;
 
 impl Load {
@@ -104,12 +105,12 @@ impl Load {
     }
 }
 
-/// Is the rates of one server under one load, by round. Units: tokens a second.
+/// Rates of one server under one load, by round. Units: tokens a second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rates {
-    /// Is the prompt tokens computed in a second.
+    /// Prompt tokens computed per second.
     pub prefill: Vec<f64>,
-    /// Is the tokens generated in a second, by all sequences together.
+    /// Tokens generated per second by all sequences together.
     pub decode: Vec<f64>,
 }
 
@@ -150,7 +151,7 @@ pub async fn measure(programs: &Programs, texts: Texts, load: Load) -> anyhow::R
     Ok(rates)
 }
 
-/// Is a load and its texts.
+/// A load and its texts.
 #[derive(Debug, Clone, Copy)]
 struct Under {
     load: Load,
@@ -188,21 +189,22 @@ impl Under {
     }
 }
 
-/// Is an answer and when it was asked for.
+/// A response, and when it was requested.
 #[derive(Debug, Clone)]
 pub(super) struct Streamed {
     pub(super) sent: Instant,
     pub(super) answer: Answer,
 }
 
-/// Is the least part of the time between the earliest and the latest token in which all answers must run.
+/// Share of the time between the earliest and the latest token in which all responses must be running.
 ///
 /// Source: own choice: they start within a few steps of each other, and have as many tokens each.
 const TOGETHER_MIN: f64 = 0.75;
 
-/// Returns the sum of the answers' own rates while they run together: what the steps cost, not how the answers begin.
+/// Returns the sum of the responses' own rates while they run together: the cost of the steps, without that of the
+/// start.
 ///
-/// Units: tokens a second. `None` where they did not run together, or have no tokens behind their first ones.
+/// Units: tokens a second. `None` where they did not run together, or have only one token each.
 pub(super) fn decode_rate(answers: &[Streamed]) -> Option<f64> {
     let spans: Vec<(Instant, Instant)> = answers.iter().map(Streamed::span).collect::<Option<_>>()?;
     let (first, all_began) = (spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.0).max()?);
@@ -213,7 +215,7 @@ pub(super) fn decode_rate(answers: &[Streamed]) -> Option<f64> {
 }
 
 impl Streamed {
-    /// Returns when the first and the last token came; `None` where they are the same.
+    /// Returns the times of the first and the last token; `None` for a response of one token.
     fn span(&self) -> Option<(Instant, Instant)> {
         let n_behind = self.answer.completion_tokens.saturating_sub(1);
         let first = self.sent + Duration::from_secs_f64(self.answer.ttft_ms / 1e3);
@@ -234,7 +236,7 @@ pub fn section() -> Section {
     ])
 }
 
-/// Returns the rows of a load, one for each phase that is compared, and the verdicts in them.
+/// Returns the rows of a load, one per compared phase, and their verdicts.
 pub fn rows(load: Load, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Vec<Verdict>) {
     let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
     for phase in [Phase::Prefill, Phase::Decode] {

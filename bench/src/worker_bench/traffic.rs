@@ -1,8 +1,8 @@
-//! The reuse scenarios: who is asked what, in which order, how many at once.
+//! The reuse scenarios: which requests are sent, in which order, and how many at once.
 //!
-//! Not here: texts (`shapes`), what comes of the answers (`measured`).
-//! The idea: a pass is one run of a scenario on one fresh server; what is asked for the first time is cold, the rest is warm
-//! and comes in rounds, where the order matters.
+//! Texts are in `shapes`, summaries of the responses in `measured`. A pass is one run of a scenario on one new server.
+//! Prompts that the server sees for the first time are cold; the others are warm and come in rounds, where the order
+//! matters.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -10,12 +10,12 @@ use super::scenario::Scenario;
 use super::shapes::{Growth, Texts};
 use crate::client::{Answer, ChatClient, Message};
 
-/// Is the answers of one run of a scenario on one server.
+/// Responses of one run of a scenario on one server.
 #[derive(Debug, Clone, Default)]
 pub struct Pass {
-    /// Lists answers to prompts that the server had never seen.
+    /// Responses to prompts that the server had never seen.
     pub cold: Vec<Answer>,
-    /// Lists answers to prompts of which it had seen something, by round.
+    /// Responses to prompts that the server had seen in part, by round.
     pub rounds: Vec<Vec<Answer>>,
 }
 
@@ -25,30 +25,30 @@ impl Pass {
     }
 }
 
-/// Is the tokens of a user's question under a shared system prompt.
+/// Length of a user's question after a shared system prompt. Units: tokens.
 const QUESTION_TOKENS: u32 = 24;
-/// Is the tokens of an answer whose text does not matter.
+/// Length of a response whose text does not matter. Units: tokens.
 const ANSWER_TOKENS: u32 = 8;
-/// Is how often a short scenario is repeated in a pass, with other texts.
+/// Number of times that a short scenario is repeated in a pass, with other texts.
 const N_SERIES: u64 = 3;
-/// Is the number of unrelated prompts of a flood.
+/// Number of unrelated prompts of a flood.
 pub const FLOOD_PROMPTS: u32 = 16;
-/// Is the tokens of each of them.
+/// Length of each of them. Units: tokens.
 pub const FLOOD_PROMPT_TOKENS: u32 = 1000;
-/// Is the slots of the servers that the reuse scenarios ask.
+/// Number of slots of the servers in the reuse scenarios.
 pub const N_SLOTS: u16 = 4;
 
-/// Sends one scenario's requests to one server.
+/// Sender of one scenario's requests to one server.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic<'a> {
-    /// Asks the server.
+    /// Client of the server.
     pub client: &'a ChatClient,
-    /// Makes the texts.
+    /// Source of the texts.
     pub texts: Texts,
 }
 
 impl Traffic<'_> {
-    /// Runs a reuse scenario; nothing for the others.
+    /// Runs a reuse scenario; other scenarios give an empty pass.
     ///
     /// Errors: the first request that fails.
     pub async fn run(&self, scenario: Scenario) -> anyhow::Result<Pass> {
@@ -107,7 +107,7 @@ impl Traffic<'_> {
         Ok(pass)
     }
 
-    /// Holds chats turn by turn, each chat's turn after the one before it: in every chat, the first turn, then the second, ...
+    /// Runs chats turn by turn: the first turn of every chat, then the second turn of every chat, and so on.
     async fn chats(&self, chats: Chats) -> anyhow::Result<Pass> {
         let mut conversations = vec![Vec::new(); chats.n_chats];
         let mut pass = Pass::default();
@@ -143,7 +143,7 @@ impl Traffic<'_> {
         Ok(Pass::warm_in_one_round(cold, self.ask_at_once(questions.collect(), 1).await?))
     }
 
-    /// Uses a system prompt three times, asks for the flood, and uses the system prompt once more.
+    /// Uses a system prompt three times, sends the flood, and uses the system prompt once more.
     async fn hot_after_flood(&self) -> anyhow::Result<Pass> {
         let system = self.texts.text(0, 1200);
         let users = (10..13).map(|user| self.texts.under(&system, user, QUESTION_TOKENS)).collect();
@@ -167,7 +167,7 @@ impl Traffic<'_> {
     }
 }
 
-/// Is the size of a number of chats.
+/// Number and size of chats.
 #[derive(Debug, Clone, Copy)]
 struct Chats {
     n_chats: usize,

@@ -1,21 +1,21 @@
-//! Attention heads that fetch the state at exactly one distance each.
+//! Attention heads that each fetch the state at exactly one distance.
 //!
-//! The idea: queries and keys are constant, and rotary embedding turns a constant into a function of distance alone. A query
-//! turned back by its distance scores highest there; its own position comes second, for positions that have no token so far
-//! back; all others are too far below to matter in a 32-bit float.
+//! Queries and keys are constant, and rotary embedding turns a constant into a function of the distance. A query that
+//! is rotated back by its distance scores highest at that distance. Its own position comes second, for positions that
+//! have no token so far back. All other scores are too low to matter in a 32-bit float.
 
 use crate::model::hash_net::{N_BITS, Round};
 use crate::model::preset::{HEAD_SIZE, N_KV_HEADS, Spec};
 use crate::model::weights::matrix::Matrix;
 use crate::model::weights::{FETCHED, STATE};
 
-/// Is the weight of a query's own position beside the wanted distance.
+/// Weight of a query's own position beside the wanted distance.
 ///
 /// Source: our search, together with the rotary base (`docs/decisions/0004-test-models.md`).
 const SELF_WEIGHT: f64 = 0.70;
-/// Is the attention score that the wanted distance adds, in nats; others are at least a fifth of it below.
+/// Attention score that the wanted distance adds, in nats; other scores are at least a fifth of it lower.
 const SCORE: f64 = 120.0;
-/// Is the score of a head's sink, where the architecture has one: nothing is ever lost to it.
+/// Score of a head's sink, in architectures that have one: too low to take anything.
 pub(super) const SINK_SCORE: f32 = -10_000.0;
 
 const N_PAIRS: usize = HEAD_SIZE / 2;
@@ -23,13 +23,13 @@ const N_PAIRS: usize = HEAD_SIZE / 2;
 /// Returns the two channels of a head that are rotated together.
 fn pair_channels(spec: &Spec, pair: usize) -> (usize, usize) {
     match spec.architecture {
-        // LFM2 rotates as GPT-NeoX does, the others as the first Llama did.
+        // LFM2 rotates like GPT-NeoX, the others like the first Llama.
         "lfm2" => (pair, pair + N_PAIRS),
         _ => (2 * pair, 2 * pair + 1),
     }
 }
 
-/// Returns the rotary frequencies of a head, multiplied up in 32 bits as ggml does. Units: radians a token.
+/// Returns the rotary frequencies of a head, multiplied up in 32 bits like ggml does. Units: radians per token.
 fn frequencies(spec: &Spec) -> [f64; N_PAIRS] {
     let factor = spec.rope_base.powf(-2.0 / HEAD_SIZE as f32);
     let mut next = 1.0_f32;
@@ -40,14 +40,15 @@ fn frequencies(spec: &Spec) -> [f64; N_PAIRS] {
     })
 }
 
-/// Is the amplitude of queries and keys: llama.cpp divides scores by the root of the head size.
+/// Returns the amplitude of queries and keys; llama.cpp divides scores by the root of the head size.
 fn amplitude() -> f64 {
     (SCORE * (HEAD_SIZE as f64).sqrt() / N_PAIRS as f64).sqrt()
 }
 
-/// Returns the weight of query and key norms, where the architecture has them: they make both of length 1 a channel first.
+/// Returns the weight of query and key norms, in architectures that have them: the norms first scale both to a mean
+/// square of 1 per channel.
 pub(super) fn normed_amplitude() -> f32 {
-    // A query of unit amplitude has this mean square, were its two parts independent; a key has one half.
+    // Mean square of a query of unit amplitude, if its two parts were independent; that of a key is one half.
     let query_square = (1.0 + SELF_WEIGHT * SELF_WEIGHT) / 2.0;
     (amplitude() * (query_square * 0.5).sqrt().sqrt()) as f32
 }

@@ -1,7 +1,7 @@
 //! LFM2's short convolution as a fetch of the last few states.
 //!
-//! The idea: `out_proj(c * conv(b * x))` with `b` and `c` constant. Each tap has a copy of the state's bits in channels of its
-//! own, where the kernel is one at the tap's distance and zero elsewhere.
+//! The operation is `out_proj(c * conv(b * x))` with constant `b` and `c`. Each tap has a copy of the state's bits in
+//! channels of its own, where the kernel is one at the tap's distance and zero elsewhere.
 
 use crate::model::hash_net::{N_BITS, Round};
 use crate::model::preset::Spec;
@@ -19,7 +19,7 @@ pub(super) fn input(round: &Round, spec: &Spec) -> Matrix {
     matrix
 }
 
-/// Returns the kernel: the newest input last.
+/// Returns the kernel; its last element is for the newest input.
 pub(super) fn kernel(round: &Round, spec: &Spec) -> Matrix {
     let length = kernel_length(round);
     let mut matrix = Matrix::zero(length, spec.width, spec.constant);

@@ -1,7 +1,7 @@
 //! BERT with random weights: attention in both directions, no cache, a vector or a score for each text.
 //!
-//! Not here: what is made of the states (llama.cpp's pooling). The idea: norms keep every state's size whatever the weights
-//! are, so random ones do, as long as each part changes the state enough for the order of the tokens to show.
+//! The states are pooled by llama.cpp. Norms keep the size of every state for any weights, so random weights are
+//! sufficient, as long as each part changes the state enough for the order of the tokens to matter.
 
 use warmpath_gguf::TensorType;
 
@@ -9,11 +9,11 @@ use crate::model::preset::{Head, Spec};
 use crate::model::weights::recurrent::noise;
 use crate::model::weights::{Tensor, tensor};
 
-/// Is the standard deviation of a query's or key's channel; that of a score is its square.
+/// Standard deviation of a query's or key's channel; that of a score is its square.
 const QUERY: f32 = 1.3;
-/// Is the standard deviation of what a part adds to a channel, roughly; the state's own is 1.
+/// Approximate standard deviation of what a part adds to a channel; that of the state itself is 1.
 const GAIN: f32 = 1.0;
-/// Is the standard deviation of a score.
+/// Standard deviation of a score.
 const SCORE: f32 = 4.0;
 
 /// Returns the tensors of an encoder for `n_tokens` tokens.

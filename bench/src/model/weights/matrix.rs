@@ -1,14 +1,14 @@
 //! A matrix as llama.cpp stores it: one row per output.
 
-/// Is the channel that holds the constant, alone in its block of 32.
+/// Channel that holds the constant, alone in its block of 32.
 pub(super) const CONSTANT: usize = 0;
 
-/// Is a matrix that knows the value of the constant channel in its input.
+/// A matrix that knows the value of the constant channel in its input.
 pub(super) struct Matrix {
     n_in: usize,
-    /// Is the constant channel's value.
+    /// Value of the constant channel.
     pub constant: f32,
-    /// Lists the weights, row by row.
+    /// Weights, row by row.
     pub cells: Vec<f32>,
 }
 

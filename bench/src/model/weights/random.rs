@@ -1,7 +1,8 @@
-//! A llama with random weights, whose keys depend on content and position as a trained model's do.
+//! A llama with random weights, whose keys depend on content and position like those of a trained model.
 //!
-//! Not here: digital models, whose keys are the same everywhere, so that a wrong key is not noticed there (`attention`). The
-//! idea: attention sharp enough that its choice of tokens decides the answer; one wrong byte of a key or value then shows.
+//! Digital models are in `attention`; their keys are the same everywhere, so they cannot detect a wrong key. Here
+//! attention is sharp enough that its choice of tokens decides the answer, so that one wrong byte of a key or value
+//! shows.
 
 use warmpath_gguf::TensorType;
 
@@ -10,9 +11,9 @@ use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::recurrent::{noise, output};
 use crate::model::weights::{Tensor, tensor};
 
-/// Is the standard deviation of a query's or key's channel; that of a score is its square.
+/// Standard deviation of a query's or key's channel; that of a score is its square.
 const QUERY: f32 = 1.6;
-/// Is the standard deviation of what a layer's halves add to a channel, roughly.
+/// Approximate standard deviation of what each half of a layer adds to a channel.
 const GAIN: f32 = 2.5;
 
 /// Returns the tensors of a model with random weights.

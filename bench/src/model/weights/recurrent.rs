@@ -1,8 +1,8 @@
 //! Mamba with random weights, which is not digital.
 //!
-//! The idea: a state space has no place where a bit could be rounded, but it also has neither a 16-bit KV cache nor flash
-//! attention, so its noise is that of 32-bit sums. The states decay slowly, at rates spread from a few tokens to the whole
-//! context, so that an early token is still felt at its end.
+//! A state space has no place where a bit could be rounded, but it also has neither a 16-bit KV cache nor flash
+//! attention, so its noise is that of 32-bit sums. The states decay slowly, at rates from a few tokens to the whole
+//! context, so that an early token still matters at its end.
 
 use rand_chacha::rand_core::Rng as _;
 use warmpath_gguf::TensorType;
@@ -12,18 +12,19 @@ use crate::model::preset::Spec;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{Tensor, tensor};
 
-/// Is the length of the convolution.
+/// Length of the convolution.
 pub(crate) const KERNEL: usize = 4;
-/// Is the number of state channels for each inner channel.
+/// Number of state channels for each inner channel.
 pub(crate) const STATE_SIZE: usize = 8;
-/// Is the rank of the time step's projection.
+/// Rank of the time step's projection.
 pub(crate) const TIME_STEP_RANK: usize = 4;
 
-/// Is how much one layer amplifies a difference, roughly: enough for one early token to be seen, too little for noise.
+/// Approximate factor by which one layer amplifies a difference: enough to detect one early token, too little to
+/// amplify noise.
 const GAIN: f32 = 3.0;
-/// Is the standard deviation of an answer token's logit.
+/// Standard deviation of an answer token's logit.
 const LOGIT: f32 = 4.0;
-/// Is how much larger the end token's logits are, which decides how often one is the best.
+/// Factor of the end token's logits, which decides how often that token is the best.
 const END_FACTOR: f32 = 1.15;
 
 /// Returns the tensors of a recurrent model.
@@ -53,7 +54,7 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
             constant(&name("ssm_conv1d.bias"), &[inner], 0.0),
             projection(&name("ssm_x.weight"), inner, seed, 200 + il as u64),
             constant(&name("ssm_dt.weight"), &[TIME_STEP_RANK, inner], 0.0),
-            // softplus of it is 1: one token is one unit of time.
+            // The softplus of this value is 1: one token is one unit of time.
             constant(&name("ssm_dt.bias"), &[inner], 0.541_324_9),
             decay(&name("ssm_a"), inner),
             constant(&name("ssm_d"), &[inner], 1.0),
@@ -74,8 +75,8 @@ fn decay(name: &str, inner: usize) -> Tensor {
     })
 }
 
-/// Returns the weights of time step, input and output of the states; the longer a state remembers, the larger it grows, so
-/// the less of it is let in and out.
+/// Returns the weights of time step, input and output of the states. A state that remembers longer grows larger, so its
+/// input and output have smaller weights.
 fn projection(name: &str, inner: usize, seed: u64, stream: u64) -> Tensor {
     let n_out = TIME_STEP_RANK + 2 * STATE_SIZE;
     tensor(name, TensorType::F32, &[inner, n_out], move || {
@@ -91,7 +92,7 @@ fn projection(name: &str, inner: usize, seed: u64, stream: u64) -> Tensor {
     })
 }
 
-/// Returns the output weights: answer tokens compete, no other is ever the best.
+/// Returns the output weights: answer tokens compete, no other token is ever the best.
 pub(super) fn output(spec: &Spec, (seed, kind): (u64, TensorType), tokenizer: &Tokenizer) -> Tensor {
     let (width, n_tokens) = (spec.width, tokenizer.n_tokens);
     let (answers, end) = (tokenizer.answers.clone(), tokenizer.end);
@@ -107,7 +108,7 @@ pub(super) fn output(spec: &Spec, (seed, kind): (u64, TensorType), tokenizer: &T
     })
 }
 
-/// Returns `n` evenly distributed numbers of this standard deviation.
+/// Returns `n` uniformly distributed numbers with this standard deviation.
 pub(super) fn noise(seed: u64, stream: u64, n: usize, deviation: f32) -> Vec<f32> {
     let mut rng = rng(seed, stream);
     let range = deviation * 3_f32.sqrt();
