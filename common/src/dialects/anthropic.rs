@@ -40,7 +40,7 @@ const MCP_KIND: &str = "mcp";
 /// Fields that mean nothing in messages, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["parallel_tool_calls", "prompt", "top_logprobs"];
 
-/// Names of a chat's fields, each with its name in messages.
+/// Field names of a chat, each with its name in messages.
 const RENAMED: &[(&str, &str)] = &[
     ("stop", "stop_sequences"),
     ("response_format.json_schema.schema", "output_config.format.schema"),

@@ -18,7 +18,7 @@ use tools::{read_tool, read_tool_choice, take_tool};
 /// Fields that mean nothing in responses, besides those that mean nothing in any dialect.
 pub const DROPPED: &[&str] = &["include", "max_tokens", "max_tool_calls", "messages", "store", "truncation", "user"];
 
-/// Names of a chat's fields, each with its name in responses.
+/// Field names of a chat, each with its name in responses.
 const RENAMED: &[(&str, &str)] = &[
     ("max_completion_tokens", "max_output_tokens"),
     ("messages", "input"),

@@ -6,7 +6,7 @@
 /// Map from the field names of a chat to those of a dialect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spelling {
-    /// Names in a chat with those in the dialect; longer names come before their own prefixes.
+    /// Field names of a chat with those of the dialect; longer names come before their own prefixes.
     renamed: &'static [(&'static str, &'static str)],
     /// Name that the dialect gives to the schema of a tool's arguments.
     tool_schema: &'static str,

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 pub use self::splitter::{Ends, Splitter};
 use crate::stock::usage::Usage;
 
-/// Maximum number of unfinished choices of one stream that are told apart.
+/// Maximum number of unfinished choices of one stream that are tracked separately.
 ///
 /// Source: OpenAI's API has at most 128 choices of one prompt; several prompts multiply them.
 const CHOICES_MAX: usize = 4096;
