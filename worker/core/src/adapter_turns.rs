@@ -1,7 +1,8 @@
 //! Schedule of LoRA adapters: llama.cpp applies one adapter to a whole batch, so sequences with different ones
 //! alternate.
 //!
-//! Not here: the contents of the batch (`batch_plan`), applying the adapter (the shell).
+//! The contents of the batch are in `batch_plan`; the shell applies the adapter.
+//!
 //! Adapters are served in a fixed order. With n adapters a stream is in every n-th step, and no sequence waits longer
 //! than one round.
 

@@ -1,6 +1,7 @@
 //! Requests that have arrived and that the engine's own load does not count yet.
 //!
-//! Not here: the blocks that they will fill (`promises`), the times at which they arrive and are counted (the shell).
+//! The blocks that they will fill are in `promises`; the shell reports when they arrive and when they are counted.
+//!
 //! The engine looks at new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
 //! Routers that hear of a request only then send the next one to the same worker. So a request counts as queued from
 //! its arrival until the engine reports that its load includes it.

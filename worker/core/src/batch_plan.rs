@@ -1,7 +1,7 @@
 //! The next batch: which sequences compute how many of their tokens.
 //!
-//! Not here: the groups that go through the model together (`runs`), its cuts (`micro_batches`), decoding it (the
-//! shell).
+//! `runs` groups what goes through the model together, `micro_batches` cuts the batch, and the shell decodes it.
+//!
 //! Between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
 //!
 //! - If prompts and single tokens go through the model in one pass, every batch has a token of each stream, and the

@@ -1,6 +1,7 @@
 //! Detects the start of a tool call in an answer, so that the call's grammar applies only from there on.
 //!
-//! Not here: the grammar (`grammar`).
+//! The grammar itself is in `grammar`.
+//!
 //! Most chat templates start a call with a fixed word. Only as much text is kept as could be the first part of such a
 //! word; inside reasoning, no call starts. For formats whose calls start in other ways there are patterns, which are
 //! searched for in all text outside of reasoning, up to a limit.

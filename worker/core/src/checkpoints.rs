@@ -1,6 +1,7 @@
 //! Positions of a prompt at which checkpoints are made, for memory that cannot be rewound.
 //!
-//! Not here: their later use (`slot_plan`), the time for which they stay (`chunk_index`).
+//! Their later use is in `slot_plan`; `chunk_index` decides how long they stay.
+//!
 //! A later request can resume only where an earlier sequence was stopped for a checkpoint. The positions that come
 //! again are a prompt's end, from which its conversation continues, and the start of its last message, which may be
 //! sent again in other words. A stride between them limits the tokens that a prompt that diverges elsewhere has to

@@ -1,7 +1,8 @@
 //! The index of the chunk store: which KV state is stored, in which tier, and what is evicted when space is needed.
 //!
-//! Not here: the bytes and the files (the shell executes the orders and reports back), the contents of slots
-//! (`slot_table`), the start of a request (`slot_plan`).
+//! The shell has the bytes and the files: it executes the orders and reports back. The contents of slots are in
+//! `slot_table`, the start of a request in `slot_plan`.
+//!
 //! Chunks of whole blocks form a tree. Each chunk follows a block of its parent, and no chunk is stored without its
 //! predecessors. A prompt is looked up by block hash, and the tokens of every block are compared.
 //!

@@ -1,6 +1,7 @@
 //! Costs of moving KV state and of computing it, as measured by this worker.
 //!
-//! Not here: measuring (the shell; `rates` for prefill), the decisions based on it (`slot_plan`).
+//! The shell measures, and `rates` for prefill; the decisions based on the costs are in `slot_plan`.
+//!
 //! All costs are in milliseconds, so that options can be summed and compared. A move that was not measured yet is
 //! assumed cheap compared with prefill: wherever it was measured, it was so by a factor of a hundred.
 

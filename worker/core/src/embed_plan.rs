@@ -1,6 +1,7 @@
 //! The embedding batch: which of the waiting texts are computed together.
 //!
-//! Not here: prompts of answers (`batch_plan`).
+//! Prompts of answers are in `batch_plan`.
+//!
 //! A batch starts with the oldest request and then takes one text of each request in turn. So a request of a thousand
 //! texts delays one of a single text by a batch, not by a thousand texts. No request starves: the oldest one's next
 //! text is in every batch.

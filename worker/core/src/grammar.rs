@@ -1,6 +1,7 @@
 //! Grammars of clients, in llama.cpp's GBNF: which tokens may come next in an answer that follows one.
 //!
-//! Not here: the vocabulary and its bytes, the choice of a token (the engine).
+//! The engine has the vocabulary and its bytes, and chooses the token.
+//!
 //! A grammar is parsed (`reader`), and parts that no text can match are removed (`compile`). An answer is followed by
 //! rows (`automaton`). A row is everything that the grammar may be in the middle of. Items share their callers and each
 //! row exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the

@@ -1,6 +1,7 @@
 //! The sampler for code that fills a gap: it keeps fewer, safer candidates, and ends the answer rather than guess.
 //!
-//! Not here: how the token is then drawn (llama.cpp's samplers).
+//! llama.cpp's samplers then draw the token.
+//!
 //! Candidates of which one is a prefix of the other count as one. Those that are still unlikely then are dropped, and
 //! if no likely text is left the answer ends. llama.cpp's own implementation takes quadratic time over all candidates
 //! and ends the process on some vocabularies, so this one compares a limited number.

@@ -1,7 +1,9 @@
 //! The worker's decisions, free of IO: the tokens of slots, the start of a request, the contents of a batch.
 //!
-//! Not here: llama.cpp, threads, clocks, IO. The shell reads the world, calls this crate and executes the result.
-//! Every decision is a value (a plan) computed from values, so that each can be tested against a naive model.
+//! The crate knows neither llama.cpp nor threads, clocks or IO.
+//!
+//! The shell reads the world, calls this crate and executes the result. Every decision is a value (a plan) computed
+//! from values, so that each can be tested against a naive model.
 
 pub mod adapter_turns;
 pub mod arrivals;

@@ -1,6 +1,7 @@
 //! Converts the bytes of an answer's tokens to text: whole characters only, and never part of a stop text.
 //!
-//! Not here: tokens, the vocabulary, other reasons for which an answer ends.
+//! Tokens, the vocabulary and the other reasons for which an answer ends belong to the engine.
+//!
 //! Bytes wait until they complete a character. Characters wait while they could still become a stop text. The answer
 //! ends at the first place where a stop text is complete; if several end there, the longest counts. This depends on the
 //! text alone, not on how it is split into tokens. The answer also ends at the first line with too little indentation,

@@ -1,6 +1,8 @@
 //! The prefix tree: the slots and stored chunks that hold each block, and what of it is announced to routers.
 //!
-//! Not here: the tokens (`slot_table`, which drives this module), what is stored (`chunk_index`), sending (the shell).
+//! The tokens are in `slot_table`, which drives this module, and stored state is in `chunk_index`; the shell sends the
+//! changes.
+//!
 //! A block's chained hash names the whole prefix that ends with it. So a radix tree whose digits are blocks fits into
 //! one flat hash map. Every slot holds a path from the root, every stored chunk a part of a path, and each block knows
 //! its holders. A look-up walks the prompt's chain until the next block has no holder.

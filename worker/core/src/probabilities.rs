@@ -1,6 +1,7 @@
 //! Log probabilities of a chosen token and of the likeliest others.
 //!
-//! Not here: the choice of a token (llama.cpp's samplers), the format for clients (`http::wire`).
+//! llama.cpp's samplers choose the token; the format for clients is in `http::wire`.
+//!
 //! By default the probabilities are the model's own, the softmax of its logits, whatever the sampler did to them, as in
 //! OpenAI's API and llama-server. Only the likeliest few are sorted.
 

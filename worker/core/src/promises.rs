@@ -1,7 +1,8 @@
 //! Early announcements: blocks that requests will fill that have arrived and not started, told to routers in advance.
 //!
-//! Not here: held blocks and those that running sequences fill (`prefix_tree`), which request announces what (the
-//! shell).
+//! Held blocks and those that running sequences fill are in `prefix_tree`; the shell decides which request announces
+//! which blocks.
+//!
 //! Between a request's arrival and its start lies at least the running step, often a queue. Routers that hear of it
 //! only then send the request's siblings elsewhere. So the request announces the blocks of its prompt when it arrives.
 //! The announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends

@@ -1,6 +1,7 @@
 //! Measured speeds of the worker, as moving averages.
 //!
-//! Not here: the clock (durations are passed in), counters for metrics.
+//! The clock is the caller's: durations are passed in. Counters for metrics are in the shell.
+//!
 //! Every sum decays with the busy time that passes. So an average follows the last seconds of work, weighs each step by
 //! its duration, and does not change while the worker is idle.
 

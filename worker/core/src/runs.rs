@@ -1,6 +1,7 @@
 //! Decode groups: which shares of a batch go through the model together.
 //!
-//! Not here: the shares (`batch_plan`), the times (the shell measures them).
+//! The shares are in `batch_plan`; the shell measures the times.
+//!
 //! If every slot has its own cells, llama.cpp computes sequences with consecutive ids, in ascending order, together: as
 //! many tokens of each as the shortest has (`llama_batch_allocr::split_equal`). So the order of the shares determines
 //! what is computed together. Together is not always faster. One token each may be slower together than one after

@@ -1,6 +1,7 @@
 //! Moves of KV state within a slot: text that the prompt has further on, and the context shift of a long answer.
 //!
-//! Not here: the moves themselves (the shell), which tokens are exact afterwards (`slot_table`).
+//! The shell moves the state; which tokens are exact afterwards is in `slot_table`.
+//!
 //! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and continues it
 //! later, as when a client drops its oldest messages, the state of the common text moves to its position in the prompt.
 //! It was computed behind other tokens than the prompt's, so it is close to what computing would give, not equal to it.

@@ -1,6 +1,7 @@
 //! The start of a request: the slot that it gets, and the source of its prompt's first tokens.
 //!
-//! Not here: the execution (the shell), the batch that computes the rest (`batch_plan`).
+//! The shell executes the plan; the batch that computes the rest is in `batch_plan`.
+//!
 //! A prefix counts wherever it is held: in the slot itself, in another one, busy or idle, or in the store. Two idle
 //! slots are considered. The *affine* slot holds the most of the prompt itself. The *victim* is worth least: it is
 //! empty or was used longest ago; a slot that is part of its tenant's share is spared if possible (`slot_shares`). Each

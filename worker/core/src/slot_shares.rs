@@ -1,6 +1,7 @@
 //! Fair shares of the slots: the idle slots of a tenant that are spared as long as another slot can be taken.
 //!
-//! Not here: the choice among the other slots (`slot_plan`), the shares of stored state (`chunk_index`).
+//! The choice among the other slots is in `slot_plan`, the shares of stored state are in `chunk_index`.
+//!
 //! As in the store, a tenant that has no more than an equal share keeps it. Requests never wait for that: if every idle
 //! slot is part of a tenant's share, one of them is taken all the same.
 

@@ -1,6 +1,7 @@
 //! The slots: the tokens whose KV state each one has, the root of their chain, and whether a sequence runs.
 //!
-//! Not here: the choice of slots (`slot_plan`), the holders of blocks (`prefix_tree`, which this module drives).
+//! The choice of slots is in `slot_plan`; the holders of blocks are in `prefix_tree`, which this module drives.
+//!
 //! A slot's held tokens are exactly the tokens whose KV state llama.cpp has for it, prompt and answer alike. A slot is
 //! acquired for one sequence and released exactly once; in between its tokens only grow, unless they are shifted. State
 //! behind a shift differs from what computing the tokens would give. So it is never lent, stored or announced: only the
@@ -287,7 +288,7 @@ impl SlotTable {
     /// Adds tokens of its prompt to a busy slot whose state was computed at another place in a text and moved here.
     /// Neither they nor later tokens are exact.
     ///
-    /// Panics: when the slot is idle or would hold more than its prompt.
+    /// Panics: when the slot is idle or no token of its prompt would be left to compute.
     pub fn extend_moved(&mut self, slot: SlotId, tokens: &[Token]) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");

@@ -1,6 +1,7 @@
 //! Tenants: to whom cached state is charged when a cache's space is divided.
 //!
-//! Not here: the shares (`chunk_index`, `slot_shares`), the separation of state (the chain's root).
+//! The shares are in `chunk_index` and `slot_shares`; the chain's root keeps state apart.
+//!
 //! A router names the tenant of an API key. A request without a tenant's name is charged to its chain root. But a
 //! client can give each request a salt of its own, and thus a root of its own. So a root has a share from its second
 //! request on.

@@ -1,6 +1,7 @@
 //! Size of the protected segment of a tier, learnt from chunks that are stored again after their eviction.
 //!
-//! Not here: the order of eviction (`tier_queue`).
+//! The order of eviction is in `tier_queue`.
+//!
 //! The names of evicted chunks are kept for a while. If a chunk that was never used is stored again, the probation
 //! segment was too small; if it was used, the protected segment was. Each return moves the limit by a multiple of the
 //! chunk's size, and by more if returns of that kind are the rarer ones. Without a protected segment the tier is a

@@ -1,6 +1,7 @@
 //! Entry of the index for one chunk or checkpoint.
 //!
-//! Not here: its bytes (the shell), its position in the order of eviction (`tier_queue`).
+//! The shell has its bytes; its position in the order of eviction is in `tier_queue`.
+//!
 //! A record never changes and is what a file's header contains, so that a restart can adopt the file. The rest of the
 //! entry is how the chunk is linked, where it is and how it is used.
 

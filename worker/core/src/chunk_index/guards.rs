@@ -1,6 +1,7 @@
 //! Pins of one tier: which of the pinned chunks are protected from eviction.
 //!
-//! Not here: which chunks are pinned (`pins`).
+//! Which chunks are pinned is in `pins`.
+//!
 //! Pins keep a limited part of the tier. If they need more, named pins take precedence over automatic ones, and the
 //! first chunks of a chain over later ones. The tenant whose pins keep most yields to a tenant whose pins keep less.
 

@@ -1,6 +1,7 @@
 //! Pins: prefixes that stay, because an operator named them or because they are used most.
 //!
-//! Not here: the part of a tier that pins may keep (`tier_queue`), the permission to pin (the shell).
+//! The part of a tier that pins may keep is in `guards`; the shell checks who may pin.
+//!
 //! A named pin is a chain, stored or not; all of it that is stored, now or later, is pinned. Automatic pins are the
 //! chunks at which most uses ended, each with all chunks before it: a shared prefix ends where conversations diverge.
 

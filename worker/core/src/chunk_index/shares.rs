@@ -1,6 +1,7 @@
 //! Fair shares of one tier: the bytes of each tenant, and whose chunk is evicted when space is needed.
 //!
-//! Not here: the total size and the pinned part (`tier_queue`), the identity of tenants (`crate::tenants`).
+//! The total size and the pinned part are in `tier_queue`, the identity of tenants in `crate::tenants`.
+//!
 //! Shares are max-min fair. Any tenant can use what another leaves unused. When the tier is full, the tenant that is
 //! most above an equal share loses a chunk, so a tenant within its share loses nothing to another's flood. Tenants that
 //! have been quiet for long or came only once have no share: among their chunks and those of the largest tenant, the
@@ -166,7 +167,8 @@ impl Shares {
     ///
     /// 1. Of the tenants above an equal share, counting the bytes to be added, the largest loses a chunk; or a tenant
     ///    without a share, if its chunk is older.
-    /// 2. Tenants that are larger than the requesting one lose chunks that the minimum hold time protects.
+    /// 2. Tenants that are above an equal share and larger than the requesting one lose chunks that the minimum hold
+    ///    time protects.
     /// 3. The requesting tenant loses a chunk of its own.
     /// 4. The tenant that was quiet longest loses a chunk although it is within its share: only if the requesting
     ///    tenant has nothing and a share is smaller than the bytes to be added.

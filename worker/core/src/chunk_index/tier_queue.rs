@@ -1,7 +1,8 @@
 //! One tier: its chunks, their bytes, and the order of eviction.
 //!
-//! Not here: which chunks may leave without making another unreachable (`tiers`, which passes it as a [`Standing`]),
-//! which tenant's chunk leaves (`shares`).
+//! `tiers` decides which chunks may leave without making another unreachable, and passes it as a [`Standing`]; `shares`
+//! decides which tenant's chunk leaves.
+//!
 //! The order is a segmented LRU. Chunks that were used after they were stored are protected and leave after those that
 //! were not, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
 //! (`balance`).

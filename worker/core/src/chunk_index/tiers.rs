@@ -1,8 +1,8 @@
 //! Life of chunks: insertion, writing, reading, eviction, loss.
 //!
-//! Not here: the order of eviction (`tier_queue`), reading the index (`chunk_index`).
-//! A chunk is in at most two places, RAM and a file. It loses them one at a time, and with the last one it is
-//! forgotten. Every change returns the shell's work as orders, which must be executed in order.
+//! The order of eviction is in `tier_queue`, look-ups are in `chunk_index`. A chunk is in at most two places, RAM and a
+//! file. It loses them one at a time, and with the last one it is forgotten. Every change returns the shell's work as
+//! orders, which must be executed in order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -89,8 +89,7 @@ impl ChunkIndex {
     /// Space is made by eviction, first from the tenant that is most above an equal share (`shares`). Of its chunks
     /// that may leave: lower priority first, then chunks that were not used after they were stored, then the least
     /// recently used. Held chunks, guarded pins, and chunks that are needed to reach others always stay. A chunk that
-    /// was used after it was stored also stays during the minimum hold time after its last use; one that was not may be
-    /// evicted in that time.
+    /// was used after it was stored stays during the minimum hold time, unless its tenant is above its share.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`Refused`].
     pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
         let record = self.record_of(Kind::Chunk, new)?;
@@ -113,9 +112,8 @@ impl ChunkIndex {
         self.admit(record, None, (new.tenant, new.now_ms))
     }
 
-    /// Adopts the files of an earlier process, in any order, each with the time of its last use. Returns the outcomes
-    /// in the same order. The shell must delete refused files itself; for files that are evicted later it gets an
-    /// order.
+    /// Adopts the files of an earlier process, in any order, each with the time of its last use; returns the outcomes
+    /// in that order. The shell must delete refused files; for files that are evicted later it gets an order.
     ///
     /// Panics: when the index holds any chunk or pin.
     pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, Refused>> {

@@ -1,6 +1,7 @@
 //! Views of the store for others: entries, totals, evictions, and changes for routers.
 //!
-//! Not here: how they are shown (the shell's `/cache`, metrics and summary).
+//! The shell shows them in `/cache`, metrics and the summary.
+//!
 //! A change is not a step of a chunk's history but its state at the time of the call, returned once. All changes ever
 //! taken, applied in order to an empty map, give what is stored.
 

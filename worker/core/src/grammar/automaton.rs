@@ -1,6 +1,7 @@
 //! The rows of a grammar: all positions that it may have at one place of a text, and the effect of a character.
 //!
-//! Not here: the completion of a row (`closure`), tokens and their bytes (`follower`).
+//! Rows are completed in `closure`; tokens and their bytes are in `follower`.
+//!
 //! An item is a dot in an alternative with a set of callers, at which it continues when the alternative ends. Callers
 //! are items themselves. Sets of callers are stored once, and so are rows: the same text in the same context gives the
 //! same row, however long the answer is. The next row for a row and a character is remembered, so a grammar soon runs

@@ -1,6 +1,7 @@
 //! Completion of a row: from the items with which it begins to those that wait for a character.
 //!
-//! Not here: the items with which a row begins, the use of the row (`automaton`).
+//! `automaton` chooses the items with which a row begins, and uses the row.
+//!
 //! First, items at the end of their alternative continue at their callers. Then the called rules begin, each once; all
 //! their callers are known by then, because rules are taken by descending rank. A call at the end of an alternative
 //! passes on its own callers instead of returning to it. So a list written with right recursion takes no more memory as

@@ -1,6 +1,7 @@
 //! Compilation of a parsed grammar: parts that no text can match are removed, and rules are ranked.
 //!
-//! Not here: parsing (`reader`), following (`automaton`).
+//! Parsing is in `reader`, following in `automaton`.
+//!
 //! Once every remaining rule matches some text, whatever the grammar allows next can also be completed. A rule's rank
 //! is above those of the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank.
 //! One exception costs nothing: a repetition of an expression that may be empty ends where it begins.

@@ -1,6 +1,7 @@
 //! Matcher of one answer against a grammar, token by token: which may come next, and the positions that they lead to.
 //!
-//! Not here: the tokens' bytes, the walk over the whole vocabulary (the engine).
+//! The engine has the tokens' bytes and walks over the whole vocabulary.
+//!
 //! A place is a row and possibly the first bytes of a character. Most grammars have one place at a time. Grammars that
 //! name tokens may take the same token by its text and by its name, and then have two: one within a character and one
 //! not.

@@ -1,6 +1,7 @@
 //! Parser of GBNF, compatible with llama.cpp's, from text to rules of symbols.
 //!
-//! Not here: which rules can match (`compile`).
+//! Which rules can match is found in `compile`.
+//!
 //! Groups and repetitions become rules of their own during parsing, with a list of the open groups instead of
 //! recursion. The repeated expression is a reference, so the size of a repetition depends on the number of its turns,
 //! not on the expression.

@@ -1,6 +1,6 @@
 //! Decisions on waiting requests and their parts: the slot, the source of its first tokens, and what is saved before.
 //!
-//! Not here: the choice (`slot_plan`).
+//! The choice is in `slot_plan`.
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;

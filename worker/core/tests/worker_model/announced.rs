@@ -1,6 +1,6 @@
 //! Announced state, compared with that of the naive worker.
 //!
-//! Not here: the source of the truth (`world`).
+//! The truth comes from `world`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

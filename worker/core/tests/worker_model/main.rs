@@ -1,7 +1,8 @@
 //! Random life of a worker's whole core against naive KV state: slots, store, disk, waiting, checkpoints,
 //! announcements.
 //!
-//! Not here: each part alone (the tests next to the parts), llama.cpp (the worker's tests).
+//! The tests next to the parts cover each part alone, the worker's tests llama.cpp.
+//!
 //! A payload of the model is the list of tokens from which it was computed. The state that a plan brings to a slot must
 //! be computed from the prompt's own tokens, must be where the plan expects it, and must be of a kind that can be cut
 //! there. At the end everything that runs is finished, and every request must have started.

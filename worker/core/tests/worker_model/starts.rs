@@ -1,6 +1,6 @@
 //! Starts of requests as in the shell, with a check of every plan against the truth.
 //!
-//! Not here: all other events (`world`).
+//! All other events are in `world`.
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;

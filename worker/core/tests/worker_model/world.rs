@@ -1,6 +1,6 @@
 //! The naive worker: slots, payloads, files and clients as plain lists, driven as the shell drives the core.
 //!
-//! Not here: the start of a request (`starts`), announcements to routers (`announced`).
+//! The start of a request is in `starts`, announcements to routers in `announced`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,6 +1,7 @@
 //! Random events of a store.
 //!
-//! Not here: their effects (`model`).
+//! Their effects are in `model`.
+//!
 //! Prompts grow out of each other from an alphabet of three tokens, so that they share prefixes and diverge everywhere.
 
 use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! Random life of a store against a naive model: plain lists of chunks, each with all tokens before it.
 //!
-//! Not here: the order of eviction (`eviction`).
+//! The order of eviction is tested in `eviction`.
+//!
 //! The model is a shell without bytes. It executes the orders, checks that each fits the chunk's state, reports back in
 //! any order, and compares the index with its lists. Hashes are cut to a few bits, so that they collide all the time.
 

@@ -1,6 +1,6 @@
 //! Fair shares: what a tenant keeps whatever others do, and what it loses.
 //!
-//! Not here: the order among one tenant's chunks (`eviction`).
+//! The order among one tenant's chunks is tested in `eviction`.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Tenant of the requests with a salt, which is also the root of their chains.
+/// Returns the tenant of the requests with a salt, which is derived from the root of their chains.
 fn tenant(salt: u8) -> Tenant {
     Tenant::known(TenantId::of_root(&root(salt)))
 }

@@ -73,7 +73,7 @@ fn write(expr: &Expr, name: &impl Fn(usize) -> String) -> String {
     }
 }
 
-/// Matches texts against rules.
+/// Matcher of texts against rules.
 pub struct Naive<'a> {
     rules: &'a [Expr],
     is_possible: Vec<bool>,
