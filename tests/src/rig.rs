@@ -1,6 +1,7 @@
 //! The rig of the whole-system tests: a fleet of real processes with the tiny model, and requests to it.
 //!
-//! Not here: starting and ending processes (`warmpath_bench::fleet`).
+//! Processes are started and ended by `warmpath_bench::fleet`.
+//!
 //! Tests wait for a state that the fleet reports, never for time to pass; every wait has a deadline.
 
 use std::collections::BTreeSet;

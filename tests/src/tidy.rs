@@ -1,6 +1,7 @@
 //! The lints that enforce the rules of CONTRIBUTING.md: they read every file and return what breaks a rule.
 //!
-//! Not here: what rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already.
+//! What rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already is left to them.
+//!
 //! Each rule is a function from a file's text to findings, so that a test with a bad sample shows that it can fail.
 
 mod manifest;

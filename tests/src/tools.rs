@@ -1,6 +1,6 @@
 //! Programs that tests need: the scripts that install them, and their places afterwards.
 //!
-//! Not here: the fleet's own programs (`rig::bin_dir`).
+//! The fleet's own programs are found by `rig::bin_dir`.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! LoRA adapters through the router: each is a model with prefixes of its own, and predictions hold for all of them.
 //!
-//! Not here: the effect of an adapter (the worker's own tests).
+//! The worker's own tests cover the effect of an adapter.
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;

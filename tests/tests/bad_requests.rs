@@ -1,6 +1,6 @@
 //! Every invalid request through the router gets OpenAI's error object with a suitable status.
 //!
-//! Not here: refusals for lack of workers (`failures`).
+//! Refusals for lack of workers are in `failures`.
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;

@@ -1,8 +1,9 @@
 //! Widely used clients that take long to install, against a fleet: `make test-clients`.
 //!
-//! Not here: the official Python clients of OpenAI and Anthropic (`python`), which `make test` runs. The tests here are
-//! `ignored` by a plain `cargo test`, because each downloads its packages from a registry; their checks are in
-//! `tests/clients`.
+//! The official Python clients of OpenAI and Anthropic are in `python`, which `make test` runs.
+//!
+//! The tests here are `ignored` by a plain `cargo test`, because each downloads its packages from a registry; their
+//! checks are in `tests/clients`.
 
 use std::process::Output;
 

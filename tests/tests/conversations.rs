@@ -1,6 +1,6 @@
 //! The fleet's purpose: conversations reuse the state of earlier requests, and their answers do not change.
 //!
-//! Not here: failures (`failures`), invalid requests (`bad_requests`).
+//! Failures are in `failures`, invalid requests in `bad_requests`.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Prometheus scrapes a live fleet under load, and every expression of every dashboard, alert and rule returns data.
 //!
-//! Not here: the load and the queries (`tests/python/live_dashboards.py`); whether the metrics exist at all
-//! (`deploy.rs`).
+//! The load and the queries are in `tests/python/live_dashboards.py`; `deploy.rs` checks that the metrics exist at all.
+//!
 //! The fleet is set up so that rare events happen too: a worker under a second URL, a stock server that is lost,
 //! workers that are restarted.
 

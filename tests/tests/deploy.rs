@@ -1,7 +1,9 @@
 //! Files under `helm` and `deploy`: the Helm chart, the download of models, alerts and dashboards.
 //!
-//! Not here: the checks (`tests/python`). Each test starts one program in Python, after the tools that it needs have
-//! been built; if they are not available, it prints that and is skipped.
+//! The checks are in `tests/python`.
+//!
+//! Each test starts one program in Python, after the tools that it needs have been built; if they are not available, it
+//! prints that and is skipped.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
 //! The closed loop in every dialect: the reuse that the router predicts for messages and responses is what workers
 //! reuse, in whole blocks.
 //!
-//! Not here: one dialect's answers and errors (the worker's and the router's own tests), chats alone (`predictions`).
+//! The worker's and the router's own tests cover one dialect's answers and errors; chats alone are in `predictions`.
+//!
 //! The conversations change their dialect from turn to turn. Each dialect expresses the same chat, so the prefix is
 //! always reused.
 

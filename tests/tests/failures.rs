@@ -1,6 +1,6 @@
 //! A fleet whose parts are missing, die, come back or get a broken model.
 //!
-//! Not here: invalid requests (`bad_requests`).
+//! Invalid requests are in `bad_requests`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! A thousand streams that wait for their next token take little memory of a router.
 //!
-//! Not here: streams that break (`failures`).
+//! Streams that break are in `failures`.
+//!
 //! A scripted worker announces a real worker's model, sends one event on each stream and then nothing until the test
 //! ends it. The router is a real process whose memory is read from the kernel.
 

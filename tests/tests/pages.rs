@@ -1,8 +1,10 @@
 //! The generated pages are up to date: command lines, metrics, the router's OpenAPI document; and the fields in
 //! docs/api.md are those of the document.
 //!
-//! Not here: pages that people write. Each page is generated again from `-h` and from the doc comments in `metrics.rs`,
-//! and compared; `make pages` writes it instead.
+//! Pages that people write are not compared.
+//!
+//! Each page is generated again from `-h` and from the doc comments in `metrics.rs`, and compared; `make pages` writes
+//! it instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

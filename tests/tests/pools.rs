@@ -1,6 +1,6 @@
 //! Several models behind one router: two that generate, one that embeds, one that ranks; a pool for each.
 //!
-//! Not here: the content of answers and vectors (the worker's own tests), routing within a pool (`predictions`).
+//! The worker's own tests cover the content of answers and vectors; routing within a pool is in `predictions`.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Programs in Python: the official OpenAI and Anthropic clients against a fleet, the generator of the published test
 //! vectors.
 //!
-//! Not here: their checks (`tests/python`, `common/tests/vectors`).
+//! Their checks are in `tests/python` and `common/tests/vectors`.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! Several routers in front of one fleet: they share nothing except what workers publish, and lose no reuse by it.
 //!
-//! Not here: measurements (`warmpath-bench replicas`), invalid streams (the router's own tests).
+//! `warmpath-bench replicas` measures them; the router's own tests cover invalid streams.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

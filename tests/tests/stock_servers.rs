@@ -1,8 +1,9 @@
 //! Real stock servers: llama-server behind a router, routed by text, by its vocabulary and next to a Warmpath worker.
 //!
-//! Not here: faulty servers and corrections of the router's records (the router's own tests). llama-server takes ten
-//! minutes to build, so these tests run only if `scripts/llama-server.sh` has built it (`make bench` does); otherwise
-//! they print that they are skipped.
+//! The router's own tests cover faulty servers and corrections of its records.
+//!
+//! llama-server takes ten minutes to build, so these tests run only if `scripts/llama-server.sh` has built it (`make
+//! bench` does); otherwise they print that they are skipped.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

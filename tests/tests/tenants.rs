@@ -1,6 +1,7 @@
 //! Tenants of a whole fleet: the reuse of one API key's conversations during the flood of another.
 //!
-//! Not here: a worker's shares alone (`worker/tests/engine/tenants.rs`).
+//! A worker's shares alone are in `worker/tests/engine/tenants.rs`.
+//!
 //! The test counts tokens and measures no times. The same conversations run alone; then during a flood of the same key,
 //! which shows that the flood is strong enough; then during one of another key at the highest priority with a salt for
 //! each prompt.

@@ -1,6 +1,6 @@
 //! The tree follows its own rules.
 //!
-//! Not here: the rules (`warmpath_tests::tidy`).
+//! The rules are in `warmpath_tests::tidy`.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! Check of the table with which a SentencePiece vocabulary normalizes texts: llama.cpp throws if a text leads out of
 //! it.
 //!
-//! Not here: normalization.
+//! llama.cpp does the normalization itself.
+//!
 //! Every node that some text can reach is visited once, and every step from it must stay inside the table.
 
 use crate::check::Header;

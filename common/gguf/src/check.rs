@@ -1,6 +1,7 @@
 //! Check of a model file before llama.cpp loads it: only its header and size are read.
 //!
-//! Not here: whether llama.cpp knows the architecture and finds all its tensors; its loader reports that itself.
+//! llama.cpp's own loader reports unknown architectures and missing tensors.
+//!
 //! Whatever the loader would trust and crash on (a short file, weights of a type without kernels) is rejected here,
 //! with the file and the reason.
 

@@ -1,6 +1,7 @@
 //! Safe wrapper of ggml's `gguf_context`: the header of one file, read or being written.
 //!
-//! Not here: the validity of headers (`check`).
+//! What makes a header valid is in `check`.
+//!
 //! Every getter first reads the key's type, because ggml's own getters abort the process on a wrong one.
 
 use std::ffi::{CStr, CString};

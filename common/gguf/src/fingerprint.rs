@@ -1,6 +1,7 @@
 //! Fingerprint of a model by the content of its files, without reading all of them.
 //!
-//! Not here: the KV layout's fingerprint (the worker).
+//! The KV layout's fingerprint belongs to the worker.
+//!
 //! Two files with different metadata, tensor infos or sizes always have different fingerprints. Two that differ only in
 //! weights have different ones if a sample covers the difference, and every tensor is sampled. The fingerprint of a
 //! split model is derived from those of all its files.

@@ -1,7 +1,8 @@
 //! GGUF files through ggml's own reader and writer: check a model before loading it, fingerprint it, extract its
 //! vocabulary, write one.
 //!
-//! Not here: running a model (the worker), the weights of generated models (`warmpath-bench`).
+//! Models are run by the worker; the weights of generated models come from `warmpath-bench`.
+//!
 //! llama.cpp's loader trusts much of what it reads, so a user's file is checked first, with the same reader and without
 //! reading tensor data. Names and vocabulary come from the same header.
 

@@ -1,6 +1,7 @@
 //! Models that are split over several files, as llama.cpp's `gguf-split` writes them.
 //!
-//! Not here: one file's header (`check`).
+//! One file's header is in `check`.
+//!
 //! The first file stands for the model; its metadata has the number of files, and their names follow from its name.
 //! They are searched next to the given path, not next to the target of a symbolic link: in a cache of Hugging Face only
 //! the links have names. llama.cpp finds them in the same way, and aborts on some that are rejected here.

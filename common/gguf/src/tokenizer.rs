@@ -1,6 +1,8 @@
 //! Check of a vocabulary before llama.cpp tokenizes with it: only metadata is read.
 //!
-//! Not here: vocabularies that llama.cpp's loader rejects itself, and whether a vocabulary suits a model.
+//! Vocabularies that llama.cpp's loader rejects itself are left to it, and so is the question whether a vocabulary
+//! suits a model.
+//!
 //! llama.cpp fails assertions while it loads some vocabularies, and throws or never returns while it tokenizes certain
 //! texts with others. That would end a router. So each kind of tokenizer has its rules here, taken from
 //! `llama-vocab.cpp`: a vocabulary that follows them can tokenize every text.

@@ -1,6 +1,6 @@
 //! Vocabulary of a model: its metadata as a GGUF file without tensors, enough to render and tokenize.
 //!
-//! Not here: serving it (the worker) and tokenizing with it (`warmpath-prompt`).
+//! The worker serves it, and `warmpath-prompt` tokenizes with it.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;

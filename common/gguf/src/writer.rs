@@ -1,6 +1,7 @@
 //! Writer of a GGUF file: metadata first, then each tensor's data.
 //!
-//! Not here: the values.
+//! The caller provides the values.
+//!
 //! All tensors are declared, the header is written, and then the data of one tensor at a time, so that a model may be
 //! larger than memory.
 

@@ -1,6 +1,7 @@
 //! The shim's functions and the texts that pass through them.
 //!
-//! Not here: the meaning of the texts.
+//! What the texts mean is in the other modules.
+//!
 //! Each call returns a value or an error; memory of the C++ side is freed here.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

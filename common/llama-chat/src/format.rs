@@ -1,7 +1,7 @@
 //! The format of an answer: the grammar of its tool calls, the triggers of that grammar, and what is needed to parse
 //! it.
 //!
-//! Not here: parsing (`reader`), sampling under the grammar (the worker's engine).
+//! Parsing is in `reader`; the worker's engine samples under the grammar.
 
 use std::ffi::c_void;
 use std::ptr;

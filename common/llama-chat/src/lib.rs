@@ -1,7 +1,8 @@
 //! llama.cpp's chat formats: the form of an answer under a chat template, and how to parse it. `memory` has other
 //! information that only llama.cpp's C++ interface gives.
 //!
-//! Not here: rendering prompts (`warmpath-prompt`), admission of requests (the worker).
+//! Prompts are rendered in `warmpath-prompt`; the worker decides which requests are admitted.
+//!
 //! For nearly every chat template, llama.cpp knows how its models write tool calls and reasoning, and its library is
 //! linked anyway. A shim in C++ takes and returns JSON and turns every exception into an error. Code that recurses over
 //! text of a client or a model runs on a stack that is large enough for the accepted depth.

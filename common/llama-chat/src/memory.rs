@@ -1,6 +1,6 @@
 //! Memory that a context of llama.cpp takes.
 //!
-//! Not here: creating contexts, and the memory of the machine (the worker).
+//! The worker creates contexts and knows how much memory the machine has.
 
 use llama_cpp_sys_2::llama_context;
 

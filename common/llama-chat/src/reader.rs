@@ -1,6 +1,6 @@
 //! Incremental parser of one answer: new content, reasoning and tool calls.
 //!
-//! Not here: when the text is parsed, and the use of text that cannot be parsed (the worker).
+//! The worker decides when text is parsed, and what happens to text that cannot be parsed.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

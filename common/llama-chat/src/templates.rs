@@ -1,6 +1,6 @@
 //! A chat template, compiled by llama.cpp.
 //!
-//! Not here: rendering prompts; llama.cpp's rendering is never used as a prompt.
+//! Prompts are rendered elsewhere; llama.cpp's rendering is never used as a prompt.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -1,6 +1,8 @@
 //! Answers of widely used model families are parsed as intended, as a whole and in every split.
 //!
-//! Not here: rendering prompts. The templates are downloaded (`make fixtures`).
+//! Rendering is tested elsewhere.
+//!
+//! The templates are downloaded (`make fixtures`).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 

@@ -1,6 +1,6 @@
 //! The key that a client presents, in each dialect.
 //!
-//! Not here: whether the key is known.
+//! Whether a key is known is decided by the caller.
 
 use axum::http::{HeaderMap, header};
 

@@ -1,7 +1,8 @@
 //! Request bodies, read completely: within limits of length, of time, and of the memory of all bodies that are
 //! arriving.
 //!
-//! Not here: the content of bodies, decoding (`coding`), requests that have arrived.
+//! Decoding is in `coding`. The content of bodies, and requests that have arrived completely, are left to the caller.
+//!
 //! Memory is reserved as bytes arrive, not as they are announced. A client may use half as much of it as is free. So
 //! the more clients there are, the less each may use, and some is always left for the next one.
 

@@ -1,6 +1,7 @@
 //! Connections for hyper's client: plain, or with TLS and the certificates that are current at that moment.
 //!
-//! Not here: targets and reasons of connections.
+//! Targets are chosen by the callers.
+//!
 //! A failed handshake is distinguished from a host that cannot be reached, and a host that does not speak TLS is
 //! reported as such. A connection remembers whether it has carried a response. If it breaks before that, the host has
 //! failed; if it breaks later, it may only have been closed because of its age.

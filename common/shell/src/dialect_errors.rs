@@ -1,6 +1,6 @@
 //! Our errors in the format of other dialects.
 //!
-//! Not here: OpenAI's error object, the first form of every error (`http::error` of router and worker).
+//! Every error is first made as OpenAI's error object, in `http::error` of router and worker.
 
 use axum::http::{StatusCode, header};
 use axum::response::Response;

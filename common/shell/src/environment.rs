@@ -1,9 +1,11 @@
 //! Flags and their environment variables, with the same rules for router and worker: empty variables are unset,
 //! switches accept the usual words, and the last value of a repeated flag counts.
 //!
-//! Not here: the flags. Manifests and service files set every known variable, some of them to nothing, write switches
-//! as `1` and `0`, and append flags to existing ones. clap alone takes an empty text as a value, accepts only `true`
-//! and `false`, and no repeated flag.
+//! The flags themselves belong to router and worker.
+//!
+//! Manifests and service files set every known variable, some of them to nothing, write switches as `1` and `0`, and
+//! append flags to existing ones. clap alone takes an empty text as a value, accepts only `true` and `false`, and no
+//! repeated flag.
 
 use std::ffi::OsString;
 

@@ -1,6 +1,6 @@
 //! Headers of event streams that keep proxies from buffering or changing events.
 //!
-//! Not here: the events.
+//! The events come from the callers.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 

@@ -1,6 +1,7 @@
 //! Files that change while the program runs: read every second.
 //!
-//! Not here: their content.
+//! The callers read their content.
+//!
 //! Files are polled, not watched, so that a mounted Secret, a rename over a file and a write to it are handled alike. A
 //! missing or invalid file changes nothing, is counted, and is logged once.
 

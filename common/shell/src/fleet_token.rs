@@ -1,6 +1,7 @@
 //! The fleet's token: a bearer secret that routers send to workers, and that workers require of every client.
 //!
-//! Not here: where it is required and sent.
+//! Router and worker decide where it is sent and required.
+//!
 //! A file has several tokens, one a line, so that they can be changed while the fleet runs. The server accepts any of
 //! them. The client sends the first one, and another one if that is rejected.
 

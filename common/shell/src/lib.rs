@@ -1,8 +1,9 @@
 //! Code that router and worker share around their cores: the listener, TLS, the fleet's token, watched files, the log,
 //! errors in other dialects, traces, flags from the environment.
 //!
-//! Not here: what is served, decided or computed. All that protects a listener exists once, so that both programs
-//! behave alike.
+//! What is served, decided or computed belongs to router and worker.
+//!
+//! All that protects a listener exists once, so that both programs behave alike.
 
 pub mod bearer;
 pub mod body;

@@ -1,6 +1,8 @@
 //! The listener: HTTP/1.1 over TCP, optionally TLS, and limits on the cost of connections.
 //!
-//! Not here: the routes, the certificates (`tls`), the choice of the displaced connection (`connections`).
+//! The routes come from router and worker; certificates are in `tls`, and the choice of the displaced connection is in
+//! `connections`.
+//!
 //! A client that lets the server wait is disconnected after the head timeout. If the limit of connections is reached,
 //! the connection whose client has been silent for longest is displaced by the next: silent clients never lock others
 //! out.

@@ -1,6 +1,7 @@
 //! The log on stderr.
 //!
-//! Not here: what is logged.
+//! The callers decide what is logged.
+//!
 //! Logging must never fail or block its caller. A thread of its own writes; a line that cannot be written, or that
 //! exceeds the queue, is dropped and counted.
 

@@ -1,6 +1,7 @@
 //! TLS on both sides of a connection, from PEM files that may be renewed.
 //!
-//! Not here: the listener (`listen`), the peers of connections.
+//! The listener is in `listen`.
+//!
 //! Certificates are read again when their files change, so that they can be renewed while responses are running; a
 //! connection keeps those with which it started. Invalid files change nothing.
 

@@ -1,6 +1,7 @@
 //! Traces: the time that each part of a request took, as spans that are exported to a collector by OTLP.
 //!
-//! Not here: export (`trace::export`), the spans of router and worker.
+//! Export is in `trace::export`; router and worker create the spans.
+//!
 //! A span is recorded when its part of the request has ended, from times that are measured anyway. It has numbers and
 //! names, never text of the client or the model. A trace continues the client's `traceparent` and is passed on to the
 //! worker; the process that starts it decides whether it is recorded.

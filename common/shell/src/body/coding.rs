@@ -1,6 +1,7 @@
 //! Content codings of request bodies.
 //!
-//! Not here: receiving a body (`body`), its content.
+//! Bodies are received in `body`.
+//!
 //! Decoded bytes reserve memory as received ones do, and decoding stops at the limit. So a body that would expand
 //! without end costs no more than one at the limit.
 

@@ -1,6 +1,8 @@
 //! The connections to one listener: their number, their silence, and which one is displaced.
 //!
-//! Not here: sockets. A connection counts as silent while the server waits for its client to send something.
+//! Sockets are in `listen`.
+//!
+//! A connection counts as silent while the server waits for its client to send something.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
 //! Bodies that report to their connection whether client or server has to act next.
 //!
-//! Not here: the handling of silent connections (`connections`).
+//! Silent connections are handled in `connections`.
 
 use std::pin::Pin;
 use std::sync::Arc;

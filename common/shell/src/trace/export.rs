@@ -1,6 +1,7 @@
 //! Export of spans to a collector: OTLP over HTTP, in JSON.
 //!
-//! Not here: spans themselves (`trace`).
+//! Spans themselves are in `trace`.
+//!
 //! Spans wait in a bounded queue and are sent in batches by one task. If the collector is unavailable or slow, they are
 //! dropped and counted, and no request waits.
 

@@ -1,6 +1,8 @@
 //! Bodies in a content coding, as clients send them.
 //!
-//! Not here: decoding (`coding`). The tests of router and worker use this file, too.
+//! Decoding is in `coding`.
+//!
+//! The tests of router and worker use this file, too.
 
 use async_compression::tokio::bufread::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder};
 use tokio::io::AsyncReadExt;
