@@ -355,7 +355,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends a request again whose worker died, unless its response had begun.
+    /// Sends a request of a dead worker again, unless its response had begun.
     fn lose(&mut self, request: usize, worker: WorkerIdx) {
         self.release(request);
         if self.served[request].is_none() {

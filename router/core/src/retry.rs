@@ -64,7 +64,7 @@ impl Failure {
     }
 }
 
-/// What a worker that rejects a request says of further ones.
+/// What a worker reports about further requests when it rejects one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Terms<'a> {
     /// Name of the model whose requests the worker rejects; absent where it may reject all requests.
