@@ -1,16 +1,18 @@
 # Everything a developer runs. Each target works from a fresh clone on a machine with Rust; `make help` lists them.
 
 CARGO ?= cargo
-MODEL ?= target/models/bench.gguf
+# What `make demo` serves and `make bench` measures: a GGUF file, smollm2 (fetched once) or made (made by code).
+MODEL ?=
 # How many inputs of each kind `make fuzz` makes.
 CASES ?= 20000
 BIN := target/release
 STAGE := scripts/stage.sh
-# Names the flag that leaves the demo's fleet up: make demo KEEP=1
-DEMO_FLAGS := $(if $(KEEP),--keep)
+# The model, if one is named, and what leaves the demo's fleet up: make demo KEEP=1
+DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
+BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures venv deploy-tools chromium lint fmt bench doc pages picture
+.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,15 +23,13 @@ setup: ## Install what llama.cpp and the tests need and is missing (Debian and U
 build: setup ## Build everything, llama.cpp too (minutes, once)
 	@$(STAGE) build $(CARGO) build --release --workspace
 
-demo: build $(MODEL) ## Show the fleet at work: KEEP=1 leaves it up, MODEL=path.gguf serves your model
-	@$(STAGE) demo $(BIN)/warmpath-bench demo --model $(MODEL) $(DEMO_FLAGS)
+demo: build ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves your model, MODEL=made one made by code
+	@$(STAGE) demo $(BIN)/warmpath-bench demo $(DEMO_FLAGS)
 
-# Made anew each time, in a second: the preset may have changed.
-target/models/bench.gguf: build
-	@mkdir -p $(@D)
-	@$(STAGE) model $(BIN)/warmpath-bench model --preset bench --out $@
+models: setup ## Fetch the real models of the tests and the demo into target/models (350 MB, once)
+	@$(STAGE) models scripts/models.sh
 
-test: setup fixtures venv deploy-tools chromium ## Run every test
+test: setup fixtures models venv deploy-tools chromium ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
@@ -90,14 +90,14 @@ target/tools/bin/cargo-deny:
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
-bench: build fixtures $(MODEL) ## Measure everything beside its peers (llama-server is built first, once: ten minutes)
+bench: build fixtures ## Measure everything beside its peers (llama-server is built first, once: ten minutes)
 	@$(STAGE) index-peers scripts/index-peers.sh
 	@$(STAGE) index $(BIN)/warmpath-bench index --rounds 3 \
 		--against target/peers/index/release/index-peers,target/peers/index/release/index-peers-mimalloc
-	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(MODEL)
+	@$(STAGE) policies $(BIN)/warmpath-bench policies --model $(BENCH_MODEL)
 	@$(STAGE) llama-server scripts/llama-server.sh
-	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(MODEL)
-	@$(STAGE) fleets $(BIN)/warmpath-bench fleets --slots 2 --model $(MODEL)
+	@$(STAGE) worker $(BIN)/warmpath-bench worker --against llama-server --model $(BENCH_MODEL)
+	@$(STAGE) fleets $(BIN)/warmpath-bench fleets --slots 2 --model $(BENCH_MODEL)
 	@$(STAGE) overhead-model $(BIN)/warmpath-bench model --preset tiny --vocab target/fixtures/vocab/qwen2.gguf \
 		--out target/models/tiny-qwen2.gguf
 	@$(STAGE) overhead $(BIN)/warmpath-bench overhead --model target/models/tiny-qwen2.gguf \

@@ -21,7 +21,7 @@ if [ -z "$archive" ]; then
         work=$(mktemp -d "$root/target/downloads/.fetch.XXXXXX")
         trap 'rm -rf "$work"' EXIT
         # pip asks the package for its metadata, which takes its build tools and some seconds; nothing is compiled.
-        python3 -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" "llama-cpp-python==$version"
+        "$root/scripts/pip-download.sh" "$work" --quiet --no-binary llama-cpp-python "llama-cpp-python==$version"
         mv -f "$work/llama_cpp_python-$version.tar.gz" "$archive"
     fi
 fi

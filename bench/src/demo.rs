@@ -1,26 +1,30 @@
-//! `warmpath-bench demo`: runs a router and three workers on loopback, sends conversations, shows what was reused.
+//! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, what was reused.
 //!
-//! Processes are started in `fleet`, responses measured in `client`. The same traffic runs twice, once with cache-aware
-//! routing and once round-robin; each run has system prompts of its own, so that the second cannot reuse anything of
-//! the first.
+//! Not here: starting processes (`fleet`), measuring an answer (`client`), what is said (`script`).
+//! The idea: the same conversations run twice, by what workers hold and round-robin; the system prompts of each run begin with
+//! a day of its own, so that the second finds nothing of the first.
+
+mod script;
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 
+use self::script::{N_TURNS, N_USERS, TENANTS};
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetSpec, bin_dir};
-use crate::prompts::words;
+use crate::model::real::ModelChoice;
 use crate::report::Report;
 
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// GGUF file that the workers serve.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code: its
+    /// answers are noise). The default is smollm2, and made where it cannot be fetched.
+    #[arg(long, value_name = "FILE|NAME")]
+    model: Option<ModelChoice>,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
@@ -32,26 +36,22 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// Number of workers.
+/// Workers of the demo.
 const N_WORKERS: usize = 3;
-/// Number of tenants, each with a system prompt of its own.
-const N_TENANTS: usize = 2;
-/// Number of turns of each user's conversation.
-const N_TURNS: usize = 3;
-/// Number of users of each tenant.
-const N_USERS: usize = 2;
-/// Length of a system prompt. Units: words.
-const SYSTEM_WORDS: usize = 250;
-/// Length of a user's message. Units: words.
-const USER_WORDS: usize = 25;
-/// Length of a response. Units: tokens.
-const ANSWER_TOKENS: u32 = 24;
+/// Most tokens of an answer.
+const ANSWER_TOKENS: u32 = 32;
+/// Characters of an answer that are shown at most.
+const SHOWN_CHARS: usize = 90;
 
-/// One request of the script and its response.
+/// Where the answers go that a run has.
+type Show = fn(&Turn);
+
+/// One answered question.
 struct Turn {
-    tenant: usize,
+    tenant: &'static str,
     user: usize,
     turn: usize,
+    question: &'static str,
     answer: Answer,
 }
 
@@ -61,24 +61,20 @@ struct Turn {
 pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let worker_args = ["--slots", "4", "--threads", "1", "--ctx-size", "16384"].map(str::to_owned).to_vec();
-    let model = args.model.clone();
-    eprintln!("Starting {N_WORKERS} workers with {} and one router ...", model.display());
+    let (name, model) = model(args.model.as_ref())?;
+    eprintln!("Starting {N_WORKERS} workers with {name} and one router ...");
     let spec = FleetSpec { bin_dir, model, n_workers: N_WORKERS, worker_args, router_args: Vec::new() };
     let mut fleet = Fleet::start(spec).await?;
 
     eprintln!(
-        "{N_TENANTS} tenants with {N_USERS} users each, {N_TURNS} turns, sent to the worker that answers soonest:"
+        "{} tenants with a system prompt each, {N_USERS} users of each, {N_TURNS} turns. Each request goes to the worker that answers soonest:\n",
+        TENANTS.len()
     );
-    let warm = hold_conversations(&fleet, 1).await?;
-    if !args.json {
-        print_turns(&warm);
-    }
-    let warm = Report::of(warm.iter().map(|turn| &turn.answer));
+    let warm = hold_conversations(&fleet, "Tuesday", if args.json { |_| {} } else { print_turn }).await?;
 
     fleet.restart_router(["--policy", "round-robin"].map(str::to_owned).to_vec()).await?;
-    eprintln!("The same traffic again, sent round-robin ...");
-    let round_robin = hold_conversations(&fleet, 2).await?;
-    let round_robin = Report::of(round_robin.iter().map(|turn| &turn.answer));
+    eprintln!("The same conversations again, each request sent to the next worker in turn ...\n");
+    let round_robin = hold_conversations(&fleet, "Thursday", |_| {}).await?;
     print_reports(args, &warm, &round_robin)?;
     if args.keep {
         fleet.restart_router(Vec::new()).await?;
@@ -87,56 +83,69 @@ pub async fn run(args: &DemoArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every user's conversation, turn by turn, one request after the other; all texts depend on `seed`.
-async fn hold_conversations(fleet: &Fleet, seed: u64) -> anyhow::Result<Vec<Turn>> {
-    let client = ChatClient::new(&fleet.router.base_url(), None)?;
-    let seed_of = |tenant: usize, user: usize, turn: usize| {
-        seed * 1_000_000 + (tenant as u64) * 10_000 + (user as u64) * 100 + turn as u64
-    };
-    let mut conversations = vec![Vec::new(); N_TENANTS * N_USERS];
-    let mut turns = Vec::new();
-    for turn in 0..N_TURNS {
-        for (conversation_idx, messages) in conversations.iter_mut().enumerate() {
-            let (user, tenant) = (conversation_idx / N_TENANTS, conversation_idx % N_TENANTS);
-            if turn == 0 {
-                messages.push(Message::new("system", words(seed_of(tenant, 99, 99), SYSTEM_WORDS)));
-            }
-            messages.push(Message::new("user", words(seed_of(tenant, user, turn), USER_WORDS)));
-            let answer = client.ask(messages, ANSWER_TOKENS).await?;
-            messages.push(Message::new("assistant", answer.text.clone()));
-            turns.push(Turn { tenant, user, turn, answer });
+/// Returns the model to serve: its name and its file.
+fn model(wanted: Option<&ModelChoice>) -> anyhow::Result<(String, PathBuf)> {
+    if let Some(choice) = wanted {
+        return Ok((choice.to_string(), choice.file()?));
+    }
+    match ModelChoice::Smollm2.file() {
+        Ok(file) => Ok((ModelChoice::Smollm2.to_string(), file)),
+        Err(error) => {
+            eprintln!("No SmolLM2 ({error}): serving a model made by code, whose answers are noise.");
+            Ok((ModelChoice::Made.to_string(), ModelChoice::Made.file()?))
         }
     }
-    Ok(turns)
 }
 
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
-fn print_turns(turns: &[Turn]) {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    let columns = ["tenant", "user", "turn", "worker", "slot", "route", "prompt", "predicted", "cached", "TTFT ms"];
-    table.set_header(columns);
-    for Turn { tenant, user, turn, answer } in turns {
-        let or_dash = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        table.add_row([
-            char::from(b'A' + *tenant as u8).to_string(),
-            (user + 1).to_string(),
-            (turn + 1).to_string(),
-            or_dash(&answer.worker),
-            or_dash(&answer.slot),
-            or_dash(&answer.route),
-            answer.prompt_tokens.to_string(),
-            or_dash(&answer.predicted_cached_tokens.map(|n| n.to_string())),
-            answer.cached_tokens.to_string(),
-            format!("{:.0}", answer.ttft_ms),
-        ]);
-    }
-    for column_idx in 6..columns.len() {
-        if let Some(column) = table.column_mut(column_idx) {
-            column.set_cell_alignment(CellAlignment::Right);
+/// Holds every user's conversation, turn by turn, one request after the other; returns the report of all answers.
+async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Result<Report> {
+    let client = ChatClient::new(&fleet.router.base_url(), None)?;
+    let users = (0..N_USERS).flat_map(|user| TENANTS.iter().map(move |tenant| (tenant, user)));
+    let mut conversations: Vec<_> =
+        users.map(|(tenant, user)| (tenant, user, vec![Message::new("system", tenant.system(day))])).collect();
+    let mut answers = Vec::new();
+    for turn in 0..N_TURNS {
+        for (tenant, user, messages) in &mut conversations {
+            let question = tenant.users[*user][turn];
+            messages.push(Message::new("user", question));
+            let answer = client.ask(messages, ANSWER_TOKENS).await?;
+            messages.push(Message::new("assistant", answer.text.clone()));
+            let turn = Turn { tenant: tenant.name, user: *user, turn, question, answer };
+            show(&turn);
+            answers.push(turn.answer);
         }
     }
-    println!("{table}\n");
+    Ok(Report::of(&answers))
+}
+
+#[expect(clippy::print_stdout, reason = "the conversation is what the command is for")]
+fn print_turn(Turn { tenant, user, turn, question, answer }: &Turn) {
+    let or_dash = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+    println!("{tenant}, user {}, turn {}: {question}", user + 1, turn + 1);
+    println!("    {}", shown(&answer.text));
+    println!(
+        "    {}, slot {}, {}: {} of {} prompt tokens cached ({} predicted), TTFT {:.0} ms\n",
+        or_dash(&answer.worker),
+        or_dash(&answer.slot),
+        or_dash(&answer.route),
+        answer.cached_tokens,
+        answer.prompt_tokens,
+        or_dash(&answer.predicted_cached_tokens.map(|n| n.to_string())),
+        answer.ttft_ms
+    );
+}
+
+/// Returns an answer's first sentence, or as many of its words as fit on a line.
+fn shown(answer: &str) -> String {
+    let line = answer.split_whitespace().collect::<Vec<_>>().join(" ");
+    let sentence = line.find(". ").map_or(line.as_str(), |end| &line[..=end]);
+    match sentence.char_indices().nth(SHOWN_CHARS) {
+        None => sentence.to_owned(),
+        Some((end, _)) => {
+            let words = &sentence[..end];
+            format!("{} ...", words.rsplit_once(' ').map_or(words, |(whole, _)| whole))
+        }
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "the result is what the command is for")]
@@ -179,4 +188,25 @@ async fn keep(fleet: &Fleet) -> anyhow::Result<()> {
         println!("curl {}/slots", worker.base_url());
     }
     tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_answer_a_sentence_is_shown_or_the_words_that_fit() {
+        assert_eq!(shown("We open\n at 9.  Not on Sunday."), "We open at 9.");
+        assert_eq!(shown("At 9"), "At 9");
+        assert_eq!(shown(&"words ".repeat(40)), format!("{} ...", ["words"; 15].join(" ")));
+        assert_eq!(shown(&"é".repeat(200)), format!("{} ...", "é".repeat(SHOWN_CHARS)));
+    }
+
+    #[test]
+    fn every_days_system_prompts_differ_from_their_first_words_on() {
+        for tenant in &TENANTS {
+            assert!(tenant.system("Monday").starts_with("Today is Monday. You are"));
+            assert!(tenant.system("Monday").split_whitespace().count() > 300);
+        }
+    }
 }

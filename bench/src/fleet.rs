@@ -15,6 +15,8 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 
+use crate::model::real::ModelChoice;
+
 /// Number of lines of a child's log that are kept for error messages.
 const LOG_LINES_MAX: usize = 200;
 /// Time in which a child must bind its address; loading a model comes after that.
@@ -232,9 +234,9 @@ const SLOT_CONTEXT_TOKENS: u32 = 4096;
 /// Flags of the fleet that a benchmark starts: workers of one thread each.
 #[derive(Debug, Args)]
 pub struct FleetArgs {
-    /// GGUF file that the workers serve.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code).
+    #[arg(long, value_name = "FILE|NAME")]
+    model: ModelChoice,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
@@ -249,11 +251,11 @@ pub struct FleetArgs {
 impl FleetArgs {
     /// Returns the fleet whose router gets `router_args`.
     ///
-    /// Errors: no folder is given and that of this program cannot be determined.
+    /// Errors: no folder is given and that of this program cannot be determined; the model cannot be fetched or made.
     pub fn spec(&self, router_args: Vec<String>) -> anyhow::Result<FleetSpec> {
         Ok(FleetSpec {
             bin_dir: bin_dir(self.bin_dir.as_deref())?,
-            model: self.model.clone(),
+            model: self.model.file()?,
             n_workers: self.workers,
             worker_args: self.flags(),
             router_args,

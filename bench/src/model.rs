@@ -7,6 +7,8 @@ pub mod adapter;
 pub mod cache;
 pub mod hash_net;
 pub mod preset;
+pub mod quantize;
+pub mod real;
 pub mod stability;
 pub mod tokenizer;
 pub mod vocabulary;

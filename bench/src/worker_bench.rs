@@ -37,15 +37,16 @@ use self::tables::Section;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
 use crate::fleet::bin_dir;
+use crate::model::real::ModelChoice;
 use crate::peers;
 use crate::prompts::words;
 
 /// Flags of `worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// GGUF file that every server serves.
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code).
+    #[arg(long, value_name = "FILE|NAME")]
+    model: ModelChoice,
     /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
@@ -89,7 +90,7 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
         peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
         peer_best: Vec::new(),
-        model: args.model.clone(),
+        model: args.model.file()?,
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
     };

@@ -1,0 +1,107 @@
+//! `warmpath-bench quantize`: a model's weights in another of ggml's types, by llama.cpp's own quantizer.
+//!
+//! Not here: real models and where they come from (`real`).
+//! The idea: what a step costs depends on the kernels that ggml has for a type on a processor, so a real model is tried in several.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use llama_cpp_2::{LogOptions, send_logs_to_tracing};
+
+/// Type of a model's large matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum WeightType {
+    /// Blocks of 32 numbers of 4 bits with a scale.
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// Blocks of 32 numbers of 4 bits with a scale and an offset.
+    #[value(name = "q4_1")]
+    Q4_1,
+    /// Blocks of 32 numbers of 8 bits with a scale.
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl WeightType {
+    fn ftype(self) -> llama_cpp_sys_2::llama_ftype {
+        match self {
+            Self::Q4_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_0,
+            Self::Q4_1 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_1,
+            Self::Q8_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q8_0,
+        }
+    }
+}
+
+/// Arguments of `warmpath-bench quantize`.
+#[derive(Debug, clap::Args)]
+pub struct QuantizeArgs {
+    /// GGUF file to read; its weights may be quantized already, which costs some of their precision once more.
+    #[arg(long, value_name = "FILE")]
+    from: PathBuf,
+    /// Type of the large matrices; small ones keep the type that llama.cpp gives them.
+    #[arg(long = "type", value_enum, value_name = "TYPE")]
+    weight_type: WeightType,
+    /// File to write.
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+/// Runs `warmpath-bench quantize`.
+///
+/// Errors: as [`quantize`].
+pub fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
+    quantize(&args.from, args.weight_type, &args.out)
+}
+
+/// Writes the model at `from` to `out` with weights of `weight_type`, on all processors.
+///
+/// A file at `out` is replaced once the new one is whole.
+/// Errors: llama.cpp cannot read or convert the model, `out` cannot be written.
+pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Result<()> {
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).context("a path holds a zero byte");
+    let (from_path, out_path) = (c_path(from)?, c_path(&unfinished)?);
+    // A line for each of some hundred tensors; nobody listens to `tracing` here.
+    send_logs_to_tracing(LogOptions::default());
+    // SAFETY: it may be called more than once, from any thread.
+    unsafe { llama_cpp_sys_2::llama_backend_init() };
+    // SAFETY: it returns a value and reads nothing.
+    let mut params = unsafe { llama_cpp_sys_2::llama_model_quantize_default_params() };
+    params.ftype = weight_type.ftype();
+    params.allow_requantize = true;
+    params.nthread = std::thread::available_parallelism().map_or(1, |n| n.get() as i32);
+    // SAFETY: both paths are texts that end with a zero, and the parameters point to nothing; all outlive the call.
+    let status =
+        unsafe { llama_cpp_sys_2::llama_model_quantize(from_path.as_ptr(), out_path.as_ptr(), &raw const params) };
+    ensure!(status == 0, "llama.cpp cannot quantize {} to {weight_type:?}", from.display());
+    // A temporary file is its owner's alone; a model may be read by others.
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
+    unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Preset, write_model};
+
+    #[test]
+    fn writes_whole_models_and_nothing_where_it_cannot() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (made, out) = (folder.path().join("made.gguf"), folder.path().join("q4_0.gguf"));
+        write_model(Preset::Tiny, 1, None, &made).expect("the model is made");
+        quantize(&made, WeightType::Q4_0, &out).expect("llama.cpp quantizes it");
+        warmpath_gguf::check(&out).expect("it is a GGUF file");
+        let size = |path: &Path| path.metadata().expect("the file is there").len();
+        assert!(size(&out) < size(&made), "{} of {}", size(&out), size(&made));
+        let nothing = folder.path().join("nothing.gguf");
+        assert!(quantize(&folder.path().join("absent.gguf"), WeightType::Q4_0, &nothing).is_err());
+        assert!(!nothing.exists());
+    }
+}
