@@ -44,7 +44,7 @@ pub fn root() -> PathBuf {
 pub fn bin_dir() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let dir = test.parent().and_then(Path::parent).context("the test lies in no target folder")?.to_owned();
-    for name in ["warmpath-worker", "warmpath-router", "warmpath-bench"] {
+    for name in ["warmpath-worker", "warmpath-router", "warmpath-bench", "warmpath"] {
         ensure!(dir.join(name).exists(), "{} has no {name}: run `cargo build --release --workspace`", dir.display());
     }
     Ok(dir)

@@ -53,7 +53,7 @@ fn command_lines_are_documented() -> anyhow::Result<()> {
         "# Command lines\n\nMade from `-h` by `make pages`. Every flag that names a variable can be set there as \
                     well; a flag on the command line wins.\n"
             .to_owned();
-    for program in ["warmpath-worker", "warmpath-router", "warmpath-bench"] {
+    for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-bench"] {
         let usage_text = usage(program, &[])?;
         write!(page, "\n## {program}\n\n```text\n{usage_text}```\n")?;
         for subcommand in subcommands(&usage_text) {

@@ -1,0 +1,45 @@
+//! `warmpath`: starts a fleet on one machine, and shows the state of a fleet.
+//!
+//! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as an operator would.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use warmpath_cli::{serve, status};
+
+#[derive(Debug, Parser)]
+#[command(name = "warmpath", version, about = "Starts a fleet on one machine and shows the state of any fleet")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Starts workers and a router on this machine and starts again what ends
+    ///
+    /// Every flag that is not listed here goes to each worker: `warmpath-worker --help` lists them. Flags behind `--` go
+    /// to the router: `warmpath-router --help` lists those. Variables of the environment reach both.
+    #[command(override_usage = "warmpath serve [OPTIONS] [FLAGS OF WORKERS] [-- FLAGS OF THE ROUTER]")]
+    Serve(serve::Settings),
+    /// Shows workers, hit ratio and the last decisions of a router
+    Status(status::Settings),
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let (own, flags) = serve::split(arguments);
+    let ended = match Cli::parse_from(own).command {
+        Command::Serve(settings) => serve::run(settings, flags).await,
+        Command::Status(settings) => status::run(&settings).await,
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            serve::log(&format!("warmpath: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `warmpath serve`: workers and a router on this machine, as child processes that are started again when they end.
+//!
+//! Not here: the children's flags (`plan`), one child's life (`child`).
+//! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong, and
+//! starting it again would not help.
+
+mod child;
+mod plan;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::future::try_join_all;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::status::{self, Fleet};
+use child::Life;
+pub use plan::{Flags, Settings, split};
+use plan::{Machine, Plan};
+
+/// Pause between two looks at the fleet until it is ready.
+const READY_POLL: Duration = Duration::from_millis(200);
+
+/// Runs the fleet until SIGINT or SIGTERM; a second signal kills what still runs.
+///
+/// Errors: settings that contradict each other, a program that cannot be started, a child that ends before the fleet
+/// was ready.
+pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    let plan = Plan::of(settings, flags, &Machine::here())?;
+    let (workers_end, router_ends, kill) =
+        (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+    let is_ready = CancellationToken::new();
+    let life = |ends: &CancellationToken| Life { ends: ends.clone(), kill: kill.clone(), is_ready: is_ready.clone() };
+    let workers = try_join_all(plan.workers.iter().map(|worker| child::keep(worker, life(&workers_end))));
+    let router = async {
+        let ended = child::keep(&plan.router, life(&router_ends)).await;
+        // The router's last answers need the workers.
+        workers_end.cancel();
+        ended
+    };
+    let announce = async {
+        let fleet = until_ready(&plan).await;
+        is_ready.cancel();
+        say(&plan.greeting(&fleet));
+        std::future::pending::<()>().await;
+    };
+    let signals = async {
+        for (token, line) in [(&router_ends, "warmpath: stopping"), (&kill, "warmpath: stopping at once")] {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            log(line);
+            token.cancel();
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        ended = async { tokio::try_join!(workers, router) } => ended.map(drop),
+        () = announce => Ok(()),
+        () = signals => Ok(()),
+    }
+}
+
+/// Waits until the router and every worker are ready, as the router says; returns the fleet.
+async fn until_ready(plan: &Plan) -> Fleet {
+    let admin = status::Admin::at(&plan.admin_url());
+    loop {
+        if let Ok(fleet) = admin.fleet().await
+            && fleet.has_ready(plan.workers.len())
+        {
+            return fleet;
+        }
+        tokio::time::sleep(READY_POLL).await;
+    }
+}
+
+/// Writes a line to stderr; a log that cannot be written loses lines, not the fleet.
+pub fn log(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Writes a text to stdout, which may be closed.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

@@ -1,0 +1,122 @@
+//! One child process: started, started again when it ends, its log passed on line by line.
+//!
+//! Not here: which children there are (`plan`).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+use super::log;
+
+/// First pause before a child is started again; each end soon after a start doubles it.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause before a child is started again.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Time after which a child that ends counts as one that had worked.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// A program with its flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Name before each line of its log.
+    pub name: String,
+    /// File of the program.
+    pub path: PathBuf,
+    /// Flags.
+    pub args: Vec<OsString>,
+}
+
+/// What others decide about a child.
+pub struct Life {
+    /// Cancelled when the child is to end: it gets SIGTERM and finishes what it does.
+    pub ends: CancellationToken,
+    /// Cancelled when the child is to be killed.
+    pub kill: CancellationToken,
+    /// Cancelled when the fleet has been ready once; from then on the child is started again when it ends.
+    pub is_ready: CancellationToken,
+}
+
+/// Keeps a program running until it is to end.
+///
+/// Errors: it cannot be started, or ends before the fleet has been ready.
+pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let started = Instant::now();
+        let mut child = start(program)?;
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.with_context(|| format!("waiting for {}", program.name))?;
+                if life.ends.is_cancelled() {
+                    return Ok(());
+                }
+                if !life.is_ready.is_cancelled() {
+                    bail!("{} ended before the fleet was ready: {status}", program.name);
+                }
+                if started.elapsed() >= STEADY {
+                    pause = PAUSE_MIN;
+                }
+                log(&format!("warmpath: {} ended: {status}; it is started again in {pause:?}", program.name));
+            }
+            () = life.ends.cancelled() => return end(&mut child, &life.kill).await,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = life.ends.cancelled() => return Ok(()),
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+fn start(program: &Program) -> anyhow::Result<Child> {
+    let mut command = Command::new(&program.path);
+    // A group of its own keeps the terminal's Ctrl-C from the child, which is asked to end in its turn.
+    command.args(&program.args).process_group(0).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    end_with_parent(&mut command);
+    let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;
+    if let Some(stderr) = child.stderr.take() {
+        tokio::spawn(pass_on(program.name.clone(), stderr));
+    }
+    Ok(child)
+}
+
+/// Lets the system end the child if this process is killed, so that no worker stays behind with its memory.
+#[cfg(target_os = "linux")]
+fn end_with_parent(command: &mut Command) {
+    let ask = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
+    // SAFETY: the closure makes one system call and neither allocates nor takes a lock.
+    unsafe { command.pre_exec(ask) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn end_with_parent(_command: &mut Command) {}
+
+/// Asks a child to end and waits until it has; kills it if that is wanted meanwhile.
+async fn end(child: &mut Child, kill: &CancellationToken) -> anyhow::Result<()> {
+    if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
+        // A child that has just ended cannot be asked any more.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    tokio::select! {
+        status = child.wait() => status.map(drop).context("waiting for a child"),
+        () = kill.cancelled() => child.kill().await.context("killing a child"),
+    }
+}
+
+/// Passes a child's log on, each line behind the child's name.
+async fn pass_on(name: String, stderr: impl AsyncRead + Unpin) {
+    let mut lines = BufReader::new(stderr);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).await.is_ok_and(|n_bytes| n_bytes > 0) {
+        log(&format!("{name} | {}", String::from_utf8_lossy(&line).trim_end()));
+        line.clear();
+    }
+}

@@ -1,0 +1,355 @@
+//! Which programs a fleet on one machine consists of, and with which flags: pure, but for looking at the machine.
+//!
+//! Not here: running them (`child`).
+//! Workers of one machine share its processors and memory, so each gets its part where the user does not say otherwise.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Command};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+use super::child::Program;
+use crate::status::Fleet;
+
+/// Seconds for which the router holds requests while workers load.
+const WAIT_S: &str = "600";
+
+/// Part of the free memory that all workers together keep for KV state.
+///
+/// Source: the default of one worker's `--cache-ram`.
+const CACHE_PART: u64 = 4;
+
+/// What `warmpath serve` takes itself.
+#[derive(Debug, Clone, Args)]
+pub struct Settings {
+    /// Workers to start. One uses a machine without GPUs best; several suit several GPUs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub workers: u16,
+    /// Address for clients
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Address of metrics and the fleet page
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9090")]
+    pub admin_listen: SocketAddr,
+    /// Address of the first worker; each further worker takes the next port
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
+    pub worker_listen: SocketAddr,
+    /// Folder of warmpath-worker and warmpath-router. The default is this program's folder
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+}
+
+/// Flags that are handed on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Flags of each worker.
+    pub workers: Vec<OsString>,
+    /// Flags of the router.
+    pub router: Vec<OsString>,
+}
+
+/// Returns the command line that this program reads itself, and the flags that it hands on.
+///
+/// Of `warmpath serve` the program reads the flags of [`Settings`], wherever they stand before `--`; of any other command
+/// everything.
+pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
+    if arguments.get(1).is_none_or(|command| command != "serve") {
+        return (arguments, Flags::default());
+    }
+    let known = Settings::augment_args(Command::new("serve"));
+    let takes_value = |flag: &str| known.get_arguments().any(|known| known.get_long() == flag.strip_prefix("--"));
+    let mut given = arguments.into_iter();
+    let mut own: Vec<OsString> = given.by_ref().take(2).collect();
+    let mut flags = Flags::default();
+    while let Some(flag) = given.next() {
+        let text = flag.to_str().unwrap_or_default();
+        let name = text.split_once('=').map_or(text, |(name, _)| name);
+        match text {
+            "--" => {
+                flags.router = given.collect();
+                break;
+            }
+            "-h" | "--help" => own.push(flag),
+            _ if name.starts_with("--") && takes_value(name) => {
+                let has_value = name.len() < text.len();
+                own.push(flag);
+                own.extend(if has_value { None } else { given.next() });
+            }
+            _ => flags.workers.push(flag),
+        }
+    }
+    (own, flags)
+}
+
+/// What the machine has for its workers.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Processors that this process may use.
+    pub n_processors: usize,
+    /// Memory that is free; 0 where that is not known. Units: MiB.
+    pub free_mib: u64,
+}
+
+impl Machine {
+    /// Returns this machine.
+    pub fn here() -> Self {
+        let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+        let free_bytes = System::new_with_specifics(only_memory).map_or(0, |system| {
+            let allowed =
+                system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
+            system.available_memory().min(allowed)
+        });
+        Self { n_processors: std::thread::available_parallelism().map_or(1, usize::from), free_mib: free_bytes >> 20 }
+    }
+}
+
+/// The programs of a fleet.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Workers.
+    pub workers: Vec<Program>,
+    /// Router in front of them.
+    pub router: Program,
+    listen: SocketAddr,
+    admin_listen: SocketAddr,
+    has_tls: bool,
+}
+
+impl Plan {
+    /// Returns the programs of the fleet that is asked for.
+    ///
+    /// Errors: no worker, addresses that overlap, flags that this program sets itself, no such program.
+    pub fn of(settings: Settings, flags: Flags, machine: &Machine) -> anyhow::Result<Self> {
+        let Settings { workers: n_workers, listen, admin_listen, worker_listen, bin_dir } = settings;
+        ensure!(n_workers > 0, "--workers is at least 1");
+        for flag in ["--name", "--worker-id"] {
+            ensure!(!has(&flags.workers, &[flag]), "{flag} is one worker's own: `warmpath serve` names its workers");
+        }
+        for flag in ["--listen", "--admin-listen", "--worker"] {
+            ensure!(!has(&flags.router, &[flag]), "{flag} is set by `warmpath serve`; give it before `--`");
+        }
+        let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
+        for taken in [listen, admin_listen] {
+            ensure!(taken.port() > 0, "{taken} wants a port: clients and operators have to know it");
+            ensure!(
+                addresses.iter().all(|address| address.port() != taken.port()),
+                "{taken} is a worker's port as well: give --worker-listen another one"
+            );
+        }
+        let bin_dir = match bin_dir {
+            Some(dir) => dir,
+            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
+        };
+        let scheme = if has(&flags.workers, &["--tls-cert", "--ssl-cert-file"]) { "https" } else { "http" };
+        let worker = |(n, address): (usize, &SocketAddr)| Program {
+            name: format!("worker-{n}"),
+            path: bin_dir.join("warmpath-worker"),
+            args: worker_args(&flags.workers, (n, *address), usize::from(n_workers), machine),
+        };
+        let mut router_args: Vec<OsString> = ["--listen".into(), listen.to_string().into()].into();
+        router_args.extend(["--admin-listen".into(), admin_listen.to_string().into()]);
+        for address in &addresses {
+            router_args.extend(["--worker".into(), format!("{scheme}://{address}").into()]);
+        }
+        if !has(&flags.router, &["--wait"]) {
+            router_args.extend(["--wait".into(), WAIT_S.into()]);
+        }
+        let has_tls = has(&flags.router, &["--tls-cert"]);
+        router_args.extend(flags.router.iter().cloned());
+        let workers: Vec<Program> = addresses.iter().enumerate().map(worker).collect();
+        let router = Program { name: "router".into(), path: bin_dir.join("warmpath-router"), args: router_args };
+        for program in [&workers[0], &router] {
+            ensure!(program.path.is_file(), "{} is not there: --bin-dir names its folder", program.path.display());
+        }
+        Ok(Self { workers, router, listen, admin_listen, has_tls })
+    }
+
+    /// Returns the URL of the router's admin listener.
+    pub fn admin_url(&self) -> String {
+        format!("http://{}", reachable(self.admin_listen))
+    }
+
+    /// Returns what a user reads once the fleet is ready.
+    pub fn greeting(&self, fleet: &Fleet) -> String {
+        let base = format!("{}://{}", if self.has_tls { "https" } else { "http" }, reachable(self.listen));
+        let admin = self.admin_url();
+        let models = fleet.model_names().join(", ");
+        let status = if admin == crate::status::ADMIN_DEFAULT { String::new() } else { format!(" --admin {admin}") };
+        format!(
+            "\n{models} is served at {base}/v1 by {n} worker{s}.\n\n\
+             curl {base}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\n\
+             fleet page: {admin}/fleet\nin a terminal: warmpath status{status}\nCtrl-C ends the fleet.\n",
+            n = self.workers.len(),
+            s = if self.workers.len() == 1 { "" } else { "s" },
+        )
+    }
+}
+
+/// Returns the address of the `n`-th worker.
+fn address(first: SocketAddr, n: u16) -> anyhow::Result<SocketAddr> {
+    ensure!(first.port() > 0, "--worker-listen wants a port: workers keep theirs when they are started again");
+    let port =
+        first.port().checked_add(n).with_context(|| format!("there is no port for worker {n} behind {first}"))?;
+    Ok(SocketAddr::new(first.ip(), port))
+}
+
+/// Returns an address at which this machine reaches what listens on all of its addresses.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        std::net::IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        std::net::IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+fn worker_args(
+    flags: &[OsString],
+    (n, address): (usize, SocketAddr),
+    n_workers: usize,
+    machine: &Machine,
+) -> Vec<OsString> {
+    let mut args: Vec<OsString> = ["--listen".into(), address.to_string().into()].into();
+    args.extend(["--name".into(), format!("worker-{n}").into()]);
+    args.extend(flags.iter().cloned());
+    if n_workers == 1 {
+        return args;
+    }
+    if !is_set(flags, &["-t", "--threads"], "WARMPATH_THREADS") {
+        args.extend(["--threads".into(), (machine.n_processors / n_workers).max(1).to_string().into()]);
+    }
+    if machine.free_mib > 0 && !is_set(flags, &["-cram", "--cache-ram"], "WARMPATH_CACHE_RAM") {
+        let mib = machine.free_mib / CACHE_PART / n_workers as u64;
+        args.extend(["--cache-ram".into(), mib.to_string().into()]);
+    }
+    let disk = value(flags, "--cache-disk").or_else(|| std::env::var_os("WARMPATH_CACHE_DISK"));
+    if let Some(disk) = disk.filter(|disk| !disk.is_empty()) {
+        // A folder is one worker's; of a flag that is given twice the last counts.
+        args.extend(["--cache-disk".into(), Path::new(&disk).join(format!("worker-{n}")).into_os_string()]);
+    }
+    args
+}
+
+fn is_set(flags: &[OsString], names: &[&str], variable: &str) -> bool {
+    has(flags, names) || std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Returns whether a flag is given under one of its names.
+fn has(flags: &[OsString], names: &[&str]) -> bool {
+    flags.iter().any(|flag| names.iter().any(|name| flag == name || value_of(flag, name).is_some()))
+}
+
+/// Returns the value that a flag is given last.
+fn value(flags: &[OsString], name: &str) -> Option<OsString> {
+    let follows = |at: usize| flags.get(at + 1).cloned();
+    let at = flags.iter().rposition(|flag| flag == name || value_of(flag, name).is_some())?;
+    value_of(&flags[at], name).map(OsStr::to_owned).or_else(|| follows(at))
+}
+
+/// Returns what stands behind `name=`.
+fn value_of<'a>(flag: &'a OsStr, name: &str) -> Option<&'a OsStr> {
+    flag.to_str()?.strip_prefix(name)?.strip_prefix('=').map(OsStr::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine { n_processors: 8, free_mib: 12_000 };
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    fn settings(n_workers: u16) -> Settings {
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Settings {
+            workers: n_workers,
+            listen: address(8080),
+            admin_listen: address(9090),
+            worker_listen: address(8081),
+            bin_dir: Some(bin_dir()),
+        }
+    }
+
+    /// Returns a folder in which files have the programs' names.
+    fn bin_dir() -> PathBuf {
+        let dir = std::env::temp_dir().join("warmpath-cli-plan");
+        std::fs::create_dir_all(&dir).expect("a folder");
+        for name in ["warmpath-worker", "warmpath-router"] {
+            std::fs::write(dir.join(name), "").expect("a file");
+        }
+        dir
+    }
+
+    fn text(args: &[OsString]) -> String {
+        args.join(OsStr::new(" ")).into_string().expect("text")
+    }
+
+    #[test]
+    fn flags_go_to_whom_they_belong_wherever_they_stand() {
+        let line = "warmpath serve -hf a/b --workers 3 -c 8192 --listen=0.0.0.0:80 --no-mmap -- --wait 5 --workers 2";
+        let (own, flags) = split(words(line));
+        assert_eq!(text(&own), "warmpath serve --workers 3 --listen=0.0.0.0:80");
+        assert_eq!(text(&flags.workers), "-hf a/b -c 8192 --no-mmap");
+        assert_eq!(text(&flags.router), "--wait 5 --workers 2");
+        let (own, flags) = split(words("warmpath status --json"));
+        assert_eq!((text(&own).as_str(), flags), ("warmpath status --json", Flags::default()));
+        assert_eq!(text(&split(words("warmpath serve -h")).0), "warmpath serve -h");
+    }
+
+    #[test]
+    fn workers_share_the_machine_and_each_has_its_address_and_folder() {
+        let flags = Flags { workers: words("-m a.gguf --cache-disk=/kv"), router: words("--queue-max 5") };
+        let plan = Plan::of(settings(2), flags, &MACHINE).expect("a fleet");
+        assert_eq!(
+            text(&plan.workers[1].args),
+            "--listen 127.0.0.1:8082 --name worker-1 -m a.gguf --cache-disk=/kv --threads 4 --cache-ram 1500 \
+             --cache-disk /kv/worker-1"
+        );
+        assert_eq!(
+            text(&plan.router.args),
+            "--listen 127.0.0.1:8080 --admin-listen 127.0.0.1:9090 --worker http://127.0.0.1:8081 \
+             --worker http://127.0.0.1:8082 --wait 600 --queue-max 5"
+        );
+    }
+
+    #[test]
+    fn what_the_user_says_of_threads_and_memory_counts_and_one_worker_decides_itself() {
+        let flags = Flags { workers: words("-m a.gguf -t 3 --cache-ram=7"), router: words("--wait=0") };
+        let plan = Plan::of(settings(2), flags, &MACHINE).expect("a fleet");
+        assert_eq!(text(&plan.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
+        assert!(text(&plan.router.args).ends_with("--worker http://127.0.0.1:8082 --wait=0"), "{:?}", plan.router);
+        let flags = Flags { workers: words("-m a.gguf"), router: Vec::new() };
+        let plan = Plan::of(settings(1), flags, &MACHINE).expect("a fleet");
+        assert_eq!(text(&plan.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf");
+    }
+
+    #[test]
+    fn tls_of_workers_and_router_shows_in_their_urls() {
+        let flags = Flags { workers: words("--tls-cert a.pem"), router: words("--tls-cert=b.pem") };
+        let plan = Plan::of(settings(1), flags, &MACHINE).expect("a fleet");
+        assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
+        assert!(plan.greeting(&Fleet::default()).contains("https://127.0.0.1:8080/v1"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_to_do() {
+        let refused = |settings: Settings, workers: &str, router: &str| {
+            let flags = Flags { workers: words(workers), router: words(router) };
+            Plan::of(settings, flags, &MACHINE).expect_err("no fleet").to_string()
+        };
+        assert!(refused(settings(0), "", "").contains("--workers is at least 1"));
+        assert!(refused(settings(1), "--name=a", "").contains("names its workers"));
+        assert!(refused(settings(1), "", "--listen 127.0.0.1:1").contains("give it before `--`"));
+        assert!(refused(settings(2000), "", "").contains("--worker-listen"));
+        let nowhere = Settings { bin_dir: Some("/nowhere".into()), ..settings(1) };
+        assert!(refused(nowhere, "", "").contains("/nowhere/warmpath-worker is not there"));
+        let any_port: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        assert!(refused(Settings { worker_listen: any_port, ..settings(1) }, "", "").contains("wants a port"));
+        assert!(refused(Settings { listen: any_port, ..settings(1) }, "", "").contains("wants a port"));
+    }
+}

@@ -1,0 +1,286 @@
+//! `warmpath status`: what a router says of its fleet, for a terminal or as JSON.
+//!
+//! Not here: the fleet page, which shows the same in a browser (`router/page`).
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Admin address that a router has by default.
+pub const ADMIN_DEFAULT: &str = "http://127.0.0.1:9090";
+/// Decisions that are shown.
+const DECISIONS_SHOWN: usize = 10;
+/// Longest time that a router may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Clears a terminal and puts the cursor in its first corner. Source: ECMA-48, ED and CUP.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// What `warmpath status` is told.
+#[derive(Debug, Clone, Args)]
+pub struct Settings {
+    /// Admin address of the router (its --admin-listen)
+    #[arg(long, value_name = "URL", default_value = ADMIN_DEFAULT)]
+    admin: String,
+    /// Print what the router says as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print again every so many seconds, 2 where no number is given
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
+    watch: Option<f64>,
+}
+
+/// A fleet as its router sees it.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Fleet {
+    ready: bool,
+    unready_reason: Option<String>,
+    version: String,
+    in_flight: i64,
+    waiting: i64,
+    workers: Vec<Worker>,
+}
+
+/// A worker as a router sees it.
+#[derive(Debug, Clone, Deserialize)]
+struct Worker {
+    name: String,
+    url: String,
+    state: String,
+    trouble: Option<String>,
+    excluded: Option<String>,
+    model: Option<Model>,
+    load: Load,
+    blocks: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Model {
+    names: Vec<String>,
+    n_slots: u16,
+    block_size_tokens: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Load {
+    busy_slots: Vec<Value>,
+    n_queued: u32,
+    rates: Rates,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Rates {
+    prefill_tokens_per_s: Option<f64>,
+    decode_step_ms: Option<f64>,
+}
+
+impl Fleet {
+    /// Returns whether the router takes requests and has as many workers, all of them ready.
+    pub fn has_ready(&self, n_workers: usize) -> bool {
+        self.ready && self.workers.len() == n_workers && self.workers.iter().all(|worker| worker.state == "ready")
+    }
+
+    /// Returns the names of the models that its workers serve, each once.
+    pub fn model_names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> =
+            self.workers.iter().filter_map(|worker| worker.model.as_ref()?.names.first()).map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+}
+
+/// What a router has counted over the last minutes.
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Counted {
+    seconds: f64,
+    requests: f64,
+    failures: f64,
+    prompt_tokens: f64,
+    cached_tokens: f64,
+    ttft_p50_s: Option<f64>,
+    ttft_p95_s: Option<f64>,
+}
+
+/// One choice of a router and what came of it.
+#[derive(Debug, Clone, Deserialize)]
+struct Decision {
+    at_ms: f64,
+    worker: String,
+    reason: String,
+    prompt_tokens: u64,
+    predicted_cached_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    outcome: String,
+    status: Option<u16>,
+    failure: Option<String>,
+    ttft_ms: Option<f64>,
+}
+
+/// A router's admin listener.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    url: String,
+    http: reqwest::Client,
+}
+
+impl Admin {
+    /// Returns the listener at a URL.
+    pub fn at(url: &str) -> Self {
+        let http = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap_or_default();
+        Self { url: url.trim_end_matches('/').to_owned(), http }
+    }
+
+    /// Returns the fleet.
+    ///
+    /// Errors: nobody answers, or not as a router does.
+    pub async fn fleet(&self) -> anyhow::Result<Fleet> {
+        read(self.get("fleet").await?)
+    }
+
+    async fn get(&self, what: &str) -> anyhow::Result<Value> {
+        let url = format!("{}/internal/v1/{what}", self.url);
+        let asked = self.http.get(&url).send().await;
+        let answer = asked.with_context(|| format!("no router answers at {}: --admin names its address", self.url))?;
+        let status = answer.status();
+        ensure!(status.is_success(), "{url} answers {status}: is that a router's --admin-listen?");
+        answer.json().await.with_context(|| format!("{url} is no router's admin listener"))
+    }
+}
+
+fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
+    serde_json::from_value(value).context("the router is of another version")
+}
+
+/// Prints the state of a fleet, once or again and again.
+///
+/// Errors: no router answers; with `--watch` only where none answers the first time.
+pub async fn run(settings: &Settings) -> anyhow::Result<()> {
+    let admin = Admin::at(&settings.admin);
+    let mut shown = show(&admin, settings.json).await?;
+    let Some(seconds) = settings.watch else { return print(&shown) };
+    let pause = Duration::try_from_secs_f64(seconds).context("--watch takes seconds")?;
+    loop {
+        print(&if settings.json { shown } else { format!("{CLEAR}{shown}") })?;
+        tokio::time::sleep(pause).await;
+        shown = show(&admin, settings.json).await.unwrap_or_else(|error| format!("{error:#}"));
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        // `warmpath status | head` is no failure.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
+        _ => Ok(()),
+    }
+}
+
+async fn show(admin: &Admin, as_json: bool) -> anyhow::Result<String> {
+    let (fleet, history, decisions) =
+        tokio::try_join!(admin.get("fleet"), admin.get("history?window_s=300"), admin.get("decisions"))?;
+    if as_json {
+        return Ok(json!({"fleet": fleet, "history": history, "decisions": decisions["decisions"]}).to_string());
+    }
+    let fleet: Fleet = read(fleet)?;
+    let counted: Counted = read(history["sum"].clone())?;
+    let mut decisions: Vec<Decision> = read(decisions["decisions"].clone())?;
+    decisions.truncate(DECISIONS_SHOWN);
+    let parts = [head(&fleet, &counted), workers(&fleet).to_string(), latest(&decisions)];
+    Ok(parts.join("\n"))
+}
+
+fn head(fleet: &Fleet, counted: &Counted) -> String {
+    let state = match &fleet.unready_reason {
+        None if fleet.ready => "ready".to_owned(),
+        reason => format!("not ready: {}", reason.as_deref().unwrap_or("it does not say why")),
+    };
+    let minutes = (counted.seconds / 60.0).ceil();
+    let ratio = if counted.prompt_tokens > 0.0 {
+        format!("{:.1} %", 100.0 * counted.cached_tokens / counted.prompt_tokens)
+    } else {
+        "-".to_owned()
+    };
+    let ms = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |seconds| format!("{:.0} ms", seconds * 1e3));
+    format!(
+        "Router {}, {state}; {} requests in flight, {} waiting.\nLast {minutes} min: {} requests, {} failed attempts; \
+         prefix hit ratio {ratio} of {} prompt tokens; TTFT p50 {}, p95 {}.\n",
+        fleet.version,
+        fleet.in_flight,
+        fleet.waiting,
+        counted.requests,
+        counted.failures,
+        counted.prompt_tokens,
+        ms(counted.ttft_p50_s),
+        ms(counted.ttft_p95_s),
+    )
+}
+
+fn workers(fleet: &Fleet) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "worker",
+        "state",
+        "model",
+        "slots busy",
+        "queued",
+        "cached tokens",
+        "prefill tok/s",
+        "ms a step",
+    ]);
+    for worker in &fleet.workers {
+        let why = worker.excluded.as_ref().or(worker.trouble.as_ref());
+        let model = worker.model.as_ref();
+        let number = |rate: Option<f64>, digits: usize| rate.map_or("-".to_owned(), |rate| format!("{rate:.digits$}"));
+        table.add_row([
+            if worker.name == worker.url { worker.url.clone() } else { format!("{} {}", worker.name, worker.url) },
+            why.map_or(worker.state.clone(), |why| format!("{}: {why}", worker.state)),
+            model.and_then(|model| model.names.first().cloned()).unwrap_or_else(|| "-".to_owned()),
+            format!("{}/{}", worker.load.busy_slots.len(), model.map_or(0, |model| model.n_slots)),
+            worker.load.n_queued.to_string(),
+            (worker.blocks * model.map_or(0, |model| model.block_size_tokens)).to_string(),
+            number(worker.load.rates.prefill_tokens_per_s, 0),
+            number(worker.load.rates.decode_step_ms, 1),
+        ]);
+    }
+    for number in 3..8 {
+        if let Some(column) = table.column_mut(number) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn latest(decisions: &[Decision]) -> String {
+    if decisions.is_empty() {
+        return "\nNo request yet.".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["at", "worker", "route", "prompt", "predicted", "cached", "TTFT ms", "outcome"]);
+    let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
+    for decision in decisions {
+        let came = decision.failure.clone().or(decision.status.map(|status| status.to_string()));
+        table.add_row([
+            clock(decision.at_ms),
+            decision.worker.clone(),
+            decision.reason.clone(),
+            decision.prompt_tokens.to_string(),
+            number(decision.predicted_cached_tokens),
+            number(decision.cached_tokens),
+            decision.ttft_ms.map_or("-".to_owned(), |ms| format!("{ms:.0}")),
+            came.unwrap_or_else(|| decision.outcome.clone()),
+        ]);
+    }
+    format!("\n{table}")
+}
+
+/// Returns the local time of day.
+fn clock(at_ms: f64) -> String {
+    let at = jiff::Timestamp::from_millisecond(at_ms as i64);
+    at.map_or_else(|_| "-".to_owned(), |at| at.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S").to_string())
+}

@@ -1,0 +1,185 @@
+//! `warmpath serve` and `warmpath status` with real workers and a real router.
+//!
+//! Not here: which flags they get (`cli/src/serve/plan.rs`).
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use warmpath_tests::rig::{bin_dir, tiny_model};
+
+/// How long a fleet may take to do what a test waits for.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Workers of each fleet here.
+const N_WORKERS: usize = 2;
+
+/// `warmpath serve` and where it serves.
+struct Serving {
+    child: Child,
+    stdout: Lines<BufReader<ChildStdout>>,
+    base: String,
+    admin: String,
+    http: reqwest::Client,
+}
+
+/// Returns ports in a row that nobody listens on now.
+fn free_ports(n: u16) -> anyhow::Result<u16> {
+    for _ in 0..100 {
+        let first = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let are_free =
+            (0..n).all(|n| first.checked_add(n).is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()));
+        if are_free {
+            return Ok(first);
+        }
+    }
+    bail!("no {n} free ports in a row")
+}
+
+fn warmpath() -> anyhow::Result<Command> {
+    let mut command = Command::new(bin_dir()?.join("warmpath"));
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command)
+}
+
+impl Serving {
+    async fn start(model: &Path, worker_flags: &[&str]) -> anyhow::Result<Self> {
+        let port = free_ports(4)?;
+        let address = |n: u16| format!("127.0.0.1:{}", port + n);
+        let mut command = warmpath()?;
+        command.args(["serve", "--workers", &N_WORKERS.to_string(), "-m"]).arg(model);
+        command.args(["--listen", &address(0), "--admin-listen", &address(1), "--worker-listen", &address(2)]);
+        command.args(worker_flags).args(["--ctx-size", "4096", "--", "--queue-max", "7"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let stdout = child.stdout.take().context("a stdout")?;
+        let http = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build()?;
+        let (base, admin) = (format!("http://{}", address(0)), format!("http://{}", address(1)));
+        Ok(Self { child, stdout: BufReader::new(stdout).lines(), base, admin, http })
+    }
+
+    /// Reads what it says until it has said that it is ready.
+    async fn greeting(&mut self) -> anyhow::Result<String> {
+        let mut text = String::new();
+        let reading = async {
+            while !text.contains("Ctrl-C ends the fleet") {
+                let line = self.stdout.next_line().await?;
+                text += &(line.context("it ended before it was ready")? + "\n");
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(DEADLINE, reading).await.context("it never said that it is ready")??;
+        Ok(text)
+    }
+
+    async fn chat(&self) -> anyhow::Result<reqwest::StatusCode> {
+        let body = json!({"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 4});
+        Ok(self.http.post(format!("{}/v1/chat/completions", self.base)).json(&body).send().await?.status())
+    }
+
+    async fn status(&self, flags: &[&str]) -> anyhow::Result<Output> {
+        Ok(warmpath()?.args(["status", "--admin", &self.admin]).args(flags).output().await?)
+    }
+
+    /// Returns the processes that it has started.
+    async fn children(&self) -> anyhow::Result<Vec<u32>> {
+        let id = self.child.id().context("it has ended")?;
+        let listed = Command::new("ps").args(["-o", "pid=", "--ppid", &id.to_string()]).output().await?;
+        let pids = String::from_utf8(listed.stdout)?;
+        pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
+    }
+
+    async fn until<T>(
+        &self,
+        what: &str,
+        mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>,
+    ) -> anyhow::Result<T> {
+        let started = Instant::now();
+        while started.elapsed() < DEADLINE {
+            if let Some(found) = look().await? {
+                return Ok(found);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        bail!("{what} never came")
+    }
+
+    /// Returns how many workers the router calls ready.
+    async fn n_ready(&self) -> anyhow::Result<usize> {
+        let fleet: Value = self.http.get(format!("{}/internal/v1/fleet", self.admin)).send().await?.json().await?;
+        let workers = fleet["workers"].as_array().context("workers")?;
+        Ok(workers.iter().filter(|worker| worker["state"] == "ready").count())
+    }
+}
+
+async fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().await?;
+    ensure!(sent.success(), "kill -{name} {pid} ended with {sent}");
+    Ok(())
+}
+
+/// Returns whether a process is there that has not ended.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[tokio::test]
+async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() -> anyhow::Result<()> {
+    let mut serving = Serving::start(&tiny_model()?, &[]).await?;
+    let greeting = serving.greeting().await?;
+    ensure!(greeting.contains(&format!("curl {}/v1/chat/completions", serving.base)), "{greeting}");
+    ensure!(greeting.contains(&format!("{}/fleet", serving.admin)), "{greeting}");
+    ensure!(serving.chat().await?.is_success(), "the curl line works");
+
+    let shown = serving.status(&[]).await?;
+    let text = String::from_utf8(shown.stdout)?;
+    ensure!(shown.status.success() && text.contains("worker-0") && text.contains("worker-1"), "{text}");
+    ensure!(text.contains("1 requests") && text.contains("| 200"), "{text}");
+    let shown: Value = serde_json::from_slice(&serving.status(&["--json"]).await?.stdout)?;
+    ensure!(shown["fleet"]["workers"].as_array().is_some_and(|workers| workers.len() == N_WORKERS), "{shown}");
+    ensure!(shown["decisions"][0]["status"] == 200 && shown["history"]["sum"]["requests"] == 1, "{shown}");
+
+    let before = serving.children().await?;
+    ensure!(before.len() == N_WORKERS + 1, "{before:?}");
+    signal(before[0], "KILL").await?;
+    let replaced = async || {
+        let now = serving.children().await?;
+        let is_back = now.len() == before.len() && now != before && serving.n_ready().await? == N_WORKERS;
+        Ok(is_back.then_some(now))
+    };
+    let after = serving.until("the child that was killed", replaced).await?;
+    ensure!(serving.chat().await?.is_success(), "the fleet goes on");
+
+    signal(serving.child.id().context("a process")?, "TERM").await?;
+    let status = tokio::time::timeout(DEADLINE, serving.child.wait()).await??;
+    ensure!(status.success(), "it ended with {status}");
+    ensure!(!after.iter().any(|pid| is_alive(*pid)), "a child of {after:?} is left");
+    let nobody = serving.status(&[]).await?;
+    let said = String::from_utf8(nobody.stderr)?;
+    ensure!(!nobody.status.success() && said.contains("no router answers") && said.contains("--admin"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fleet_that_cannot_start_ends_and_says_why() -> anyhow::Result<()> {
+    let mut serving = Serving::start(Path::new("/nowhere/model.gguf"), &[]).await?;
+    let mut said = String::new();
+    serving.child.stderr.take().context("a stderr")?.read_to_string(&mut said).await?;
+    let status = tokio::time::timeout(DEADLINE, serving.child.wait()).await??;
+    ensure!(status.code() == Some(1), "it ended with {status}: {said}");
+    ensure!(said.contains("/nowhere/model.gguf") && said.contains("ended before the fleet was ready"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_child_outlives_a_fleet_that_is_killed() -> anyhow::Result<()> {
+    let mut serving = Serving::start(&tiny_model()?, &[]).await?;
+    serving.greeting().await?;
+    let children = serving.children().await?;
+    serving.child.kill().await?;
+    serving.until("their end", async || Ok((!children.iter().any(|pid| is_alive(*pid))).then_some(()))).await
+}
