@@ -30,7 +30,7 @@ const NEARLY_EQUAL: f64 = 0.05;
 
 /// Is how many times the prompts of a worker, with the request that is weighed, may count there as the crowd.
 ///
-/// Source: docs/decisions/0044-pressure.md: by simulation; with 1 + 2 n a worker that is idle for a moment costs conversations their hits,
+/// Source: docs/decisions/0007-routing-cost.md: by simulation; with 1 + 2 n a worker that is idle for a moment costs conversations their hits,
 /// with 3 (1 + n) and more an idle one gets too little while others have a line.
 const OWN_MULTIPLE_MAX: f64 = 2.0;
 

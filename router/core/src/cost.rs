@@ -26,7 +26,7 @@
 //!   hold less, it would move conversations away from whoever holds them, and a hit that is lost so is lost there and then
 //!   (docs/decisions/0036-batch-plan.md).
 //!
-//! The charge is what the fleet measures, no number to be set. It has three parts (docs/decisions/0044-pressure.md):
+//! The charge is what the fleet measures, no number to be set. It has three parts (docs/decisions/0007-routing-cost.md):
 //!
 //! - **crowd**: how many requests n have their prompts computed at a worker at a time, on average now. Where prompts share a worker's
 //!   time, a utilisation u makes that n = u / (1 - u), and all of them together lose dn / du = (1 + n)^2 of the time that is added;
@@ -55,7 +55,7 @@ pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
 
 /// Is the most prefills of its own that a request waits for each one ahead.
 ///
-/// Source: docs/decisions/0045-waits-for-long-prompts.md, by simulation: with 2 the p99 is higher, with 4 and more hits are lost.
+/// Source: docs/decisions/0007-routing-cost.md, by simulation: with 2 the p99 is higher, with 4 and more hits are lost.
 const OWN_PREFILLS_PER_AHEAD_MAX: f64 = 3.0;
 
 /// Is how fast a worker is taken to be of which nothing is known, nor of any other.

@@ -19,12 +19,12 @@ use warmpath_common::block_hash::BlockHash;
 const PROTECTED_PERCENT_MAX: u64 = 80;
 /// Largest share of a tier that protected chunks may take before any chunk was stored again, in percent.
 ///
-/// Source: docs/decisions/0014-placement-charge.md: in a fleet whose router sends repeated prompts elsewhere, little is
+/// Source: docs/decisions/0042-simulation.md: in a fleet whose router sends repeated prompts elsewhere, little is
 /// learnt, and conversations lose a tenth of their hits at 80 %, a fiftieth at 40 %.
 const PROTECTED_PERCENT_FIRST: u64 = 40;
 /// Factor between the size of a returned chunk and the change of the limit.
 ///
-/// Source: docs/decisions/0014-placement-charge.md: an eighth of a tier's size in returns must suffice to learn.
+/// Source: docs/decisions/0042-simulation.md: an eighth of a tier's size in returns must suffice to learn.
 const STRIDE: u64 = 8;
 /// Most names that are kept of each kind.
 ///
