@@ -8,7 +8,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
@@ -91,7 +90,11 @@ fn start(program: &Program) -> anyhow::Result<Child> {
 /// Lets the system end the child if this process is killed, so that no worker stays behind with its memory.
 #[cfg(target_os = "linux")]
 fn end_with_parent(command: &mut Command) {
-    let ask = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
+    let ask = || {
+        // SAFETY: the call takes two numbers and changes nothing but the calling process.
+        let asked = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+        if asked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
     // SAFETY: the closure makes one system call and neither allocates nor takes a lock.
     unsafe { command.pre_exec(ask) };
 }
@@ -101,9 +104,9 @@ fn end_with_parent(_command: &mut Command) {}
 
 /// Asks a child to end and waits until it has; kills it if that is wanted meanwhile.
 async fn end(child: &mut Child, kill: &CancellationToken) -> anyhow::Result<()> {
-    if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
-        // A child that has just ended cannot be asked any more.
-        let _ = kill_process(pid, Signal::TERM);
+    if let Some(pid) = child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
+        // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its own.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
     }
     tokio::select! {
         status = child.wait() => status.map(drop).context("waiting for a child"),
