@@ -303,6 +303,9 @@ fn cache_type(cache_type: flags::CacheType) -> CacheType {
 }
 
 fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
+    if let Some(given) = &flags.chat_template {
+        return named_chat_template(given).map(Some);
+    }
     let Some(path) = &flags.chat_template_file else { return Ok(None) };
     let read = std::fs::read_to_string(path);
     let template = read.map_err(|source| ConfigError::ChatTemplate { path: path.clone(), source })?;
@@ -310,6 +313,20 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
         return Err(ConfigError::Range { flag: "chat-template-file", reason: "the file holds a NUL".to_owned() });
     }
     Ok(Some(template))
+}
+
+/// Returns a built-in template by its name, or the text that was given as one.
+fn named_chat_template(given: &str) -> Result<String, ConfigError> {
+    if let Some(source) = warmpath_prompt::builtin_chat_template(given) {
+        return Ok(source.to_owned());
+    }
+    // Jinja without a tag shows no message: it is a name that is wrong, or a file's.
+    if given.contains("{{") || given.contains("{%") {
+        return Ok(given.to_owned());
+    }
+    let names: Vec<_> = warmpath_prompt::builtin_chat_template_names().collect();
+    let reason = format!("{given} is neither Jinja nor a built-in template; those are {}", names.join(", "));
+    Err(ConfigError::Range { flag: "chat-template", reason })
 }
 
 fn timeout(flag: &'static str, seconds: f64) -> Result<Duration, ConfigError> {
@@ -408,6 +425,17 @@ mod tests {
     }
 
     #[test]
+    fn a_chat_template_is_named_or_written_down() {
+        let template = |flags: &[&str]| {
+            let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
+            resolve(Flags::from_command_line(arguments.map(Into::into)).unwrap()).unwrap().prompt.chat_template
+        };
+        assert_eq!(template(&[]), None);
+        assert!(template(&["--chat-template", "llama3"]).unwrap().contains("<|start_header_id|>"));
+        assert_eq!(template(&["--chat-template", "{{ messages }}"]).unwrap(), "{{ messages }}");
+    }
+
+    #[test]
     fn names_the_flag_whose_value_cannot_be_used() {
         let cases = [
             ("--slots 0", "--slots: must be at least 1"),
@@ -434,10 +462,11 @@ mod tests {
             ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
             ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
             ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
+            ("--chat-template llama", "--chat-template: llama is neither Jinja nor a built-in template; those are chatml, "),
         ];
         for (flags, expected) in cases {
             let error = config(&format!("-m a.gguf {flags}")).expect_err(flags);
-            assert_eq!(error.to_string(), expected);
+            assert!(error.to_string().starts_with(expected), "{error}");
         }
     }
 }

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora;
 use warmpath_gguf::{GgufError, Model};
-use warmpath_prompt::OpenError;
+use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
 use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
@@ -267,10 +267,13 @@ fn serve_http(
 }
 
 fn announce(served: &Served, took: Duration) {
-    let Base { model, description, .. } = served.base();
+    let Base { model, description, prompts, .. } = served.base();
     let took_s = took.as_secs_f64();
     match served {
         Served::Generator(serving) => {
+            if prompts.chat_template_origin() == Some(TemplateOrigin::Default) {
+                warn!("the model has no chat template: chats are rendered as ChatML; --chat-template gives another");
+            }
             let facts = serving.engine.facts();
             info!(
                 model = model.names.first(),

@@ -55,9 +55,6 @@ pub enum PromptError {
         /// Says where the template is wrong.
         reason: String,
     },
-    /// The model has no chat template.
-    #[error("this model has no chat template")]
-    NoTemplate,
     /// A message has a shape that no template can be given.
     #[error("messages[{index}]: {reason}")]
     Messages {
@@ -138,6 +135,6 @@ impl From<TooManyTokens> for TokenCount {
 impl PromptError {
     /// Returns whether another request could succeed where this one failed: false where the model is at fault.
     pub fn is_client_fault(&self) -> bool {
-        !matches!(self, Self::NoTemplate | Self::BadTemplate { .. })
+        !matches!(self, Self::BadTemplate { .. })
     }
 }

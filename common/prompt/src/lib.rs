@@ -7,6 +7,7 @@
 
 mod answers;
 mod backend;
+mod builtin;
 mod caps;
 mod error;
 mod fitted;
@@ -24,9 +25,10 @@ mod words;
 
 pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, hear_logs};
+pub use builtin::{builtin_chat_template, builtin_chat_template_names};
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
-pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError};
+pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,
 };

@@ -17,6 +17,7 @@ use warmpath_common::model::Fingerprint;
 use warmpath_common::openai::ChatPrompt;
 
 use crate::answers::{AnswerFormat, FormatWish};
+use crate::builtin::CHATML;
 use crate::error::{OpenError, PromptError};
 use crate::fitted::{FittedTemplate, Rendered};
 use crate::fragments::{CacheCounters, FragmentCache};
@@ -81,8 +82,8 @@ const PROBES: [&str; 2] = ["0", "~"];
 pub struct PromptMaker {
     vocabulary: Vocabulary,
     partitioner: Partitioner,
-    /// Is an error where the model's own template is missing or wrong: completions work without one.
-    templates: Result<Templates, Unusable>,
+    /// Is an error where the model's own template is wrong: completions work without one.
+    templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
     /// Is made when it is needed first: few models score documents.
     pair: OnceLock<PairPrompt>,
@@ -94,13 +95,24 @@ struct Templates {
     default: FittedTemplate,
     /// Is used instead where the request has tools and the model has a template named `tool_use`.
     tool_use: Option<FittedTemplate>,
+    origin: TemplateOrigin,
 }
 
-/// Says why a model has no template to render chats with.
+/// Origin of the chat template in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TemplateOrigin {
+    /// The model's file.
+    Model,
+    /// What was given in its place.
+    Given,
+    /// ChatML, as neither is there.
+    Default,
+}
+
+/// Reason why a model's own template cannot be used.
 #[derive(Debug)]
-enum Unusable {
-    Missing,
-    Wrong { reason: String },
+struct WrongTemplate {
+    reason: String,
 }
 
 /// Is a text cut at its special tokens.
@@ -122,11 +134,11 @@ impl PromptMaker {
         let partitioner = Partitioner::new(vocabulary.specials());
         let templates = match &options.chat_template {
             Some(source) => FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock)
-                .map(|default| Ok(Templates { default, tool_use: None }))
+                .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
                 .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?,
             None => Templates::of_model(&vocabulary, &partitioner, &options.clock),
         };
-        if let Err(Unusable::Wrong { reason }) = &templates {
+        if let Err(WrongTemplate { reason }) = &templates {
             tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
         }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
@@ -222,12 +234,17 @@ impl PromptMaker {
         &self.vocabulary.info
     }
 
-    /// Returns the source of the chat template in use; `None` where the model has none.
+    /// Returns where the chat template in use comes from; `None` where the model's own cannot be used.
+    pub fn chat_template_origin(&self) -> Option<TemplateOrigin> {
+        self.templates.as_ref().ok().map(|templates| templates.origin)
+    }
+
+    /// Returns the source of the chat template in use; `None` where the model's own cannot be used.
     pub fn chat_template(&self) -> Option<&str> {
         self.templates.as_ref().ok().map(|templates| templates.default.template.source())
     }
 
-    /// Names the chat templates in use; a model without any has a name of its own.
+    /// Names the chat templates in use; a model whose own cannot be used has a name of its own.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -264,10 +281,8 @@ impl PromptMaker {
 
     /// Returns the template that renders a request.
     fn template_of(&self, request: &ChatPrompt) -> Result<&FittedTemplate, PromptError> {
-        let templates = self.templates.as_ref().map_err(|unusable| match unusable {
-            Unusable::Missing => PromptError::NoTemplate,
-            Unusable::Wrong { reason } => PromptError::BadTemplate { reason: reason.clone() },
-        })?;
+        let bad = |wrong: &WrongTemplate| PromptError::BadTemplate { reason: wrong.reason.clone() };
+        let templates = self.templates.as_ref().map_err(bad)?;
         let has_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let tool_use = templates.tool_use.as_ref().filter(|_| has_tools);
         Ok(tool_use.unwrap_or(&templates.default))
@@ -330,18 +345,23 @@ impl Cut {
 }
 
 impl Templates {
-    /// Compiles the templates that the model's file holds.
-    fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, Unusable> {
-        let fitted = |name| {
-            let source = vocabulary.chat_template(name);
-            let template = source.map(|source| FittedTemplate::new(&source, (&vocabulary.info, partitioner), clock));
-            template.transpose().map_err(|error| Unusable::Wrong { reason: error.to_string() })
+    /// Compiles the templates that the model's file holds, or ChatML where it holds none, as llama-server does.
+    fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, WrongTemplate> {
+        let fitted = |source: &str| {
+            let template = FittedTemplate::new(source, (&vocabulary.info, partitioner), clock);
+            template.map_err(|error| WrongTemplate { reason: error.to_string() })
         };
-        match (fitted(None)?, fitted(Some("tool_use"))?) {
-            (Some(default), tool_use) => Ok(Self { default, tool_use }),
-            (None, Some(default)) => Ok(Self { default, tool_use: None }),
-            (None, None) => Err(Unusable::Missing),
-        }
+        // An empty template is none.
+        let own = |name| {
+            let source = vocabulary.chat_template(name).filter(|source| !source.is_empty());
+            source.map(|source| fitted(&source)).transpose()
+        };
+        let origin = TemplateOrigin::Model;
+        Ok(match (own(None)?, own(Some("tool_use"))?) {
+            (Some(default), tool_use) => Self { default, tool_use, origin },
+            (None, Some(default)) => Self { default, tool_use: None, origin },
+            (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
+        })
     }
 }
 

@@ -164,8 +164,13 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_SELF_TEST_CACHE", value_name = "DIR")]
     pub self_test_cache: Option<PathBuf>,
 
+    /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. A model without one
+    /// gets chatml.
+    #[arg(long, env = "WARMPATH_CHAT_TEMPLATE", value_name = "NAME|JINJA")]
+    pub chat_template: Option<String>,
+
     /// File with a chat template that replaces the model's.
-    #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE", conflicts_with = "chat_template")]
     pub chat_template_file: Option<PathBuf>,
 
     /// Folder into which clients may save the state of slots; without it they may not.

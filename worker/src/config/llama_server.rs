@@ -158,7 +158,6 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("say it in each request, as far as docs/api.md has it"),
     ),
-    row("--chat-template", Value, Refused("write the template into a file: --chat-template-file FILE")),
     row(
         "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing \
          --no-reasoning-preserve -nr --no-repack",

@@ -221,10 +221,12 @@ fn tokens_out_of_range_have_no_bytes() {
 }
 
 #[test]
-fn a_model_without_a_template_says_so() {
+fn a_model_without_a_template_is_given_chatml() {
     let maker = PromptMaker::open(&fixtures().join("vocab/gpt-2.gguf"), PromptOptions::default()).unwrap();
-    assert!(maker.chat_template().is_none());
-    assert!(matches!(maker.chat(&chat(&["Hi"])), Err(PromptError::NoTemplate)));
+    assert_eq!(maker.chat_template_origin(), Some(TemplateOrigin::Default));
+    assert_eq!(maker.chat_template(), Some(CHATML));
+    let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(maker.chat(&chat(&["Hi"])).unwrap().text, expected);
     assert!(!maker.text("Hi").is_empty());
 }
 

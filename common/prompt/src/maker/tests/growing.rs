@@ -50,7 +50,7 @@ proptest! {
                 let fitted = (&maker.vocabulary.info, &maker.partitioner);
                 let clock: Clock = Arc::new(|| jiff::Zoned::new(jiff::Timestamp::UNIX_EPOCH, jiff::tz::TimeZone::UTC));
                 let Ok(default) = FittedTemplate::new(&source, fitted, &clock) else { continue };
-                maker.templates = Ok(Templates { default, tool_use: None });
+                maker.templates = Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given });
                 for n in 1..=texts.len() {
                     let request = chat(&texts[..n]);
                     let Some(expected) = without_memory(&maker, &request) else { continue };
