@@ -8,6 +8,7 @@ mod embedding;
 pub mod flags;
 pub mod generation;
 pub mod llama_server;
+pub mod source;
 mod store;
 
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
 use crate::backends::BackendConfig;
+use crate::download::ModelSource;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{
@@ -52,6 +54,8 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Config {
     /// Is what HTTP needs.
     pub http: HttpConfig,
+    /// Origin of the model's file.
+    pub source: ModelSource,
     /// Says what llama.cpp computes with.
     pub backends: BackendConfig,
     /// Is what the engine needs, or most of what the embedder needs in its place.
@@ -158,20 +162,22 @@ pub enum ConfigError {
 /// Returns the configuration that `flags` ask for on this machine.
 ///
 /// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, whether the
-/// slots' folder exists, the number of processors, the cache folder's name.
+/// slots' folder exists, the number of processors, the cache folder's name, the variables and the token file of the hub's clients.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
+    let source = source::source(&flags.source, &|name| std::env::var_os(name))?;
     Ok(Config {
         http: http_config(&flags)?,
         backends: BackendConfig { folder: flags.backends_dir.clone(), cpu_variant: flags.cpu_variant.clone() },
-        engine: engine_config(&flags)?,
+        engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
         prompt: PromptConfig { chat_template: chat_template(&flags)? },
         generation: generation::defaults(&flags.generation)?,
         trace: flags.trace.config(),
         drain_timeout: timeout("drain-timeout", flags.drain_timeout)?,
-        identity: identity_config(flags)?,
+        identity: identity_config(flags, &source)?,
+        source,
     })
 }
 
@@ -234,7 +240,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     })
 }
 
-fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
+fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, ConfigError> {
     let threads = flags.threads.unwrap_or_else(|| {
         let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         u16::try_from(n).unwrap_or(u16::MAX)
@@ -243,7 +249,8 @@ fn engine_config(flags: &Flags) -> Result<EngineConfig, ConfigError> {
     let n_slots = flags.slots.unwrap_or(slots_default);
     check_context(flags, n_slots)?;
     Ok(EngineConfig {
-        model: flags.model.clone(),
+        // Where the model is fetched first, its path comes from there.
+        model: source.local().cloned().unwrap_or_default(),
         n_slots,
         context_tokens_total: flags.ctx_size,
         threads,
@@ -335,7 +342,7 @@ fn timeout(flag: &'static str, seconds: f64) -> Result<Duration, ConfigError> {
         .ok_or_else(|| ConfigError::Range { flag, reason: format!("must be 0 to {} seconds", TIMEOUT_MAX.as_secs()) })
 }
 
-fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
+fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig, ConfigError> {
     let visible = |name: &String| !name.is_empty() && name.len() <= 128 && name.bytes().all(|b| b.is_ascii_graphic());
     if flags.name.as_ref().is_some_and(|name| !visible(name)) {
         return Err(ConfigError::Range {
@@ -346,7 +353,7 @@ fn identity_config(flags: Flags) -> Result<IdentityConfig, ConfigError> {
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
     if model_names.is_empty() {
-        model_names.push(warmpath_gguf::model_name(&flags.model));
+        model_names.push(source.model_name());
     }
     Ok(IdentityConfig { name: flags.name, uid, model_names })
 }

@@ -156,6 +156,12 @@ pub enum RequestError {
         /// Is how much is loaded.
         percent: u8,
     },
+    /// The model is still fetched.
+    #[error("the model is downloading ({percent} %)")]
+    Downloading {
+        /// Share that is there.
+        percent: u8,
+    },
     /// There is a limit on subscribers of the summary.
     #[error("the summary has its {subscribers_max} subscribers already")]
     SubscribersFull {
@@ -284,6 +290,7 @@ impl RequestError {
             | Self::Engine(EngineError::QueueFull { .. })
             | Self::Cache(CacheError::Busy) => Class::Overload,
             Self::Loading { .. }
+            | Self::Downloading { .. }
             | Self::SubscribersFull { .. }
             | Self::Engine(EngineError::Draining)
             | Self::Cache(CacheError::Engine(EngineError::Draining)) => Class::Unavailable,
@@ -341,7 +348,7 @@ impl RequestError {
             | Self::Cache(CacheError::Unfit { .. }) => Some("unusable_file"),
             Self::NotEnabled { .. } | Self::Cache(CacheError::NoStore) => Some("not_enabled"),
             Self::NoFim => Some("not_supported"),
-            Self::Loading { .. } => Some("model_loading"),
+            Self::Loading { .. } | Self::Downloading { .. } => Some("model_loading"),
             _ => None,
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod backends;
 pub mod config;
+pub mod download;
 pub mod embedder;
 pub mod engine;
 mod error;
@@ -18,7 +19,7 @@ mod response_format;
 pub mod room;
 pub mod schema;
 mod served;
-mod serving;
+pub mod serving;
 pub mod start;
 pub mod store;
 mod summary;

@@ -22,6 +22,11 @@ use crate::summary::Publisher;
 /// Is where a worker stands in its life.
 #[derive(Clone)]
 pub enum Phase {
+    /// The model is fetched.
+    Downloading {
+        /// Share that is there, 0 to 100.
+        percent: u8,
+    },
     /// The model is loading.
     Loading {
         /// Is how much is loaded, 0 to 100.

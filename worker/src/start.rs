@@ -28,6 +28,7 @@ use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
 use crate::backends::BackendError;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
+use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::StartError;
 use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
@@ -41,6 +42,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Says why a worker does not start or cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// The model cannot be fetched.
+    #[error("cannot get the model")]
+    Download(#[source] DownloadError),
     /// The model's file is missing, damaged or of a kind that llama.cpp cannot run.
     #[error("cannot serve the model")]
     Model(#[source] GgufError),
@@ -140,13 +144,11 @@ pub struct Identity {
     pub boot_epoch: u64,
 }
 
-/// Checks the model's files, the folder for stored state, and the files for TLS and tokens, and takes the address.
+/// Checks the files of a model that is on this machine, the folder for stored state, and the files for TLS and tokens, and takes the address.
 ///
 /// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
-    let checked = config.clone();
-    let checked = tokio::task::spawn_blocking(move || check_files(&checked)).await;
-    let reservation = checked.map_err(RunError::Panicked)??;
+    let reservation = if config.source.local().is_some() { checked(&config).await? } else { None };
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
     let (listener, address) = listen_on(config.http.listen).await?;
     let scheme = if doors.tls.is_some() { "https" } else { "http" };
@@ -162,6 +164,12 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
 
 /// Returns the place in the folder for stored state, where there is one.
 ///
+/// Errors: as [`check_files`], `Panicked`.
+async fn checked(config: &Config) -> Result<Option<Reservation>, RunError> {
+    let config = config.clone();
+    tokio::task::spawn_blocking(move || check_files(&config)).await.map_err(RunError::Panicked)?
+}
+
 /// Errors: `Model`; `Engine` where no state can be stored in the folder that is meant for it, or another worker does so.
 fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     let model = Model::open(&config.engine.model).map_err(RunError::Model)?;
@@ -188,12 +196,12 @@ impl Bound {
 
     /// Loads the model and serves it until `shutdown`, then lets running answers finish.
     ///
-    /// Errors: `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
+    /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { config, listener, admin, address, doors, reservation: _reservation } = self;
+        let Self { config, listener, admin, address, doors, reservation } = self;
         let Doors { tls, tokens, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
-        info!(worker = identity.name, uid = %identity.uid, "loading {}", config.engine.model.display());
+        info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
         let app = App {
             phase: phase_seen,
@@ -220,13 +228,13 @@ impl Bound {
         let began = Instant::now();
         let job = load::Job { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
         let loaded = tokio::select! {
-            loaded = load::load(job) => loaded,
+            loaded = obtain(job, reservation) => loaded,
             () = &mut shutdown => {
                 info!("asked to stop while the model was loading");
                 return Ok(());
             }
         };
-        let served = loaded?;
+        let (served, _reservation) = loaded?;
         app.metrics.load.set(began.elapsed().as_secs_f64());
         announce(&served, began.elapsed());
         phase.send_replace(Phase::Ready(served.clone()));
@@ -246,6 +254,26 @@ impl Bound {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, tracer.flush()).await;
         stopped
     }
+}
+
+/// Fetches the model where it must be, and loads it; the place in the folder for stored state stays taken as long as it is kept.
+///
+/// Errors: `Download`; those of [`checked`] and [`load::load`].
+async fn obtain(
+    mut job: load::Job,
+    mut reservation: Option<Reservation>,
+) -> Result<(Served, Option<Reservation>), RunError> {
+    if job.config.source.local().is_none() {
+        let mut progress = DownloadProgress::new(Arc::clone(&job.phase));
+        job.phase.send_replace(Phase::Downloading { percent: 0 });
+        let fetched = download::fetch(&job.config.source, &mut progress).await;
+        drop(progress);
+        job.config.engine.model = fetched.map_err(RunError::Download)?;
+        info!(path = %job.config.engine.model.display(), "the model is on this machine");
+        job.phase.send_replace(Phase::Loading { percent: 0 });
+        reservation = checked(&job.config).await?;
+    }
+    Ok((load::load(job).await?, reservation))
 }
 
 fn serve_http(
@@ -311,9 +339,10 @@ fn names(config: &Config) -> Arc<[String]> {
 fn identity(config: &Config, address: SocketAddr) -> Identity {
     let IdentityConfig { name, uid, .. } = &config.identity;
     let host = gethostname::gethostname().to_string_lossy().replace(|c: char| !c.is_ascii_graphic(), "-");
-    let model = std::path::absolute(&config.engine.model).unwrap_or_else(|_| config.engine.model.clone());
+    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
+    let model = config.source.local().map_or_else(|| config.source.to_string(), absolute);
     let derived = || {
-        let hash = blake3::hash(format!("{host}\0{address}\0{}", model.display()).as_bytes());
+        let hash = blake3::hash(format!("{host}\0{address}\0{model}").as_bytes());
         let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
         WorkerUid(u64::from_be_bytes(*first))
     };

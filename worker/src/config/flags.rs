@@ -16,6 +16,7 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
+use super::source::SourceFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
 
 /// Is the flags of one start, unchecked.
@@ -26,12 +27,12 @@ use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
     about = "Serves one GGUF model with llama.cpp and says what it has cached"
 )]
 pub struct Flags {
-    /// GGUF file of the model.
-    #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
-    pub model: PathBuf,
+    /// Origin of the model.
+    #[command(flatten)]
+    pub source: SourceFlags,
 
-    /// Name under which clients may ask for the model; may be repeated. The default is the file's name, without the
-    /// number of a split model's file.
+    /// Name under which clients may ask for the model; may be repeated. The default is what --hf-repo says, else the file's
+    /// name, without the number of a split model's file.
     #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub aliases: Vec<String>,
 

@@ -46,7 +46,7 @@ const fn row(names: &'static str, takes: Takes, fate: Fate) -> Row {
     Row { names, takes, fate }
 }
 
-const DOWNLOADS: &str = "models are not downloaded here: download the file and give it with --model";
+const REPOSITORIES: &str = "name the repository: --hf-repo OWNER/NAME[:QUANT]";
 const LOG: &str = "RUST_LOG and --log-format say what is logged";
 
 /// llama-server's flags that are not spelled the same here.
@@ -54,6 +54,10 @@ pub const ROWS: &[Row] = &[
     row("-np", Value, Same("--slots")),
     row("-tb", Value, Same("--threads-batch")),
     row("-ngl", Value, Same("--n-gpu-layers")),
+    row("-hf -hfr", Value, Same("--hf-repo")),
+    row("-hff", Value, Same("--hf-file")),
+    row("-hft", Value, Same("--hf-token")),
+    row("-mu", Value, Same("--model-url")),
     row("-ub", Value, Same("--ubatch-size")),
     row("-ctk", Value, Same("--cache-type-k")),
     row("-ctv", Value, Same("--cache-type-v")),
@@ -75,7 +79,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
-         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --offline \
+         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload \
          --no-log-jsonl --no-spec-draft-backend-sampling",
         Nothing,
         Ignored("what it switches is not there"),
@@ -89,7 +93,7 @@ pub const ROWS: &[Row] = &[
     row(
         "-lm --load-mode -lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
          --swa-checkpoints -cms --checkpoint-min-step -fit --fit -fitt --fit-target -fitc --fit-ctx -to --timeout \
-         --threads-http -hft --hf-token",
+         --threads-http",
         Value,
         Ignored("the worker decides that itself"),
     ),
@@ -111,13 +115,14 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("command lines can be seen by others: put the key into a file, --api-key-file FILE"),
     ),
-    row("-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", Value, Refused(DOWNLOADS)),
+    row("-dr --docker-repo", Value, Refused("models of Docker Hub are not downloaded; --hf-repo and --model-url are")),
+    row("-cl --cache-list", Nothing, Refused("a worker only serves; `hf cache ls` lists what the hub's clients keep")),
     row(
-        "-cl --cache-list --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default \
+        "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default \
          --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default \
          --vision-gemma-4b-default --vision-gemma-12b-default",
         Nothing,
-        Refused(DOWNLOADS),
+        Refused(REPOSITORIES),
     ),
     row(
         "-mm --mmproj -mmu --mmproj-url --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps \

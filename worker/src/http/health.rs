@@ -20,6 +20,7 @@ pub async fn livez() -> Response {
 pub async fn readyz(State(app): State<App>) -> Response {
     let (status, progress) = match &*app.phase.borrow() {
         Phase::Ready(_) => return Json(json!({"status": "ok"})).into_response(),
+        Phase::Downloading { percent } => ("downloading", f64::from(*percent) / 100.0),
         Phase::Loading { percent } => ("loading", f64::from(*percent) / 100.0),
         Phase::Draining(_) => ("draining", 1.0),
     };

@@ -47,9 +47,10 @@ pub struct App {
 impl App {
     /// Returns a loaded worker, whatever it computes, to look at it.
     ///
-    /// Errors: `Loading`.
+    /// Errors: `Downloading`, `Loading`.
     pub fn served(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
+            Phase::Downloading { percent } => Err(RequestError::Downloading { percent: *percent }),
             Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
             Phase::Ready(served) | Phase::Draining(served) => Ok(served.clone()),
         }
@@ -57,18 +58,17 @@ impl App {
 
     /// Returns a loaded worker, whatever it computes, to begin something new with it.
     ///
-    /// Errors: `Loading`; `Engine(Draining)` once the worker has been asked to stop.
+    /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker has been asked to stop.
     pub fn open(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
-            Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
-            Phase::Ready(served) => Ok(served.clone()),
+            _ => self.served(),
         }
     }
 
     /// Returns what a worker that generates answers from, to look at it.
     ///
-    /// Errors: `Loading`; `NotEnabled` where the worker embeds.
+    /// Errors: `Downloading`, `Loading`; `NotEnabled` where the worker embeds.
     pub fn serving(&self) -> Result<Arc<Serving>, RequestError> {
         self.served()?.generator()
     }

@@ -35,7 +35,9 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     // What is no stamp of this worker's is answered as any other: by a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
     let served = match app.served() {
-        Err(RequestError::Loading { percent }) => return Ok(loading(&app, percent)),
+        Err(error @ (RequestError::Loading { percent } | RequestError::Downloading { percent })) => {
+            return Ok(loading(&app, error, percent));
+        }
         served => served?,
     };
     let subscription = served.base().publisher.subscribe(after).await?;
@@ -44,8 +46,7 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
 }
 
 /// Returns the error of a worker that loads, which says under which names it will serve: a router tells its clients to wait.
-fn loading(app: &App, percent: u8) -> Response {
-    let error = RequestError::Loading { percent };
+fn loading(app: &App, error: RequestError, percent: u8) -> Response {
     let mut body = json!(error_body(&error));
     body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });
     let mut response = error.into_response();

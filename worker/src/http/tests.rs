@@ -48,6 +48,11 @@ async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
     };
     assert_eq!(get("/livez").await, (200, json!({"status": "ok"})));
     assert_eq!(get("/readyz").await, (503, json!({"status": "loading", "progress": 0.42})));
+    phase.send_replace(Phase::Downloading { percent: 7 });
+    assert_eq!(get("/readyz").await, (503, json!({"status": "downloading", "progress": 0.07})));
+    let (_, body) = get(STREAM_PATH).await;
+    assert_eq!(body["error"]["message"], "the model is downloading (7 %)");
+    assert_eq!(body["loading"], json!({"names": ["m", "m:a"], "percent": 7}));
     phase.send_replace(Phase::Loading { percent: 90 });
     assert_eq!(get("/readyz").await.1["progress"], 0.9);
     let shown = ["/health", "/v1/models", "/props", "/slots", "/cache", "/cache/pin"];

@@ -39,13 +39,13 @@ fn flags_of_llama_server_that_change_nothing_are_logged_and_others_are_named() {
     for flag in ["--jinja", "--metrics", "--slots", "-cb", "--no-mmap", "-v"] {
         assert!(log.contains(flag), "{flag} is not logged: {log}");
     }
-    check_refused(&["-hf", "user/model"], &[], "download the file");
+    check_refused(&["-dr", "user/model"], &[], "--hf-repo");
     check_refused(&["-ag"], &[], "-ag");
     check_refused(&["-ts", "3,1"], &[], "--n-gpu-layers");
     check_refused(&["--port", "8080"], &[], "--listen ADDR:PORT");
     check_refused(&["--no-such-flag"], &[], "--no-such-flag");
     check_refused(&["--no-such-flag"], &[], "docs/migration.md");
-    check_refused(&["-hf", "user/model"], &[], "docs/migration.md");
+    check_refused(&["-dr", "user/model"], &[], "docs/migration.md");
 }
 
 #[test]

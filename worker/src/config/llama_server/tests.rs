@@ -38,6 +38,7 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
         "w -m a.gguf --flash-attn on",
         &["--jinja", "-cb", "--metrics", "-lv"],
     );
+    check("w -hf a/b:Q4 -hff c.gguf -hft t", "w --hf-repo a/b:Q4 --hf-file c.gguf --hf-token t", &[]);
     check("w --slots -m a.gguf", "w -m a.gguf", &["--slots"]);
     check("w -m a.gguf --slots", "w -m a.gguf", &["--slots"]);
     check("w -m a.gguf --slots 4 --slots=5", "w -m a.gguf --slots 4 --slots=5", &[]);
@@ -47,7 +48,7 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
 
 #[test]
 fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
-    check_refused("w -hf user/model:Q4", "download the file");
+    check_refused("w -dr user/model:Q4", "--hf-repo");
     check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
     check_refused("w -m a.gguf -md x", "speculative");
     check_refused("w -m a.gguf --spec_draft_n_max 3", "speculative");

@@ -1,0 +1,194 @@
+//! The flags that say where the model comes from, checked, and the variables that the hub's clients share.
+//!
+//! Not here: fetching it (`crate::download`). The idea: llama-server's flags, and the folders, variables and token file of
+//! `huggingface_hub`, so that a machine that is set up for either needs nothing more.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use url::Url;
+
+use super::{ConfigError, cache_folder};
+use crate::download::{HubConfig, HubModel, HubToken, ModelSource, Wanted};
+
+/// Address of the hub. Source: `huggingface_hub`.
+const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
+
+/// Longest name of a repository. Source: llama.cpp.
+const REPO_BYTES_MAX: usize = 256;
+
+/// Flags that say where the model comes from.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SourceFlags {
+    /// GGUF file of the model, of a split model its first; with --model-url where it is kept.
+    #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
+    pub model: Option<PathBuf>,
+
+    /// Repository of the Hugging Face hub to take the model from (-hf), as bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without a
+    /// quantization Q4_K_M, else Q8_0, else the first file. It is kept where the hub's own clients keep files.
+    #[arg(long, env = "WARMPATH_HF_REPO", value_name = "OWNER/NAME[:QUANT]")]
+    pub hf_repo: Option<String>,
+
+    /// File of that repository (-hff), in place of a quantization; of a split model any.
+    #[arg(long, env = "WARMPATH_HF_FILE", value_name = "PATH")]
+    pub hf_file: Option<String>,
+
+    /// Branch, tag or commit of that repository; a commit stays the same [default: main].
+    #[arg(long, env = "WARMPATH_HF_REVISION", value_name = "REVISION")]
+    pub hf_revision: Option<String>,
+
+    /// Token for gated and private repositories (-hft) [default: the token file of the hub's clients]. Command lines can be
+    /// seen by others: prefer the variable.
+    #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true, value_parser = token)]
+    pub hf_token: Option<HubToken>,
+
+    /// Address of a GGUF file to take the model from (-mu), of a split model of its first.
+    #[arg(long, env = "WARMPATH_MODEL_URL", value_name = "URL", hide_env_values = true)]
+    pub model_url: Option<String>,
+
+    /// Download nothing: take the model as it is on this machine, or end.
+    #[arg(long, env = "WARMPATH_OFFLINE")]
+    pub offline: bool,
+}
+
+/// Never an error, as clap would show the text.
+fn token(text: &str) -> Result<HubToken, Infallible> {
+    Ok(HubToken::new(text))
+}
+
+/// Reads a variable of the environment.
+type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Returns where the model comes from.
+///
+/// Errors: `Range`, naming the flag. Reads: the variables and the token file of the hub's clients.
+pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
+    let text = |name: &str| variables(name).and_then(|value| value.into_string().ok()).filter(|text| !text.is_empty());
+    let offline = flags.offline || text("HF_HUB_OFFLINE").is_some_and(|text| is_switched_on(&text));
+    if let Some(repo) = &flags.hf_repo {
+        let given = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
+        if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+            return refuse("hf-repo", format!("the model comes from one place: leave --{flag} out"));
+        }
+        let model = hub_model(repo, flags)?;
+        return Ok(ModelSource::Hub { model, hub: hub_config(flags, variables, offline)? });
+    }
+    let of_repo = [("hf-file", flags.hf_file.is_some()), ("hf-revision", flags.hf_revision.is_some())];
+    if let Some((flag, _)) = of_repo.into_iter().find(|(_, is_given)| *is_given) {
+        return refuse(flag, "needs --hf-repo".to_owned());
+    }
+    let Some(url) = &flags.model_url else {
+        return match &flags.model {
+            Some(path) => Ok(ModelSource::File(path.clone())),
+            None => refuse("model", "say where the model comes from: by this, --hf-repo or --model-url".to_owned()),
+        };
+    };
+    let url = http_url("model-url", url)?;
+    let name = url.path_segments().and_then(|mut segments| segments.next_back()).filter(|name| name.ends_with(".gguf"));
+    let Some(name) = name.map(str::to_owned) else {
+        return refuse("model-url", "must be the address of a file that ends in .gguf".to_owned());
+    };
+    if let Some(file) = flags.model.clone() {
+        return Ok(ModelSource::Url { url, file, offline });
+    }
+    let hub = hub_config(flags, variables, offline)?;
+    if let Some(model) = hub_file(&url, &hub.endpoint) {
+        return Ok(ModelSource::Hub { model, hub });
+    }
+    let Some(folder) = cache_folder() else {
+        return refuse("model-url", "there is no home folder to keep it in: say where with --model FILE".to_owned());
+    };
+    let mut address = url.clone();
+    // What is behind it may be a signature, which is another one each time.
+    address.set_query(None);
+    let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
+    let file = folder.join("models").join(&of_address[..16]).join(name);
+    Ok(ModelSource::Url { url, file, offline })
+}
+
+fn refuse<T>(flag: &'static str, reason: String) -> Result<T, ConfigError> {
+    Err(ConfigError::Range { flag, reason })
+}
+
+fn is_switched_on(text: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&text.to_ascii_lowercase().as_str())
+}
+
+fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> {
+    let (repo, quant) = given.split_once(':').map_or((given, None), |(repo, quant)| (repo, Some(quant)));
+    if !is_repo(repo) || quant.is_some_and(str::is_empty) {
+        return refuse("hf-repo", format!("must be OWNER/NAME or OWNER/NAME:QUANT, not {given}"));
+    }
+    let wanted = match (&flags.hf_file, quant) {
+        (Some(file), _) => Wanted::File(file.clone()),
+        (None, Some(quant)) => Wanted::Quant(quant.to_owned()),
+        (None, None) => Wanted::Any,
+    };
+    let revision = flags.hf_revision.clone().unwrap_or_else(|| HubModel::REVISION_DEFAULT.to_owned());
+    if !crate::download::is_inside(&revision) {
+        return refuse("hf-revision", "must be a branch, a tag or a commit".to_owned());
+    }
+    Ok(HubModel { name: given.to_owned(), repo: repo.to_owned(), revision, wanted })
+}
+
+/// Returns whether a text is `OWNER/NAME`, and a folder's name of it stays in its place.
+fn is_repo(text: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        part.bytes().all(|byte| is_word(byte) || byte == b'-' || byte == b'.')
+            && part.bytes().next().is_some_and(is_word)
+            && !part.contains("..")
+    };
+    text.len() <= REPO_BYTES_MAX && text.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+}
+
+/// Returns the file of the hub at an address as its web pages show it; absent where it is another address.
+fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
+    let rest = url.as_str().strip_prefix(endpoint.as_str().trim_end_matches('/'))?.strip_prefix('/')?;
+    let mut segments = rest.split(['?', '#']).next()?.splitn(5, '/');
+    let repo = format!("{}/{}", segments.next()?, segments.next()?);
+    let kind = segments.next()?;
+    let (revision, file) = (segments.next()?.to_owned(), segments.next()?.to_owned());
+    // What is escaped has another name in the list of files.
+    let is_file = ["resolve", "blob"].contains(&kind) && is_repo(&repo) && !rest.contains('%');
+    is_file.then(|| HubModel {
+        name: warmpath_gguf::model_name(Path::new(&file)),
+        repo,
+        revision,
+        wanted: Wanted::File(file),
+    })
+}
+
+fn hub_config(flags: &SourceFlags, variables: Variables<'_>, offline: bool) -> Result<HubConfig, ConfigError> {
+    let text = |name: &str| variables(name).and_then(|value| value.into_string().ok()).filter(|text| !text.is_empty());
+    let path = |name: &str| variables(name).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
+    let endpoint = ["MODEL_ENDPOINT", "HF_ENDPOINT"].into_iter().find_map(text);
+    let endpoint = http_url("hf-repo", endpoint.as_deref().unwrap_or(ENDPOINT_DEFAULT))?;
+    // Source: `huggingface_hub`'s constants, behind llama.cpp's own variable.
+    let home = path("HF_HOME")
+        .or_else(|| path("XDG_CACHE_HOME").map(|cache| cache.join("huggingface")))
+        .or_else(|| path("HOME").map(|home| home.join(".cache/huggingface")));
+    let cache = ["LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().find_map(path);
+    let Some(cache) = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))) else {
+        return refuse("hf-repo", "there is no folder to keep models in: set HF_HOME".to_owned());
+    };
+    let token_file = path("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
+    let of_file = || token_file.and_then(|path| std::fs::read_to_string(path).ok()).map(|text| HubToken::new(&text));
+    let token = flags.hf_token.clone().or_else(of_file).filter(|token| !token.is_empty());
+    if token.as_ref().is_some_and(|token| !token.is_valid()) {
+        return refuse("hf-token", "is no token".to_owned());
+    }
+    Ok(HubConfig { endpoint, cache, token, offline })
+}
+
+fn http_url(flag: &'static str, text: &str) -> Result<Url, ConfigError> {
+    match Url::parse(text) {
+        Ok(url) if ["http", "https"].contains(&url.scheme()) && url.username().is_empty() => Ok(url),
+        _ => refuse(flag, "must be an http:// or https:// address, without a user".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

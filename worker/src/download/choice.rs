@@ -1,0 +1,177 @@
+//! Which files of a repository are the model.
+//!
+//! Not here: listing them (`hub`, `cache`). The idea: llama-server's choice, so the same flags mean the same file.
+//! Source: `find_best_model` and `get_split_files` of llama.cpp's `common/download.cpp`.
+
+use super::source::Wanted;
+
+/// Quantizations that are taken where none is named, the best first.
+const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
+
+/// Parts of the names of GGUF files that belong to a model without being one.
+const NOT_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
+
+/// Most files that an error lists.
+const LISTED_MAX: usize = 30;
+
+/// Reason why no file can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoChoice {
+    /// No file is meant.
+    #[error("it has no {wanted}; its GGUF files are: {}", listed(files))]
+    NoSuchFile {
+        /// What was wanted.
+        wanted: String,
+        /// Paths of the GGUF files that are there.
+        files: Vec<String>,
+    },
+    /// It holds no model.
+    #[error("it has no GGUF files: look for a repository whose name ends in GGUF")]
+    NoModel,
+    /// A split model lacks a file.
+    #[error("{path} is missing, a part of a split model")]
+    PartMissing {
+        /// Path of the part.
+        path: String,
+    },
+}
+
+fn listed(files: &[String]) -> String {
+    let mut text = files.iter().take(LISTED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if files.len() > LISTED_MAX {
+        text += &format!(" and {} more", files.len() - LISTED_MAX);
+    }
+    text
+}
+
+/// Returns the paths of the model's files, its first one first.
+///
+/// Errors: every [`NoChoice`].
+pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &Wanted) -> Result<Vec<String>, NoChoice> {
+    let paths: Vec<&str> = paths.collect();
+    let first_of_models = || paths.iter().copied().filter(|path| is_model(path) && is_first(path));
+    let by_quant = |quant: &str| first_of_models().find(|path| bears(path, quant));
+    let primary = match wanted {
+        Wanted::File(file) => paths.iter().copied().find(|path| path == file),
+        Wanted::Quant(quant) => by_quant(quant),
+        Wanted::Any => QUANTS_DEFAULT.into_iter().find_map(by_quant).or_else(|| first_of_models().next()),
+    };
+    let Some(primary) = primary else {
+        let files: Vec<String> =
+            paths.iter().filter(|path| path.ends_with(".gguf")).map(|&path| path.to_owned()).collect();
+        let wanted = match wanted {
+            Wanted::File(file) => format!("file {file}"),
+            Wanted::Quant(quant) => format!("model file with {quant} in its name"),
+            Wanted::Any => "model file".to_owned(),
+        };
+        return Err(if files.is_empty() { NoChoice::NoModel } else { NoChoice::NoSuchFile { wanted, files } });
+    };
+    let files = parts(primary);
+    match files.iter().find(|file| !paths.contains(&file.as_str())) {
+        Some(missing) => Err(NoChoice::PartMissing { path: missing.clone() }),
+        None => Ok(files),
+    }
+}
+
+/// Returns the paths of all files of the model of which this is one.
+pub fn parts(path: &str) -> Vec<String> {
+    let Some(split) = Split::of(path) else { return vec![path.to_owned()] };
+    (1..=split.count).map(|no| format!("{}-{no:05}-of-{:05}.gguf", split.prefix, split.count)).collect()
+}
+
+/// Place of a file in a split model.
+struct Split<'a> {
+    prefix: &'a str,
+    no: u32,
+    count: u32,
+}
+
+impl<'a> Split<'a> {
+    /// Returns the place; absent where a file stands alone.
+    fn of(path: &'a str) -> Option<Self> {
+        let number = |text: &str| {
+            let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| text.parse().ok()).flatten()
+        };
+        let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (prefix, no) = rest.rsplit_once('-')?;
+        let (no, count) = (number(no)?, number(count)?);
+        (!prefix.is_empty() && (1..=count).contains(&no)).then_some(Self { prefix, no, count })
+    }
+}
+
+fn is_first(path: &str) -> bool {
+    Split::of(path).is_none_or(|split| split.no == 1)
+}
+
+fn is_model(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.ends_with(".gguf") && !NOT_MODELS.iter().any(|part| name.contains(part))
+}
+
+/// Returns whether a path has `quant` before a dot or a hyphen, in any case of its letters.
+fn bears(path: &str, quant: &str) -> bool {
+    let (path, quant) = (path.to_ascii_uppercase(), quant.to_ascii_uppercase());
+    path.match_indices(&quant).any(|(at, _)| path[at + quant.len()..].starts_with(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(paths: &[&str], wanted: &Wanted, expected: &[&str]) {
+        let chosen = choose(paths.iter().copied(), wanted).expect("a choice");
+        assert_eq!(chosen, expected, "{paths:?} {wanted:?}");
+    }
+
+    const REPO: [&str; 7] = [
+        "README.md",
+        "m-Q2_K.gguf",
+        "m-Q4_K_M.gguf",
+        "m-Q8_0-00001-of-00002.gguf",
+        "m-Q8_0-00002-of-00002.gguf",
+        "mmproj-m-Q4_K_M.gguf",
+        "sub/m-BF16.gguf",
+    ];
+
+    fn quant(name: &str) -> Wanted {
+        Wanted::Quant(name.to_owned())
+    }
+
+    #[test]
+    fn the_choice_is_llama_servers() {
+        check(&REPO, &Wanted::Any, &["m-Q4_K_M.gguf"]);
+        check(&["a-F16.gguf", "a-q8_0.gguf"], &Wanted::Any, &["a-q8_0.gguf"]);
+        check(&["mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"], &Wanted::Any, &["a-F16.gguf"]);
+        check(&REPO, &quant("q2_k"), &["m-Q2_K.gguf"]);
+        check(&REPO, &quant("BF16"), &["sub/m-BF16.gguf"]);
+        // A prefix of a quantization's name is another quantization.
+        check(&["a-Q4_K_M.gguf", "a-Q4_K.gguf"], &quant("Q4_K"), &["a-Q4_K.gguf"]);
+    }
+
+    #[test]
+    fn a_split_model_is_all_of_its_files_whichever_is_named() {
+        let both = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"];
+        check(&REPO, &quant("Q8_0"), &both);
+        for file in both {
+            check(&REPO, &Wanted::File(file.to_owned()), &both);
+        }
+        let missing = choose(REPO.into_iter().filter(|path| *path != both[1]), &quant("Q8_0"));
+        assert_eq!(missing, Err(NoChoice::PartMissing { path: both[1].to_owned() }));
+        assert_eq!(parts("a-00003-of-00002.gguf"), ["a-00003-of-00002.gguf"]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_with_what_is() {
+        let error = |paths: &[&str], wanted| choose(paths.iter().copied(), &wanted).expect_err("no choice").to_string();
+        let text = error(&REPO, quant("Q6_K"));
+        assert!(text.contains("Q6_K") && text.contains("m-Q2_K.gguf, m-Q4_K_M.gguf"), "{text}");
+        let text = error(&REPO, Wanted::File("x.gguf".to_owned()));
+        assert!(text.contains("no file x.gguf"), "{text}");
+        assert!(error(&["model.safetensors"], Wanted::Any).contains("no GGUF files"));
+        let many: Vec<String> = (0..50).map(|n| format!("mmproj-{n}.gguf")).collect();
+        let text = error(&many.iter().map(String::as_str).collect::<Vec<_>>(), Wanted::Any);
+        assert!(text.ends_with("and 20 more"), "{text}");
+    }
+}

@@ -1,0 +1,295 @@
+//! Requests to the hub and to other hosts: redirects, proxies, what statuses mean, and when a request is worth repeating.
+//!
+//! Not here: the hub's protocol (`hub`), a file's bytes (`transfer`). The idea: a token goes to the host that it is for, and to none
+//! to which a redirect leads. Nothing that is logged or shown has a URL's query, which may hold a signature.
+
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::TokioExecutor;
+use tracing::warn;
+use url::Url;
+use warmpath_shell::tls::{ClientFiles, CurrentClient};
+
+use super::error::DownloadError;
+use super::source::HubToken;
+
+/// Time for a connection. Source: `huggingface_hub` has 10 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Silence behind which an answer has broken off. Source: own choice: three times what `huggingface_hub` allows.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Most redirects of a request. Source: as browsers and curl's users have it.
+const REDIRECTS_MAX: usize = 10;
+
+/// Attempts in a row that bring nothing before it is given up. Source: `huggingface_hub` has 5.
+const ATTEMPTS_MAX: u32 = 5;
+
+/// Pause before the second attempt; it doubles with each further one.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Longest pause, also where the host asks for a longer one.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Longest explanation of a host that is shown. Units: characters.
+const SAYS_MAX: usize = 300;
+
+/// Longest body in which a host explains a refusal. Units: bytes.
+const EXPLANATION_BYTES_MAX: usize = 64 << 10;
+
+/// Client of a download.
+pub struct Web {
+    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    /// How connections are secured; a client for a proxy is made when one is needed.
+    tls: CurrentClient,
+    proxies: Matcher,
+    /// What to do where the host refuses.
+    advice: &'static str,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// Address.
+    pub url: Url,
+    /// Token for its host.
+    pub token: Option<&'a HubToken>,
+    /// Further headers.
+    pub headers: Vec<(HeaderName, String)>,
+    /// What it is about, for people.
+    pub what: &'a str,
+}
+
+/// Answer that is one: a success, or a status that the caller has asked for by a header.
+#[derive(Debug)]
+pub struct Answer {
+    /// Address that gave it.
+    pub url: Url,
+    /// Status.
+    pub status: StatusCode,
+    headers: HeaderMap,
+    body: Incoming,
+}
+
+/// Failure of one attempt.
+#[derive(Debug)]
+pub enum Failure {
+    /// Another attempt may succeed.
+    Transient {
+        /// Reason.
+        reason: String,
+        /// Pause that the host asks for.
+        pause: Option<Duration>,
+    },
+    /// Another attempt would fail alike.
+    Final(DownloadError),
+}
+
+impl Failure {
+    pub fn transient(reason: impl ToString) -> Self {
+        Self::Transient { reason: reason.to_string(), pause: None }
+    }
+}
+
+impl From<DownloadError> for Failure {
+    fn from(error: DownloadError) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl Web {
+    /// Returns a client that goes through the proxies of the environment, as `HTTPS_PROXY` and `NO_PROXY` say.
+    ///
+    /// Errors: `Tls`.
+    pub fn new(advice: &'static str) -> Result<Self, DownloadError> {
+        let tls = ClientFiles::default().open().map_err(DownloadError::Tls)?;
+        let client = Client::builder(TokioExecutor::new()).build(HttpsConnector::from((connector(), tls.load_full())));
+        Ok(Self { client, tls, proxies: Matcher::from_env(), advice })
+    }
+
+    /// Sends a request and follows its redirects.
+    ///
+    /// Errors: `Transient`; `Final` with `Denied`, `NotFound`, `Answer`.
+    pub async fn get(&self, ask: &Ask<'_>) -> Result<Answer, Failure> {
+        let mut url = ask.url.clone();
+        let mut token = ask.token;
+        for _ in 0..=REDIRECTS_MAX {
+            let answer = self.send(ask, &url, token).await?;
+            let location = answer.header(header::LOCATION).filter(|_| answer.status.is_redirection());
+            let Some(location) = location else { return self.checked(ask.what, answer).await };
+            let next = url.join(&location).ok().filter(|next| ["http", "https"].contains(&next.scheme()));
+            let next = next.ok_or_else(|| unusable(&url, ask.what, "it redirects to no address"))?;
+            if url.scheme() == "https" && next.scheme() != "https" {
+                return Err(unusable(&url, ask.what, "it redirects from https to http"));
+            }
+            token = token.filter(|_| next.origin() == ask.url.origin());
+            url = next;
+        }
+        Err(unusable(&url, ask.what, "it redirects without end"))
+    }
+
+    async fn send(&self, ask: &Ask<'_>, url: &Url, token: Option<&HubToken>) -> Result<Answer, Failure> {
+        let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its address is none"))?;
+        let mut request = Request::get(uri.clone());
+        request = request.header(header::USER_AGENT, concat!("warmpath/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in &ask.headers {
+            request = request.header(name, value);
+        }
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, token.header());
+        }
+        let request = request.body(Empty::new()).map_err(|_| unusable(url, ask.what, "a header cannot be sent"))?;
+        let sent = async {
+            match self.proxies.intercept(&uri).filter(|_| url.scheme() == "https") {
+                Some(proxy) => self.client_through(&proxy).request(request).await,
+                None => self.client.request(request).await,
+            }
+        };
+        let response = tokio::time::timeout(CONNECT_TIMEOUT + SILENCE_MAX, sent).await;
+        let response = response.map_err(|_| Failure::transient("it does not answer"))?;
+        let response = response.map_err(|error| Failure::transient(warmpath_shell::chain(&error)))?;
+        let (parts, body) = response.into_parts();
+        Ok(Answer { url: url.clone(), status: parts.status, headers: parts.headers, body })
+    }
+
+    fn client_through(&self, proxy: &Intercept) -> Client<HttpsConnector<Tunnel<HttpConnector>>, Empty<Bytes>> {
+        let mut tunnel = Tunnel::new(proxy.uri().clone(), connector());
+        if let Some(auth) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(auth.clone());
+        }
+        Client::builder(TokioExecutor::new()).build(HttpsConnector::from((tunnel, self.tls.load_full())))
+    }
+
+    async fn checked(&self, what: &str, answer: Answer) -> Result<Answer, Failure> {
+        let status = answer.status;
+        if status.is_success() || [StatusCode::NOT_MODIFIED, StatusCode::RANGE_NOT_SATISFIABLE].contains(&status) {
+            return Ok(answer);
+        }
+        if status.is_server_error() || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status) {
+            let pause = answer.header(header::RETRY_AFTER).and_then(|seconds| seconds.trim().parse().ok());
+            let pause = pause.map(Duration::from_secs);
+            return Err(Failure::Transient { reason: format!("it answers {status}"), pause });
+        }
+        let (host, what, status) = (host(&answer.url), what.to_owned(), status.as_u16());
+        let says = answer.explanation().await;
+        Err(Failure::Final(match status {
+            401 | 403 => DownloadError::Denied { host, what, status, says, advice: self.advice },
+            404 | 410 => DownloadError::NotFound { host, what, says },
+            _ => DownloadError::Answer { host, what, reason: format!("status {status} {says}").trim_end().to_owned() },
+        }))
+    }
+}
+
+fn connector() -> HttpConnector {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    http
+}
+
+impl Answer {
+    /// Returns a header's text.
+    pub fn header(&self, name: HeaderName) -> Option<String> {
+        self.headers.get(name).and_then(|value| HeaderValue::to_str(value).ok()).map(str::to_owned)
+    }
+
+    /// Returns the length of the body, as far as it is announced. Units: bytes.
+    pub fn content_length(&self) -> Option<u64> {
+        self.header(header::CONTENT_LENGTH)?.parse().ok()
+    }
+
+    /// Returns the next bytes of the body; none at its end.
+    ///
+    /// Errors: `Transient` where it breaks off or is silent.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let frame = tokio::time::timeout(SILENCE_MAX, self.body.frame()).await;
+            let Some(frame) = frame.map_err(|_| Failure::transient("it sends nothing any more"))? else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| Failure::transient(warmpath_shell::chain(&error)))?;
+            // What is no data is a trailer.
+            if let Ok(bytes) = frame.into_data() {
+                return Ok(Some(bytes));
+            }
+        }
+    }
+
+    /// Returns the whole body.
+    ///
+    /// Errors: `Transient` where it breaks off; `Final` over `bytes_max`.
+    pub async fn whole(&mut self, what: &str, bytes_max: usize) -> Result<Vec<u8>, Failure> {
+        let mut body = Vec::new();
+        while let Some(bytes) = self.chunk().await? {
+            if body.len() + bytes.len() > bytes_max {
+                return Err(unusable(&self.url, what, &format!("it is longer than {bytes_max} bytes")));
+            }
+            body.extend_from_slice(&bytes);
+        }
+        Ok(body)
+    }
+
+    /// Returns what a host says about a refusal: in the hub's header, or in the `error` of a JSON body.
+    async fn explanation(mut self) -> String {
+        let header = self.header(HeaderName::from_static("x-error-message"));
+        let text = match header {
+            Some(text) => text,
+            None => {
+                let body = self.whole("", EXPLANATION_BYTES_MAX).await.unwrap_or_default();
+                let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+                json.and_then(|json| json.get("error")?.as_str().map(str::to_owned)).unwrap_or_default()
+            }
+        };
+        text.chars().filter(|c| !c.is_control()).take(SAYS_MAX).collect::<String>().trim().to_owned()
+    }
+}
+
+/// Returns the failure of an answer that no other attempt would better.
+pub fn unusable(url: &Url, what: &str, reason: &str) -> Failure {
+    Failure::Final(DownloadError::Answer { host: host(url), what: what.to_owned(), reason: reason.to_owned() })
+}
+
+/// Returns the host of a URL, for people.
+pub fn host(url: &Url) -> String {
+    let host = url.host_str().unwrap_or("?");
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+/// Attempts that have failed since one brought something.
+#[derive(Debug, Default)]
+pub struct Attempts(u32);
+
+impl Attempts {
+    /// Begins to count anew, as something came.
+    pub fn progressed(&mut self) {
+        self.0 = 0;
+    }
+
+    /// Waits for the next attempt.
+    ///
+    /// Errors: the failure where it is final, `Broken` behind the last attempt.
+    pub async fn again(&mut self, failure: Failure, (host, what): (&str, &str)) -> Result<(), DownloadError> {
+        let (reason, pause) = match failure {
+            Failure::Final(error) => return Err(error),
+            Failure::Transient { reason, pause } => (reason, pause),
+        };
+        self.0 += 1;
+        if self.0 >= ATTEMPTS_MAX {
+            let (host, what) = (host.to_owned(), what.to_owned());
+            return Err(DownloadError::Broken { host, what, reason, n_attempts: self.0 });
+        }
+        let pause = pause.unwrap_or(PAUSE * 2_u32.pow(self.0 - 1)).min(PAUSE_MAX);
+        warn!(host, what, reason, pause_s = pause.as_secs_f64(), "a download has failed; it is tried again");
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! How far a download is: to HTTP, and to people as a bar on a terminal or as log lines.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::engine::Bytes;
+use crate::serving::Phase;
+
+/// Progress of all files of a model.
+pub struct DownloadProgress {
+    phase: Arc<watch::Sender<Phase>>,
+    /// Bytes of all files; 0 where they are not known.
+    total: u64,
+    /// Bytes of the files that are whole.
+    finished: u64,
+    /// Size of the file under way.
+    size: u64,
+    percent: u8,
+    bar: Option<ProgressBar>,
+}
+
+impl DownloadProgress {
+    /// Returns the progress of a download that has not begun.
+    pub fn new(phase: Arc<watch::Sender<Phase>>) -> Self {
+        Self { phase, total: 0, finished: 0, size: 0, percent: 0, bar: None }
+    }
+
+    /// Takes the size of all files.
+    pub(super) fn expect(&mut self, total: u64) {
+        self.total = total;
+        self.show(0);
+    }
+
+    /// Begins a file; its size may be 0, where it is not known.
+    pub(super) fn begin(&mut self, name: &str, size: u64) {
+        if std::io::stderr().is_terminal() {
+            let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            self.bar = Some(ProgressBar::new(size).with_style(style).with_message(name.to_owned()));
+        } else {
+            info!(file = name, size = (size > 0).then(|| Bytes(size).to_string()), "downloading");
+        }
+        self.size(size);
+    }
+
+    /// Takes the size of the file under way.
+    pub(super) fn size(&mut self, size: u64) {
+        self.size = size;
+        if let Some(bar) = &self.bar {
+            bar.set_length(size);
+        }
+    }
+
+    /// Shows how many bytes of the file are there.
+    pub(super) fn at(&mut self, bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(bytes);
+        }
+        self.show(bytes);
+    }
+
+    /// Ends a file.
+    pub(super) fn finished(&mut self, size: u64) {
+        self.finished += size;
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        self.show(0);
+    }
+
+    fn show(&mut self, bytes: u64) {
+        let (done, total) = if self.total > 0 { (self.finished + bytes, self.total) } else { (bytes, self.size) };
+        let percent = (done.saturating_mul(100)).checked_div(total).unwrap_or(0).min(100);
+        let percent = u8::try_from(percent).unwrap_or(100);
+        if percent == self.percent {
+            return;
+        }
+        if self.bar.is_none() && percent / 10 > self.percent / 10 {
+            info!(percent, "downloading");
+        }
+        self.percent = percent;
+        self.phase.send_replace(Phase::Downloading { percent });
+    }
+}
+
+impl Drop for DownloadProgress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The bytes of one file, until they are whole: resumed where they broke off, and compared with their checksum.
+//!
+//! Not here: where the file goes then. The idea: what is there of a file is read once for its checksum and then only
+//! appended to. An answer that breaks off is asked for again from there, as long as each attempt brings something.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use axum::http::{StatusCode, header};
+use sha2::{Digest, Sha256};
+use tokio::fs::File;
+use tokio::io::AsyncWriteExt;
+use tracing::{info, warn};
+use url::Url;
+
+use super::client::{Answer, Ask, Attempts, Failure, Web, host, unusable};
+use super::error::DownloadError;
+use super::progress::DownloadProgress;
+use super::source::HubToken;
+use crate::engine::Bytes;
+
+/// Bytes that are read at a time of what is there.
+const READ_BYTES: usize = 1 << 20;
+
+/// File of another host.
+#[derive(Debug)]
+pub struct Remote<'a> {
+    /// Address.
+    pub url: Url,
+    /// Token for that host.
+    pub token: Option<&'a HubToken>,
+    /// Size; absent where it is not known beforehand. Units: bytes.
+    pub size: Option<u64>,
+    /// Checksum; absent where none is known.
+    pub sha256: Option<[u8; 32]>,
+}
+
+/// State of a host's file by which a later one is told apart.
+#[derive(Debug, Default)]
+pub struct Validators {
+    /// ETag of what is kept whole; where the host still has it, nothing is transferred.
+    pub whole: Option<String>,
+    /// ETag of what is there in part.
+    pub partial: Option<String>,
+}
+
+/// End of a transfer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Transferred {
+    /// The file is there, with the ETag that the host gave it.
+    Whole(Option<String>),
+    /// The host has what is kept whole.
+    Unchanged,
+}
+
+/// Brings a file whose content never changes to `partial`.
+///
+/// Errors: every one of a transfer.
+pub async fn transfer(
+    web: &Web,
+    remote: &Remote<'_>,
+    partial: &Path,
+    progress: &mut DownloadProgress,
+) -> Result<(), DownloadError> {
+    transfer_if_changed(web, remote, (partial, &mut Validators::default()), progress).await.map(drop)
+}
+
+/// Brings a file that may change to `path`, where it is not what is kept whole. The ETag of what is there in part is kept in
+/// `validators`, and in a file beside it.
+///
+/// Errors: every one of a transfer.
+pub async fn transfer_if_changed(
+    web: &Web,
+    remote: &Remote<'_>,
+    (path, validators): (&Path, &mut Validators),
+    progress: &mut DownloadProgress,
+) -> Result<Transferred, DownloadError> {
+    let host = host(&remote.url);
+    let what = path_name(&remote.url);
+    let mut partial = Partial::open(path, remote.sha256.is_some()).await?;
+    if partial.len > 0 {
+        info!(file = what, bytes = partial.len, "going on with a download");
+    }
+    let mut is_resumed = partial.len > 0;
+    let mut attempts = Attempts::default();
+    loop {
+        let before = partial.len;
+        let mut attempt = Attempt { web, remote, what: &what, partial: &mut partial, validators, progress };
+        let arrived = attempt.run().await;
+        match arrived {
+            Ok(Transferred::Unchanged) => return Ok(Transferred::Unchanged),
+            Ok(whole) => match partial.finish(&what, remote.sha256).await {
+                // What an earlier process has left is perhaps to blame.
+                Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
+                    warn!(%error, "downloading it from its beginning");
+                    partial = Partial::open(path, true).await?;
+                }
+                finished => return finished.map(|()| whole),
+            },
+            Err(failure) => {
+                if partial.len > before {
+                    attempts.progressed();
+                }
+                attempts.again(failure, (&host, &what)).await?;
+            }
+        }
+    }
+}
+
+/// Returns the last part of an address' path, for people.
+fn path_name(url: &Url) -> String {
+    url.path_segments().and_then(|mut segments| segments.next_back()).unwrap_or_default().to_owned()
+}
+
+/// What there is of a file.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    /// Checksum of what there is; absent where none will be compared.
+    hasher: Option<Sha256>,
+    len: u64,
+}
+
+impl Partial {
+    /// Opens what there is, or an empty file.
+    ///
+    /// Errors: `File`.
+    async fn open(path: &Path, is_checked: bool) -> Result<Self, DownloadError> {
+        let refuse = |source| DownloadError::file("write", path, source);
+        let folder = path.parent().expect("a file is in a folder");
+        std::fs::create_dir_all(folder).map_err(|source| DownloadError::file("make", folder, source))?;
+        let file = File::options().append(true).create(true).open(path).await.map_err(refuse)?;
+        let (owned, hasher) = (path.to_owned(), is_checked.then(Sha256::new));
+        let read = tokio::task::spawn_blocking(move || read_whole(&owned, hasher)).await;
+        let (hasher, len) = read.map_err(io::Error::other).and_then(|read| read).map_err(refuse)?;
+        Ok(Self { path: path.to_owned(), file, hasher, len })
+    }
+
+    /// Forgets what there is.
+    async fn clear(&mut self) -> Result<(), DownloadError> {
+        self.file.set_len(0).await.map_err(|source| DownloadError::file("write", &self.path, source))?;
+        self.hasher = self.hasher.as_ref().map(|_| Sha256::new());
+        self.len = 0;
+        Ok(())
+    }
+
+    async fn append(&mut self, bytes: &[u8]) -> Result<(), DownloadError> {
+        self.file.write_all(bytes).await.map_err(|source| DownloadError::file("write", &self.path, source))?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(bytes);
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Puts everything on the disk and compares it; what is damaged is deleted.
+    ///
+    /// Errors: `File`, `Checksum`.
+    async fn finish(&mut self, what: &str, expected: Option<[u8; 32]>) -> Result<(), DownloadError> {
+        let refuse = |source| DownloadError::file("write", &self.path, source);
+        self.file.flush().await.map_err(refuse)?;
+        self.file.sync_all().await.map_err(refuse)?;
+        let (Some(expected), Some(hasher)) = (expected, self.hasher.take()) else { return Ok(()) };
+        let got: [u8; 32] = hasher.finalize().into();
+        if got == expected {
+            return Ok(());
+        }
+        std::fs::remove_file(&self.path).map_err(|source| DownloadError::file("delete", &self.path, source))?;
+        let (expected, got) = (hex::encode(expected), hex::encode(got));
+        Err(DownloadError::Checksum { what: what.to_owned(), expected, got })
+    }
+
+    /// Errors: `Room` where the disk has too little for the rest.
+    fn check_room(&self, what: &str, size: u64) -> Result<(), DownloadError> {
+        let folder = self.path.parent().expect("a file is in a folder");
+        let needed = size.saturating_sub(self.len);
+        match free_bytes(folder) {
+            Some(free) if free < needed => Err(DownloadError::Room {
+                what: what.to_owned(),
+                folder: folder.to_owned(),
+                free: Bytes(free),
+                needed: Bytes(needed),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn read_whole(path: &Path, mut hasher: Option<Sha256>) -> io::Result<(Option<Sha256>, u64)> {
+    let mut file = std::fs::File::open(path)?;
+    if let Some(hasher) = &mut hasher {
+        let mut bytes = vec![0; READ_BYTES];
+        loop {
+            match file.read(&mut bytes)? {
+                0 => break,
+                n => hasher.update(&bytes[..n]),
+            }
+        }
+    }
+    Ok((hasher, file.metadata()?.len()))
+}
+
+/// Returns what a user may still write into a folder; absent where the system does not say. Units: bytes.
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// One request for what is missing.
+struct Attempt<'a> {
+    web: &'a Web,
+    remote: &'a Remote<'a>,
+    what: &'a str,
+    partial: &'a mut Partial,
+    validators: &'a mut Validators,
+    progress: &'a mut DownloadProgress,
+}
+
+impl Attempt<'_> {
+    /// Appends what the host sends.
+    async fn run(&mut self) -> Result<Transferred, Failure> {
+        match self.remote.size {
+            Some(size) if self.partial.len > size => self.partial.clear().await?,
+            Some(size) if self.partial.len == size => return Ok(Transferred::Whole(None)),
+            _ => {}
+        }
+        let mut answer = self.ask().await?;
+        let etag = answer.header(header::ETAG);
+        match answer.status {
+            StatusCode::NOT_MODIFIED => return Ok(Transferred::Unchanged),
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                self.partial.clear().await?;
+                return Err(Failure::transient("it has no such part of the file"));
+            }
+            StatusCode::PARTIAL_CONTENT => self.check_part(&answer)?,
+            _ => self.partial.clear().await?,
+        }
+        self.validators.partial.clone_from(&etag);
+        let announced = answer.content_length().map(|rest| self.partial.len + rest);
+        let size = self.remote.size.or(announced);
+        if let Some(size) = size {
+            self.partial.check_room(self.what, size)?;
+            self.progress.size(size);
+        }
+        while let Some(bytes) = answer.chunk().await? {
+            if size.is_some_and(|size| self.partial.len + bytes.len() as u64 > size) {
+                return Err(unusable(&answer.url, self.what, "it is longer than was announced"));
+            }
+            self.partial.append(&bytes).await?;
+            self.progress.at(self.partial.len);
+        }
+        match size {
+            Some(size) if self.partial.len < size => Err(Failure::transient("the answer ended early")),
+            _ => Ok(Transferred::Whole(etag)),
+        }
+    }
+
+    async fn ask(&mut self) -> Result<Answer, Failure> {
+        let mut headers = Vec::new();
+        if self.partial.len > 0 {
+            headers.push((header::RANGE, format!("bytes={}-", self.partial.len)));
+            // A weak one says too little about bytes.
+            let strong = self.validators.partial.as_ref().filter(|etag| !etag.starts_with("W/"));
+            headers.extend(strong.map(|etag| (header::IF_RANGE, etag.clone())));
+        } else if let Some(etag) = &self.validators.whole {
+            headers.push((header::IF_NONE_MATCH, etag.clone()));
+        }
+        let Remote { url, token, .. } = self.remote;
+        self.web.get(&Ask { url: url.clone(), token: *token, headers, what: self.what }).await
+    }
+
+    /// Refuses a part that does not begin where the file ends.
+    fn check_part(&self, answer: &Answer) -> Result<(), Failure> {
+        let range = answer.header(header::CONTENT_RANGE).unwrap_or_default();
+        let begin = range.strip_prefix("bytes ").and_then(|range| range.split_once('-')?.0.parse().ok());
+        match begin == Some(self.partial.len) {
+            true => Ok(()),
+            false => Err(unusable(&answer.url, self.what, "it sends another part than was asked for")),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A model at any address: kept under its name, and fetched again where the host has another one.
+//!
+//! Not here: addresses of the hub, which are its files (`config::source`).
+//! The idea: no host but the hub says what a file's checksum is, so its ETag and its size are all there is. A file is kept with the ETag
+//! that it came with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tracing::{info, warn};
+use url::Url;
+
+use super::cache::lock;
+use super::choice::parts;
+use super::client::Web;
+use super::error::DownloadError;
+use super::progress::DownloadProgress;
+use super::transfer::{Remote, Transferred, Validators, transfer_if_changed};
+
+/// Returns the path of a model's first file, once all of its files are there.
+///
+/// Errors: every [`DownloadError`] but `Choice`.
+pub async fn fetch(
+    url: &Url,
+    file: &Path,
+    offline: bool,
+    progress: &mut DownloadProgress,
+) -> Result<PathBuf, DownloadError> {
+    let web = Web::new("give an address that needs no login")?;
+    let (folder, name) = url.path().rsplit_once('/').unwrap_or(("", url.path()));
+    let names = parts(name);
+    let is_split = names.len() > 1;
+    for name in &names {
+        let mut part = url.clone();
+        part.set_path(&format!("{folder}/{name}"));
+        let path = if is_split { file.with_file_name(name) } else { file.to_owned() };
+        if !offline {
+            ensure(&web, part, &path, progress).await?;
+        } else if !path.is_file() {
+            let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+            return Err(DownloadError::NotCached { model: name.clone(), folder });
+        }
+    }
+    Ok(if is_split { file.with_file_name(&names[0]) } else { file.to_owned() })
+}
+
+/// Brings the host's file to `path`, unless it is there.
+async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgress) -> Result<(), DownloadError> {
+    let beside = |ending: &str| {
+        let mut path = path.as_os_str().to_owned();
+        path.push(ending);
+        PathBuf::from(path)
+    };
+    let (etag, partial, partial_etag) = (beside(".etag"), beside(".incomplete"), beside(".incomplete.etag"));
+    let _lock = lock(&beside(".lock")).await?;
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let has_file = path.is_file();
+    let whole = read(&etag).filter(|_| has_file);
+    if has_file && whole.is_none() {
+        info!(path = %path.display(), "the model is there; its host gave it no ETag, so it is not asked for a newer one");
+        return Ok(());
+    }
+    let mut validators = Validators { whole, partial: read(&partial_etag) };
+    // What has no ETag may be the beginning of another file.
+    if validators.partial.is_none() && partial.exists() {
+        fs::remove_file(&partial).map_err(|source| DownloadError::file("delete", &partial, source))?;
+    }
+    progress.begin(&path.file_name().unwrap_or_default().to_string_lossy(), 0);
+    let remote = Remote { url, token: None, size: None, sha256: None };
+    let transferred = transfer_if_changed(web, &remote, (&partial, &mut validators), progress).await;
+    let keep = |from: &Path, to: &Path| fs::rename(from, to).map_err(|source| DownloadError::file("keep", to, source));
+    match transferred {
+        Ok(Transferred::Whole(new)) => {
+            // In this order a file never has the ETag of another one.
+            let _ = fs::remove_file(&etag);
+            keep(&partial, path)?;
+            if let Some(new) = new {
+                fs::write(&etag, new).map_err(|source| DownloadError::file("write", &etag, source))?;
+            }
+            let _ = fs::remove_file(&partial_etag);
+            info!(path = %path.display(), "downloaded");
+            Ok(())
+        }
+        Ok(Transferred::Unchanged) => {
+            let _ = fs::remove_file(&partial);
+            Ok(())
+        }
+        Err(error) => {
+            if let Some(etag) = &validators.partial {
+                let _ = fs::write(&partial_etag, etag);
+            }
+            if has_file && error.is_transient() {
+                warn!(%error, "the host does not answer; the model that is there is taken");
+                return Ok(());
+            }
+            Err(error)
+        }
+    }
+}

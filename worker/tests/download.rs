@@ -1,0 +1,297 @@
+//! Models fetched from a local server that speaks the hub's protocol, and from one that does not.
+
+#[path = "download/hub.rs"]
+mod hub;
+
+use std::error::Error as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use tokio::sync::watch;
+use warmpath_worker::download::{
+    DownloadError, DownloadProgress, HubConfig, HubModel, HubToken, ModelSource, Wanted, fetch,
+};
+use warmpath_worker::serving::Phase;
+
+use hub::{COMMIT, FakeHub, Fault, SECOND_COMMIT, TOKEN, content};
+
+/// A machine with an empty cache.
+struct Machine {
+    hub: FakeHub,
+    folder: TempDir,
+    token: Option<&'static str>,
+    offline: bool,
+}
+
+impl Machine {
+    async fn new() -> Self {
+        Self { hub: FakeHub::start().await, folder: TempDir::new().expect("a folder"), token: None, offline: false }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("hub")
+    }
+
+    fn repo_folder(&self) -> PathBuf {
+        self.cache().join("models--acme--tiny-GGUF")
+    }
+
+    fn source(&self, wanted: Wanted, revision: &str) -> ModelSource {
+        let repo = "acme/tiny-GGUF".to_owned();
+        ModelSource::Hub {
+            model: HubModel { name: repo.clone(), repo, revision: revision.to_owned(), wanted },
+            hub: HubConfig {
+                endpoint: self.hub.endpoint.clone(),
+                cache: self.cache(),
+                token: self.token.map(HubToken::new),
+                offline: self.offline,
+            },
+        }
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<PathBuf, DownloadError> {
+        self.fetch_revision(wanted, HubModel::REVISION_DEFAULT).await
+    }
+
+    async fn fetch_revision(&self, wanted: Wanted, revision: &str) -> Result<PathBuf, DownloadError> {
+        fetch_source(&self.source(wanted, revision)).await
+    }
+}
+
+async fn fetch_source(source: &ModelSource) -> Result<PathBuf, DownloadError> {
+    let (phase, _seen) = watch::channel(Phase::Loading { percent: 0 });
+    fetch(source, &mut DownloadProgress::new(Arc::new(phase))).await
+}
+
+fn quant(name: &str) -> Wanted {
+    Wanted::Quant(name.to_owned())
+}
+
+/// Returns an error with its causes.
+fn told(error: &DownloadError) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+}
+
+#[track_caller]
+fn assert_content(path: &Path, name: &str) {
+    assert!(fs::read(path).expect("it is there") == content(name), "{name}");
+}
+
+#[tokio::test]
+async fn a_model_is_kept_as_the_hubs_clients_keep_it_and_fetched_once() {
+    let machine = Machine::new().await;
+    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    assert_eq!(path, machine.repo_folder().join(format!("snapshots/{COMMIT}/tiny-Q4_K_M.gguf")));
+    assert_content(&path, "tiny-Q4_K_M.gguf");
+    let blob = hub::etag("tiny-Q4_K_M.gguf");
+    assert_eq!(fs::read_link(&path).expect("a link"), Path::new("../../blobs").join(&blob));
+    assert_eq!(fs::read_to_string(machine.repo_folder().join("refs/main")).expect("a ref"), COMMIT);
+    assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
+    // What another client has put there is found as well.
+    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    fs::remove_file(&path).expect("unlinked");
+    assert_eq!(machine.fetch(Wanted::Any).await.expect("found by its blob"), path);
+    assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
+    assert!(!machine.repo_folder().join(format!("blobs/{blob}.incomplete")).exists());
+}
+
+#[tokio::test]
+async fn every_file_of_a_split_model_is_fetched() {
+    let machine = Machine::new().await;
+    let path = machine.fetch(quant("q8_0")).await.expect("fetched");
+    for name in ["parts/tiny-Q8_0-00001-of-00002.gguf", "parts/tiny-Q8_0-00002-of-00002.gguf"] {
+        let there = machine.repo_folder().join("snapshots").join(COMMIT).join(name);
+        assert_content(&there, name);
+        assert!(fs::read_link(&there).expect("a link").starts_with("../../../blobs"));
+    }
+    assert!(path.ends_with("tiny-Q8_0-00001-of-00002.gguf"));
+}
+
+#[tokio::test]
+async fn a_download_that_is_cut_goes_on_where_it_was() {
+    let machine = Machine::new().await;
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
+    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    assert_content(&path, "tiny-Q4_K_M.gguf");
+    let begins = machine.hub.begins("tiny-Q4_K_M.gguf");
+    assert!(begins.len() > 2 && begins[0] == 0 && begins.is_sorted_by(|a, b| a < b), "{begins:?}");
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_or_client_has_left_is_gone_on_with() {
+    let machine = Machine::new().await;
+    let blobs = machine.repo_folder().join("blobs");
+    fs::create_dir_all(&blobs).expect("made");
+    let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
+    fs::write(&partial, &content("tiny-Q4_K_M.gguf")[..1234]).expect("written");
+    assert_content(&machine.fetch(Wanted::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
+    assert_eq!(machine.hub.begins("tiny-Q4_K_M.gguf"), [1234]);
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_has_left_damaged_is_fetched_anew() {
+    let machine = Machine::new().await;
+    let blobs = machine.repo_folder().join("blobs");
+    fs::create_dir_all(&blobs).expect("made");
+    let whole = content("tiny-Q4_K_M.gguf").len();
+    for damaged in [vec![7; 1234], vec![7; whole], vec![7; whole + 1]] {
+        let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
+        fs::write(&partial, damaged).expect("written");
+        let path = machine.fetch(Wanted::Any).await.expect("fetched");
+        assert_content(&path, "tiny-Q4_K_M.gguf");
+        fs::remove_file(blobs.join(hub::etag("tiny-Q4_K_M.gguf"))).expect("deleted");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_knows_no_ranges_is_asked_from_the_beginning() {
+    let machine = Machine::new().await;
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::NoRanges);
+    let blobs = machine.repo_folder().join("blobs");
+    fs::create_dir_all(&blobs).expect("made");
+    let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
+    fs::write(&partial, &content("tiny-Q4_K_M.gguf")[..1234]).expect("written");
+    assert_content(&machine.fetch(Wanted::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
+}
+
+#[tokio::test]
+async fn what_arrives_damaged_is_refused_and_deleted() {
+    let machine = Machine::new().await;
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Damaged);
+    let error = machine.fetch(Wanted::Any).await.expect_err("damaged");
+    assert!(matches!(error, DownloadError::Checksum { .. }), "{error}");
+    let blobs: Vec<_> = fs::read_dir(machine.repo_folder().join("blobs")).expect("a folder").collect();
+    assert!(blobs.is_empty() && !machine.repo_folder().join("snapshots").exists(), "{blobs:?}");
+    assert!(!machine.repo_folder().join("refs").exists());
+}
+
+#[tokio::test]
+async fn the_token_goes_to_the_hub_and_never_where_it_redirects() {
+    let mut machine = Machine::new().await;
+    machine.hub.is_gated(true);
+    let error = machine.fetch(Wanted::Any).await.expect_err("gated");
+    let text = told(&error);
+    assert!(matches!(error, DownloadError::Denied { status: 401, .. }), "{text}");
+    assert!(text.contains("Access to model acme/tiny-GGUF is restricted") && text.contains("HF_TOKEN"), "{text}");
+    machine.token = Some("hf_wrong");
+    let text = told(&machine.fetch(Wanted::Any).await.expect_err("another's token"));
+    assert!(text.contains("403") && !text.contains("hf_wrong"), "{text}");
+    machine.token = Some(TOKEN);
+    machine.fetch(Wanted::Any).await.expect("fetched");
+    assert!(machine.hub.n_with_token() > 0);
+    assert_eq!(machine.hub.n_with_token_elsewhere(), 0);
+}
+
+#[tokio::test]
+async fn a_revision_is_what_was_asked_for() {
+    let machine = Machine::new().await;
+    let path = machine.fetch_revision(Wanted::Any, "v2").await.expect("fetched");
+    assert!(path.to_string_lossy().contains(SECOND_COMMIT), "{}", path.display());
+    assert_eq!(fs::read_to_string(machine.repo_folder().join("refs/v2")).expect("a ref"), SECOND_COMMIT);
+    let by_commit = machine.fetch_revision(Wanted::Any, SECOND_COMMIT).await.expect("found");
+    assert_eq!(by_commit, path);
+    let error = machine.fetch_revision(Wanted::Any, "v3").await.expect_err("no such branch");
+    assert!(matches!(error, DownloadError::NotFound { .. }), "{error}");
+    assert!(told(&error).contains("Invalid rev id"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_refused_with_what_is() {
+    let machine = Machine::new().await;
+    let text = told(&machine.fetch(quant("Q2_K")).await.expect_err("no such quantization"));
+    assert!(text.contains("Q2_K") && text.contains("00002-of-00002.gguf, tiny-Q4_K_M.gguf"), "{text}");
+    let text = told(&machine.fetch(Wanted::File("other.gguf".to_owned())).await.expect_err("no such file"));
+    assert!(text.contains("no file other.gguf") && text.contains("tiny-Q4_K_M.gguf"), "{text}");
+}
+
+#[tokio::test]
+async fn offline_takes_what_is_there_and_asks_nobody() {
+    let mut machine = Machine::new().await;
+    machine.offline = true;
+    let error = machine.fetch(Wanted::Any).await.expect_err("nothing is there");
+    assert!(matches!(error, DownloadError::NotCached { .. }) && told(&error).contains("--offline"), "{error}");
+    machine.offline = false;
+    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    let n_requests = machine.hub.n_requests();
+    machine.offline = true;
+    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
+    assert_eq!(machine.hub.n_requests(), n_requests);
+}
+
+#[tokio::test]
+async fn a_hub_that_does_not_answer_is_done_without_where_the_model_is_there() {
+    let machine = Machine::new().await;
+    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    machine.hub.is_down(true);
+    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    let error = machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
+    assert!(matches!(error, DownloadError::Broken { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn two_workers_of_a_machine_fetch_a_file_once() {
+    let machine = Machine::new().await;
+    let fetched = tokio::join!(machine.fetch(Wanted::Any), machine.fetch(Wanted::Any));
+    assert_eq!(fetched.0.expect("fetched"), fetched.1.expect("found"));
+    assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
+}
+
+#[tokio::test]
+async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
+    let machine = Machine::new().await;
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Huge);
+    let error = machine.fetch(Wanted::Any).await.expect_err("no disk has an exabyte");
+    assert!(matches!(&error, DownloadError::Room { .. }), "{error}");
+    assert!(error.to_string().contains("GiB left"), "{error}");
+}
+
+#[tokio::test]
+async fn names_of_the_hub_lead_out_of_no_folder() {
+    let machine = Machine::new().await;
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::PathOutside);
+    let text = told(&machine.fetch(quant("Q4_K_M")).await.expect_err("it is left out"));
+    assert!(!text.contains(".."), "{text}");
+}
+
+#[tokio::test]
+async fn a_long_list_of_files_is_read_to_its_end() {
+    let machine = Machine::new().await;
+    machine.hub.fault("", Fault::ManyPages);
+    machine.fetch(quant("Q8_0")).await.expect("it is on the last page");
+}
+
+#[tokio::test]
+async fn a_model_of_any_address_is_fetched_again_when_its_host_has_another_one() {
+    let machine = Machine::new().await;
+    let file = machine.folder.path().join("models/x.gguf");
+    let url = machine.hub.endpoint.join("plain/tiny-Q4_K_M.gguf").expect("an address");
+    let source = |offline| ModelSource::Url { url: url.clone(), file: file.clone(), offline };
+    let error = fetch_source(&source(true)).await.expect_err("nothing is there");
+    assert!(matches!(error, DownloadError::NotCached { .. }), "{error}");
+    machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
+    assert_eq!(fetch_source(&source(false)).await.expect("fetched"), file);
+    assert_content(&file, "tiny-Q4_K_M.gguf");
+    assert_eq!(machine.hub.n_with_token(), 0);
+    let n_served = machine.hub.n_served("tiny-Q4_K_M.gguf");
+    fetch_source(&source(false)).await.expect("unchanged");
+    assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), n_served);
+    machine.hub.replace_plain();
+    fetch_source(&source(false)).await.expect("fetched");
+    assert!(fs::read(&file).expect("it is there") == hub::replaced());
+    machine.hub.is_down(true);
+    fetch_source(&source(false)).await.expect("what is there is taken");
+    fetch_source(&source(true)).await.expect("what is there is taken");
+}
+
+#[tokio::test]
+async fn a_split_model_of_any_address_is_fetched_whole() {
+    let machine = Machine::new().await;
+    let file = machine.folder.path().join("x.gguf");
+    let url = machine.hub.endpoint.join("plain/parts/tiny-Q8_0-00001-of-00002.gguf").expect("an address");
+    let path = fetch_source(&ModelSource::Url { url, file, offline: false }).await.expect("fetched");
+    assert_eq!(path, machine.folder.path().join("tiny-Q8_0-00001-of-00002.gguf"));
+    assert_content(&machine.folder.path().join("tiny-Q8_0-00002-of-00002.gguf"), "parts/tiny-Q8_0-00002-of-00002.gguf");
+}
