@@ -27,7 +27,8 @@ use crate::download::ModelSource;
 use crate::embedder::TEXTS_PER_BATCH_DEFAULT;
 use crate::embedder::vector::Norm;
 use crate::engine::{
-    AtContextEnd, CacheType, EngineConfig, Generation, PrefixCache, SLOT_CELLS_STEP, SelfTest, ShiftConfig, Switch,
+    AtContextEnd, CacheType, EngineConfig, Fit, Generation, PrefixCache, SLOT_CELLS_STEP,
+    SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SelfTest, ShiftConfig, Switch,
 };
 use crate::fields;
 use flags::Flags;
@@ -199,7 +200,7 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
 
 /// Refuses a context that leaves a slot less than llama.cpp gives at least: it would take more than it was told to.
 fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
-    let total = flags.ctx_size;
+    let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);
     if total == 0 || each >= SLOT_CELLS_STEP || embedding::is_asked_for(flags) {
         return Ok(());
@@ -252,7 +253,11 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         // Where the model is fetched first, its path comes from there.
         model: source.local().cloned().unwrap_or_default(),
         n_slots,
-        context_tokens_total: flags.ctx_size,
+        context_tokens_total: flags.ctx_size.unwrap_or(0),
+        slot_tokens_max: flags.ctx_size.map_or(SLOT_CONTEXT_TOKENS_DEFAULT_MAX, |_| u32::MAX),
+        fit: flags
+            .fit
+            .then(|| Fit { spare_bytes: flags.fit_target.saturating_mul(1 << 20), slot_tokens_min: flags.fit_ctx }),
         threads,
         threads_batch: flags.threads_batch.unwrap_or(threads),
         n_gpu_layers: flags.n_gpu_layers,
@@ -432,6 +437,18 @@ mod tests {
     }
 
     #[test]
+    fn a_context_that_is_not_given_is_fitted_and_0_is_all_of_the_models() {
+        let wanted = |flags: &str, n_ctx_train| {
+            let engine = config(&format!("-m a.gguf -np 2 {flags}")).unwrap().engine;
+            (engine.cells_wanted(n_ctx_train), engine.fit.map(|fit| (fit.spare_bytes >> 20, fit.slot_tokens_min)))
+        };
+        assert_eq!(wanted("", 131_072), (2 * 8192, Some((1024, 4096))));
+        assert_eq!(wanted("-c 0", 131_072), (2 * 131_072, Some((1024, 4096))));
+        assert_eq!(wanted("-c 0 -fitt 256 -fitc 512", 2048), (2 * 2048, Some((256, 512))));
+        assert_eq!(wanted("-c 1024 -fit off", 131_072), (1024, None));
+    }
+
+    #[test]
     fn a_chat_template_is_named_or_written_down() {
         let template = |flags: &[&str]| {
             let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
@@ -469,7 +486,10 @@ mod tests {
             ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
             ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
             ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
-            ("--chat-template llama", "--chat-template: llama is neither Jinja nor a built-in template; those are chatml, "),
+            (
+                "--chat-template llama",
+                "--chat-template: llama is neither Jinja nor a built-in template; those are chatml, ",
+            ),
         ];
         for (flags, expected) in cases {
             let error = config(&format!("-m a.gguf {flags}")).expect_err(flags);

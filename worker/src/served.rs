@@ -13,7 +13,7 @@ use warmpath_prompt::PromptMaker;
 
 use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
-use crate::engine::{CacheTotals, CounterValues};
+use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
 use crate::serving::{Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
@@ -47,6 +47,8 @@ pub struct Embedding {
     pub publisher: Publisher,
     /// Bounds the work that requests cost before they reach the embedder.
     pub preparing: Preparing,
+    /// Memory that it takes; absent where that is not known.
+    pub memory: Option<MemoryUse>,
 }
 
 /// Is what every loaded worker has.
@@ -70,6 +72,8 @@ pub struct Base<'a> {
     pub n_params: u64,
     /// Is the size of the model's tensors.
     pub model_bytes: u64,
+    /// Memory that it takes; absent where that is not known.
+    pub memory: Option<MemoryUse>,
 }
 
 impl Served {
@@ -86,6 +90,7 @@ impl Served {
                 description: &serving.engine.facts().description,
                 n_params: serving.engine.facts().n_params,
                 model_bytes: serving.engine.facts().model_bytes,
+                memory: serving.memory,
             },
             Self::Embedder(embedding) => Base {
                 model: &embedding.model,
@@ -97,6 +102,7 @@ impl Served {
                 description: &embedding.embedder.facts().description,
                 n_params: embedding.embedder.facts().n_params,
                 model_bytes: embedding.embedder.facts().model_bytes,
+                memory: embedding.memory,
             },
         }
     }

@@ -14,7 +14,7 @@ use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
-use crate::engine::{EngineError, EngineHandle, Generation};
+use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
 use crate::served::Served;
 use crate::summary::Publisher;
@@ -62,6 +62,8 @@ pub struct Serving {
     pub publisher: Publisher,
     /// Bounds the work that requests cost before they reach the engine.
     pub preparing: Preparing,
+    /// Memory that it takes; absent where that is not known.
+    pub memory: Option<MemoryUse>,
 }
 
 /// Is a GGUF file of the model's metadata without tensors.

@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory as _, Parser, ValueEnum};
+use clap::{ArgAction, CommandFactory as _, Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
 use warmpath_shell::environment;
 use warmpath_shell::listen::ListenFlags;
@@ -16,8 +17,8 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
-use super::source::SourceFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
+use super::source::SourceFlags;
 
 /// Is the flags of one start, unchecked.
 #[derive(Debug, Clone, Parser)]
@@ -58,10 +59,23 @@ pub struct Flags {
     pub slots: Option<u16>,
 
     /// Tokens of context of all slots together. They are divided equally: unlike in llama-server, a prompt and its answer have
-    /// --ctx-size / --slots tokens. 0 means what the model was trained for, at most 8192, for each slot. With --embedding the
-    /// longest text, where 0 means at most 2048.
-    #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS", default_value_t = 0)]
-    pub ctx_size: u32,
+    /// --ctx-size / --slots tokens. 0 means what the model was trained for, for each slot, as far as it fits (--fit) [default:
+    /// the same, but at most 8192 for each slot]. With --embedding the longest text, by default at most 2048.
+    #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS")]
+    pub ctx_size: Option<u32>,
+
+    /// Make a context whose size is not given smaller where memory has no room for it (-fit).
+    #[arg(long, env = "WARMPATH_FIT", value_name = "WHEN", default_value = "on", action = ArgAction::Set)]
+    #[arg(value_parser = BoolishValueParser::new())]
+    pub fit: bool,
+
+    /// Memory that a fitted context leaves free (-fitt).
+    #[arg(long, env = "WARMPATH_FIT_TARGET", value_name = "MIB", default_value_t = 1024)]
+    pub fit_target: u64,
+
+    /// Least context of a slot that is fitted (-fitc).
+    #[arg(long, env = "WARMPATH_FIT_CTX", value_name = "TOKENS", default_value_t = 4096)]
+    pub fit_ctx: u32,
 
     /// Threads that generate. The default is the number of processors.
     #[arg(short, long, env = "WARMPATH_THREADS", value_name = "N")]

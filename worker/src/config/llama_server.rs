@@ -59,6 +59,9 @@ pub const ROWS: &[Row] = &[
     row("-hft", Value, Same("--hf-token")),
     row("-mu", Value, Same("--model-url")),
     row("-ub", Value, Same("--ubatch-size")),
+    row("-fit", Value, Same("--fit")),
+    row("-fitt", Value, Same("--fit-target")),
+    row("-fitc", Value, Same("--fit-ctx")),
     row("-ctk", Value, Same("--cache-type-k")),
     row("-ctv", Value, Same("--cache-type-v")),
     row("-fa", Value, Same("--flash-attn")),
@@ -92,7 +95,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "-lm --load-mode -lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
-         --swa-checkpoints -cms --checkpoint-min-step -fit --fit -fitt --fit-target -fitc --fit-ctx -to --timeout \
+         --swa-checkpoints -cms --checkpoint-min-step -to --timeout \
          --threads-http",
         Value,
         Ignored("the worker decides that itself"),

@@ -8,29 +8,31 @@ use llama_cpp_sys_2 as sys;
 use super::EmbedConfig;
 use super::compute::pooling_type;
 use super::layout::{Layout, ModelFacts};
-use crate::engine::{Bytes, Outline, StartError};
+use crate::engine::{Bytes, MemoryUse, Outline, StartError};
 
 /// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is the least that they take.
 ///
 /// Source: as the engine's: llama.cpp keeps 48 bytes for each token even where it allocates nothing else.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
 
-/// Refuses to load a model whose context and computation need more memory than is available.
+/// Returns what a model's weights, context and computation take; absent where llama.cpp cannot say: then the loading itself will say
+/// why.
 ///
-/// Where llama.cpp cannot say what they need, the loading itself will say why.
-/// Cost: reads the model's metadata. Errors: `Memory`.
-pub fn check_memory(config: &EmbedConfig, available: u64) -> Result<(), StartError> {
-    let Some(outline) = Outline::load(&config.engine) else { return Ok(()) };
+/// Cost: reads the model's metadata. Errors: `Memory` where they need more memory than is available.
+pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
+    let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
     let facts = ModelFacts { meta: &|key| outline.meta(key), n_ctx_train: outline.n_ctx_train() };
     let layout = Layout::new(&facts, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
-    let Some(memory) = outline.context(params(config, layout, asked_tokens)) else { return Ok(()) };
+    let Some(memory) = outline.context(params(config, layout, asked_tokens)) else { return Ok(None) };
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
     let (context, compute, copied) = (grown(memory.context), grown(memory.compute), memory.weights_repacked);
     let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
-    tracing::debug!(needed = %Bytes(needed), available = %Bytes(available), "memory");
+    let mapped = memory.weights_as_in_file;
+    let shown = MemoryUse { mapped, copied, context, compute, stored: 0, available };
+    shown.log();
     if needed <= available {
-        return Ok(());
+        return Ok(Some(shown));
     }
     let parts = format!(
         "{} for the KV cache and {} for computing {} tokens at once (--ctx-size, --ubatch-size, --slots), {} for weights \
@@ -39,7 +41,7 @@ pub fn check_memory(config: &EmbedConfig, available: u64) -> Result<(), StartErr
         Bytes(compute),
         layout.batch_tokens,
         Bytes(copied),
-        Bytes(memory.weights_as_in_file),
+        Bytes(mapped),
     );
     let fits = match needed - copied <= needed.saturating_sub(available) {
         true => "no --ctx-size would fit: a smaller model may".to_owned(),

@@ -12,7 +12,7 @@ use warmpath_worker_core::prefix_tree::BlockHasher;
 
 use super::SelfTestReport;
 use super::adapters::AdapterFile;
-use super::footprint::Bytes;
+use super::footprint::{Bytes, Fit};
 use crate::store::StoreError;
 
 /// Is the largest context that a slot gets when the size is not given.
@@ -35,9 +35,12 @@ pub struct EngineConfig {
     pub model: PathBuf,
     /// Is the number of slots; 1 to [`SLOTS_MAX`].
     pub n_slots: u16,
-    /// Is the cells of all slots together; 0 means `n_slots` times the trained context, at most
-    /// [`SLOT_CONTEXT_TOKENS_DEFAULT_MAX`] each.
+    /// Is the cells of all slots together; 0 means `n_slots` times the trained context, at most `slot_tokens_max` each.
     pub context_tokens_total: u32,
+    /// Most cells of a slot where the cells of all are not given. Units: tokens.
+    pub slot_tokens_max: u32,
+    /// How cells that are not given are fitted to the memory; absent where they are not.
+    pub fit: Option<Fit>,
     /// Is the threads that compute a step with one token per sequence; 0 means one per processor.
     pub threads: u16,
     /// Is the threads that compute a step with prompts in it; 0 means as `threads`.
@@ -185,6 +188,8 @@ impl Default for EngineConfig {
             model: PathBuf::new(),
             n_slots: 4,
             context_tokens_total: 0,
+            slot_tokens_max: SLOT_CONTEXT_TOKENS_DEFAULT_MAX,
+            fit: None,
             threads: 0,
             threads_batch: 0,
             n_gpu_layers: 0,
@@ -224,6 +229,14 @@ impl EngineConfig {
     /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
     pub fn kv_unified_settled(&self) -> bool {
         self.kv_unified.choice().unwrap_or(self.n_gpu_layers > 0)
+    }
+
+    /// Returns the cells of all slots together, for a model that was trained on a context of so many tokens.
+    pub fn cells_wanted(&self, n_ctx_train: u32) -> u32 {
+        match self.context_tokens_total {
+            0 => n_ctx_train.clamp(1, self.slot_tokens_max).saturating_mul(u32::from(self.n_slots)),
+            given => given,
+        }
     }
 
     /// Names what the stored state of a model depends on, as far as it is known before the model is loaded: equal names mean equal

@@ -1,4 +1,5 @@
-//! What a worker will take of the machine's memory, and whether that is there; asked before anything is loaded.
+//! What a worker will take of the machine's memory, whether that is there, and how large a context fits; asked before anything is
+//! loaded.
 //!
 //! Not here: how much there is (`machine`), the calls into llama.cpp (`llama::measure`).
 //! The idea: llama.cpp says itself what a context of a size would take, without taking it. Beyond a size that is cheap to ask for, the
@@ -6,6 +7,8 @@
 //! room is needed.
 
 use std::fmt;
+
+use serde::Serialize;
 
 use super::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
 use super::llama;
@@ -45,6 +48,62 @@ pub(super) struct Asked {
     pub(super) large: Taken,
     /// The answer for half as many.
     pub(super) small: Taken,
+}
+
+/// How a context whose size is not given is fitted to the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// Memory that stays free. Units: bytes.
+    pub spare_bytes: u64,
+    /// Least context of a slot. Units: tokens.
+    pub slot_tokens_min: u32,
+}
+
+/// What a worker takes of the machine's memory, as `/props` shows it. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// Weights that are mapped from the file; the system takes their memory back where room is needed.
+    #[serde(rename = "weights_mapped_bytes")]
+    pub mapped: u64,
+    /// Weights that are copied, and adapters.
+    #[serde(rename = "weights_copied_bytes")]
+    pub copied: u64,
+    /// KV cache and recurrent state.
+    #[serde(rename = "kv_cache_bytes")]
+    pub context: u64,
+    /// Buffers of the computation.
+    #[serde(rename = "compute_bytes")]
+    pub compute: u64,
+    /// Most that is stored beyond the slots.
+    #[serde(rename = "cache_ram_bytes")]
+    pub stored: u64,
+    /// Memory that was available before anything was loaded.
+    #[serde(rename = "available_bytes")]
+    pub available: u64,
+}
+
+impl MemoryUse {
+    /// Logs it in one line.
+    pub fn log(&self) {
+        tracing::info!(
+            weights_mapped = %Bytes(self.mapped),
+            weights_copied = %Bytes(self.copied),
+            kv_cache = %Bytes(self.context),
+            compute = %Bytes(self.compute),
+            cache_ram = %Bytes(self.stored),
+            available = %Bytes(self.available),
+            "memory"
+        );
+    }
+}
+
+/// What a worker will take, and the size of its context for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Memory that is taken.
+    pub memory: MemoryUse,
+    /// Cells of all slots together, where fewer fit than are wanted.
+    pub fitted_cells: Option<u32>,
 }
 
 /// What a worker takes of the machine's memory. Units: bytes.
@@ -92,6 +151,24 @@ impl Footprint {
         Some(fitting / step * step).filter(|cells| *cells > 0)
     }
 
+    /// Returns the cells of all slots together that leave memory free beside everything, the weights too; absent where those that are
+    /// wanted do. No slot gets fewer than the least.
+    fn fitted(&self, available: u64, fit: Fit) -> Option<u64> {
+        let room = available.saturating_sub(fit.spare_bytes).saturating_sub(self.mapped);
+        if self.needed() <= room {
+            return None;
+        }
+        let step = u64::from(SLOT_CELLS_STEP);
+        let least = u64::from(fit.slot_tokens_min).next_multiple_of(step) * self.n_slots;
+        let cells = self.cells_that_fit(room).unwrap_or(0).max(least);
+        (cells < self.taken.n_cells).then_some(cells)
+    }
+
+    fn shown(&self, available: u64) -> MemoryUse {
+        let Self { mapped, copied, stored, taken: Taken { context, compute, .. }, .. } = *self;
+        MemoryUse { mapped, copied, context, compute, stored, available }
+    }
+
     /// Errors: `Memory` where less is available than is needed.
     fn check(&self, available: u64) -> Result<(), StartError> {
         if self.needed() <= available {
@@ -136,21 +213,42 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Refuses to load a model whose context, computation and stored state need more memory than is available.
+/// Returns what a model's weights, context, computation and stored state take; absent where llama.cpp cannot say: then the loading
+/// itself will say why. A context whose size is not given is made smaller where it does not fit.
 ///
-/// Where llama.cpp cannot say what they need, the loading itself will say why.
-/// Cost: reads the model's metadata. Errors: `Memory`.
-pub fn check(config: &EngineConfig, available: u64) -> Result<(), StartError> {
-    // Half of what is asked about leaves each slot another size.
-    let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
-    let Some(asked) = llama::measure::ask(config, asked_cells_max) else { return Ok(()) };
-    let footprint = Footprint::new(&asked, (config.store.ram_bytes, config.n_slots));
-    tracing::debug!(needed = %Bytes(footprint.needed()), available = %Bytes(available), %footprint, "memory");
+/// Cost: reads the model's metadata, twice where the context is made smaller. Errors: `Memory` where they need more memory than is
+/// available.
+pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
+    let Some(mut footprint) = ask(config) else { return Ok(None) };
+    let wanted_cells = footprint.taken.n_cells;
+    let fit = config.fit.filter(|_| config.context_tokens_total == 0);
+    let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
+    if let Some(cells) = fitted_cells {
+        // Slopes are good enough for a choice; what is shown and checked is asked for.
+        let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
+        footprint = ask(&smaller).unwrap_or(footprint);
+        let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
+        tracing::warn!(
+            slot_tokens,
+            wanted,
+            "each slot gets a smaller context, as the memory has no room for more (--fit)"
+        );
+    }
+    let memory = footprint.shown(available);
+    memory.log();
     if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
         let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
         tracing::warn!(%model, %left, "the model's file does not fit into the memory that is left: it is read again and again");
     }
-    footprint.check(available)
+    footprint.check(available)?;
+    Ok(Some(MemoryPlan { memory, fitted_cells }))
+}
+
+fn ask(config: &EngineConfig) -> Option<Footprint> {
+    // Half of what is asked about leaves each slot another size.
+    let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
+    let asked = llama::measure::ask(config, asked_cells_max)?;
+    Some(Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)))
 }
 
 #[cfg(test)]
@@ -193,6 +291,25 @@ mod tests {
         assert!(footprint(fits).needed() <= 100 * MIB && footprint(fits + 2 * 512).needed() > 100 * MIB, "{fits}");
         let nothing = large.check(4 * MIB).expect_err("nothing fits").to_string();
         assert!(nothing.contains("no --ctx-size would fit"), "{nothing}");
+    }
+
+    #[test]
+    fn a_context_that_is_not_given_leaves_memory_free_beside_the_weights() {
+        let fit = Fit { spare_bytes: 64 * MIB, slot_tokens_min: 4096 };
+        let large = footprint(1 << 24);
+        let all = large.needed() + 500 * MIB + 64 * MIB;
+        assert_eq!(large.fitted(all, fit), None);
+        for available in [all - 1, all / 2, 700 * MIB] {
+            let cells = large.fitted(available, fit).expect("it is made smaller");
+            assert_eq!(cells % (2 * u64::from(SLOT_CELLS_STEP)), 0);
+            assert!(footprint(cells).needed() + 564 * MIB <= available, "{available}");
+            assert!(footprint(cells + 1024).needed() + 564 * MIB > available, "{available}");
+        }
+        // The least is taken even where it leaves less free; whether it fits at all is another question.
+        assert_eq!(large.fitted(100 * MIB, fit), Some(2 * 4096));
+        assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
+        let odd = Fit { slot_tokens_min: 4000, ..fit };
+        assert_eq!(large.fitted(0, odd), Some(2 * 4096));
     }
 
     #[test]

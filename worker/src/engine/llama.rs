@@ -28,7 +28,7 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 
 use super::SelfTestReport;
 use super::adapters::Adapters;
-use super::config::{CacheType, EngineConfig, EngineFacts, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, StartError};
+use super::config::{CacheType, EngineConfig, EngineFacts, SLOTS_MAX, StartError};
 
 /// Is told the loaded share of a model and says whether to go on.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
@@ -59,11 +59,7 @@ const SPARE_CELLS: u32 = 256;
 
 /// Makes the context of `model`, with `spare` sequences beyond those of the slots.
 fn context<'m>(model: &'m LlamaModel, config: &EngineConfig, spare: Spare) -> Result<LlamaContext<'m>, StartError> {
-    let per_slot = model.n_ctx_train().clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
-    let n_ctx = match config.context_tokens_total {
-        0 => per_slot.saturating_mul(u32::from(config.n_slots)),
-        given => given,
-    };
+    let n_ctx = config.cells_wanted(model.n_ctx_train());
     let (spare_sequences, spare_cells) = match spare {
         Spare::One => (1, SPARE_CELLS),
         Spare::None => (0, 0),

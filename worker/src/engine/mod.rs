@@ -47,7 +47,7 @@ pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
-pub use footprint::{Bytes, check as check_memory};
+pub use footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
 pub(crate) use llama::measure::Outline;

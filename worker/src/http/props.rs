@@ -35,6 +35,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "eos_token": piece(vocabulary.eos),
         "build_info": concat!("warmpath-worker ", env!("CARGO_PKG_VERSION")),
         "model_info": base.model,
+        "memory": base.memory,
     });
     if let Served::Generator(serving) = &served {
         let facts = serving.engine.facts();

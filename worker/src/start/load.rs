@@ -22,7 +22,7 @@ use crate::backends;
 use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
-use crate::engine::{self, Engine, EngineHandle, EngineUpdate};
+use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
 use crate::machine;
 use crate::metrics::Metrics;
 use crate::served::{Embedding, Served};
@@ -73,13 +73,16 @@ impl Drop for StopOnDrop {
 pub async fn load(job: Job) -> Result<Served, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
-    let Job { config, identity, phase, metrics } = job;
+    let Job { mut config, identity, phase, metrics } = job;
     let progress = Progress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
-    let checked = config.clone();
-    let checked = tokio::task::spawn_blocking(move || check_memory(&checked)).await;
-    checked.map_err(RunError::Panicked)??;
+    let planned = config.clone();
+    let planned = tokio::task::spawn_blocking(move || plan_memory(&planned)).await;
+    let (memory, fitted_cells) = planned.map_err(RunError::Panicked)??;
+    if let Some(cells) = fitted_cells {
+        config.engine.context_tokens_total = cells;
+    }
     let worker_config = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
@@ -109,6 +112,7 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
             loaded_at_s,
             publisher,
             preparing,
+            memory,
         })),
         Computes::Embedder(embedder) => Served::Embedder(Arc::new(Embedding {
             embedder,
@@ -120,18 +124,22 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
             loaded_at_s,
             publisher,
             preparing,
+            memory,
         })),
     })
 }
 
+/// Returns what is taken of the machine's memory, and the cells of all slots where fewer fit than are wanted.
+///
 /// Errors: `Engine` where the machine has too little memory.
-fn check_memory(config: &Config) -> Result<(), RunError> {
-    let Some(available) = machine::available_bytes() else { return Ok(()) };
-    let checked = match embed_config(config) {
-        None => engine::check_memory(&config.engine, available),
-        Some(embed) => embedder::check_memory(&embed, available),
+fn plan_memory(config: &Config) -> Result<(Option<MemoryUse>, Option<u32>), RunError> {
+    let Some(available) = machine::available_bytes() else { return Ok((None, None)) };
+    let planned = match embed_config(config) {
+        None => engine::plan_memory(&config.engine, available)
+            .map(|plan| (plan.map(|plan| plan.memory), plan.and_then(|plan| plan.fitted_cells))),
+        Some(embed) => embedder::plan_memory(&embed, available).map(|memory| (memory, None)),
     };
-    checked.map_err(RunError::Engine)
+    planned.map_err(RunError::Engine)
 }
 
 /// Returns how a worker embeds or ranks, if it does.

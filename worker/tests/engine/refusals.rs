@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{
-    Bytes, CacheType, Engine, EngineConfig, EngineError, EngineUpdate, StartError, Switch, check_memory,
+    Bytes, CacheType, Engine, EngineConfig, EngineError, EngineUpdate, Fit, StartError, Switch, plan_memory,
 };
 
 use super::support::{PATIENCE, ask, config, start, stop, tokens, until};
@@ -198,7 +198,7 @@ fn what_a_context_needs_follows_its_size_its_types_and_the_slots() {
     let needed = |change: fn(&mut EngineConfig)| {
         let mut config = EngineConfig { context_tokens_total: 1 << 20, ..config(Preset::Tiny) };
         change(&mut config);
-        match check_memory(&config, 1) {
+        match plan_memory(&config, 1) {
             Err(StartError::Memory { needed: Bytes(needed), .. }) => needed,
             other => panic!("a byte is too little: {other:?}"),
         }
@@ -211,5 +211,24 @@ fn what_a_context_needs_follows_its_size_its_types_and_the_slots() {
     let stored = needed(|config| config.store.ram_bytes += 1 << 30);
     assert_eq!(stored, base + (1 << 30));
     let config = config(Preset::Tiny);
-    assert!(check_memory(&config, 1 << 40).is_ok());
+    let plan = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp says what it takes");
+    assert_eq!((plan.fitted_cells, plan.memory.available), (None, 1 << 40));
+    assert!(plan.memory.context > 0 && plan.memory.compute > 0);
+}
+
+#[test]
+fn a_context_that_is_not_given_is_made_as_large_as_memory_allows() {
+    let fit = Some(Fit { spare_bytes: 1 << 20, slot_tokens_min: 256 });
+    let config = EngineConfig { context_tokens_total: 0, fit, ..config(Preset::Tiny) };
+    let all = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp says what it takes").memory;
+    let needed = all.context + all.compute + all.copied + all.stored;
+    let available = needed + all.mapped + (1 << 20) - all.context / 2;
+    let plan = plan_memory(&config, available).expect("a smaller one fits").expect("a plan");
+    let cells = plan.fitted_cells.expect("it is smaller");
+    assert!(plan.memory.context < all.context && plan.memory.context >= all.context / 3, "{plan:?} {all:?}");
+    let given = EngineConfig { context_tokens_total: 1 << 20, ..config.clone() };
+    assert!(matches!(plan_memory(&given, available), Err(StartError::Memory { .. })), "what is given is kept");
+    // What is left unfixed comes out as planned.
+    let engine = EngineConfig { context_tokens_total: cells, ..config };
+    assert_eq!(engine.cells_wanted(1), cells);
 }

@@ -5,9 +5,12 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
+use axum::Router;
+use axum::routing::get;
 use futures::StreamExt;
 use reqwest::StatusCode;
 use serde_json::json;
+use tokio::net::TcpListener;
 use warmpath_bench::model::{Preset, write_split_model};
 
 use crate::harness::{PATIENCE, TestWorker, events, folder, model, tiny};
@@ -76,6 +79,29 @@ fn a_folder_that_cannot_hold_state_is_refused_before_loading() {
 fn a_context_that_leaves_slots_less_than_they_have_at_least_is_refused() {
     let log = refused(tiny(), &["-c", "100", "--slots", "8"]);
     assert!(log.contains("100 tokens for 8 slots are 12 for each") && log.contains("give 2048 or more"), "{log}");
+}
+
+#[tokio::test]
+async fn a_model_is_fetched_before_it_is_served_and_kept() {
+    let router =
+        Router::new().route("/tiny.gguf", get(|| async { std::fs::read(tiny()).expect("the model is there") }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    let host = tokio::spawn(async move { axum::serve(listener, router).await });
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("kept.gguf");
+    let flags = format!("--model-url http://{address}/tiny.gguf --slots 1 --ctx-size 512");
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+    for more in ["", "--offline"] {
+        let worker = TestWorker::start_model(&place, &format!("{flags} {more}")).await;
+        assert_eq!(worker.try_ask("/v1/chat/completions", &chat).await.0, 200);
+        let props = worker.get_json("/props").await;
+        assert_eq!(props["model_path"], json!(place));
+        let kv_cache = props["memory"]["kv_cache_bytes"].as_u64();
+        assert!(kv_cache.is_some_and(|bytes| bytes > 0), "{props}");
+        worker.stop().await.expect("it served");
+        host.abort();
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 use warmpath_llama_chat::{ContextMemory, context_memory};
 
 use super::{SPARE_CELLS, kv_type};
-use crate::engine::config::{EngineConfig, SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX};
+use crate::engine::config::{EngineConfig, SLOTS_MAX};
 use crate::engine::footprint::{Asked, Taken};
 
 /// Longest value of the metadata that is read, with the byte behind it. Source: architectures and types have some twenty bytes.
@@ -102,11 +102,7 @@ impl Outline {
 /// Cost: that of reading the model's metadata twice.
 pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
     let model = Outline::load(config)?;
-    let per_slot = model.n_ctx_train().clamp(1, SLOT_CONTEXT_TOKENS_DEFAULT_MAX);
-    let wanted_cells = match config.context_tokens_total {
-        0 => u64::from(per_slot) * u64::from(config.n_slots),
-        given => given.into(),
-    };
+    let wanted_cells = u64::from(config.cells_wanted(model.n_ctx_train()));
     let large_cells = wanted_cells.min(asked_cells_max);
     let large = model.generating(config, large_cells)?;
     let small_cells = (large_cells / 2).max(1);

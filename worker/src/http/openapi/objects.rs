@@ -152,6 +152,7 @@ fn models() -> Named {
                 "eos_token": "string",
                 "build_info": "string",
                 "model_info": "object",
+                "memory": "object|null",
                 "flash_attn?": "boolean",
                 "kv_unified?": "boolean",
                 "self_test?": {},
