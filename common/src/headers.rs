@@ -35,3 +35,7 @@ pub const DEBUG: &str = "x-warmpath-debug";
 pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
 /// Types of tools in the request that were left out, because neither the router nor the worker runs them.
 pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
+/// Names of tools whose arguments may break their schemas in the answer.
+pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
+/// Number of prompt tokens before the place where a prompt leaves an answer that the worker gave before.
+pub const ANSWER_BREAK: &str = "x-warmpath-answer-break";

@@ -87,10 +87,10 @@ pub async fn answer(app: &App, mut arrival: Arrival) -> Result<Response, Request
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
-    let (app, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
-    let attempts = |comments| async move { attempt_until_answered(&app, arrival, (prepared, hold), &comments).await };
+    let (own, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
+    let attempts = |comments| async move { attempt_until_answered(&own, arrival, (prepared, hold), &comments).await };
     let mut response = early::answer(client, attempts).await?;
-    diagnosis.add_to(&mut response);
+    diagnosis.add_to(app, &mut response);
     Ok(response)
 }
 

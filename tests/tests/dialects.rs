@@ -110,3 +110,34 @@ async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn tools_and_a_schema_go_through_the_router_together_and_the_answer_is_one_of_both() -> anyhow::Result<()> {
+    let rig = Rig::start(1, &[]).await?;
+    let object = |name: &str, values: Value| json!({"type": "object", "properties": {name: {"enum": values}}, "required": [name], "additionalProperties": false});
+    let url = format!("{}/v1/responses", rig.router_url());
+    let (mut n_calls, mut n_by_schema) = (0, 0);
+    for seed in 0..30 {
+        let body = json!({
+            "input": "Is it raining?", "max_output_tokens": 200, "parallel_tool_calls": false,
+            "tools": [{"type": "function", "name": "look", "parameters": object("city", json!(["Oslo", "Rome"])), "strict": true}],
+            "text": {"format": {"type": "json_schema", "name": "sky", "strict": true, "schema": object("sky", json!(["blue", "grey"]))}},
+            "temperature": 50, "top_k": 0, "top_p": 1, "min_p": 0, "seed": seed,
+        });
+        let reply = rig.post(&url, &body).await?;
+        anyhow::ensure!(reply.status == 200, "{}", reply.text);
+        let answer = reply.json();
+        let item = &answer["output"][0];
+        if item["type"] == "function_call" {
+            n_calls += 1;
+            let arguments: Value = serde_json::from_str(item["arguments"].as_str().unwrap_or_default())?;
+            assert!(["Oslo", "Rome"].contains(&arguments["city"].as_str().unwrap_or_default()), "{answer}");
+        } else {
+            n_by_schema += 1;
+            let said: Value = serde_json::from_str(item["content"][0]["text"].as_str().unwrap_or_default())?;
+            assert!(["blue", "grey"].contains(&said["sky"].as_str().unwrap_or_default()), "{answer}");
+        }
+    }
+    assert!(n_calls > 0 && n_by_schema > 0, "{n_calls} calls, {n_by_schema} answers by the schema");
+    Ok(())
+}

@@ -121,10 +121,6 @@ pub struct GenerationFields {
     response_format: Option<Value>,
     #[schemars(schema_with = "schemas::json_schema")]
     json_schema: Option<Value>,
-    #[schemars(skip)]
-    tools: Option<Value>,
-    #[schemars(skip)]
-    tool_choice: Option<Value>,
     #[schemars(schema_with = "schemas::logprobs")]
     logprobs: Option<LogprobsField>,
     #[schemars(range(min = 0, max = 20))]
@@ -217,10 +213,6 @@ impl GenerationFields {
                 "ignore_eos",
                 "`ignore_eos` cannot be used with a JSON schema: the answer ends when it is complete",
             );
-        }
-        let has_tools = self.tools.as_ref().and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
-        if has_tools && self.tool_choice.as_ref().is_none_or(|choice| choice != "none") {
-            return refuse("tools", "`tools` cannot be used with a JSON schema, unless `tool_choice` is \"none\"");
         }
         Ok(Some(wanted))
     }

@@ -282,12 +282,14 @@ impl Options {
 /// Adds what a chat's answer needs to the generation.
 ///
 /// An answer that follows a grammar of the client's has no thoughts and is its own content; one that follows a schema may have thoughts
-/// before it. Errors: `Field` where tools may be called besides.
+/// before it, and may be a tool call instead. Errors: `Field` where tools may be called beside a grammar.
 fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
     for prompt in prompts {
         let Some(answer) = &prompt.answer else { continue };
         if generation.sampling.grammar.is_none() && generation.schema.is_none() {
             answer.constrain(generation)?;
+        } else if answer.may_call() && generation.sampling.grammar.is_none() {
+            answer.constrain_either(generation)?;
         } else if answer.may_call() {
             return Err(RequestError::field("grammar", "`grammar` cannot be combined with `tools` that may be called"));
         } else if generation.schema.is_none() || !answer.let_think(generation) {

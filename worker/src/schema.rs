@@ -14,6 +14,7 @@ mod patterns;
 mod pointer;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,6 +23,7 @@ use serde_json::{Map, Value, json};
 
 use node::Node;
 pub use patterns::check_meetings;
+pub use value::{Typing, ValueGrammar, may_nest};
 
 /// Is the most schemas in one, nested and referenced ones counted once each.
 ///

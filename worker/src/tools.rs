@@ -5,6 +5,7 @@
 
 pub mod arguments;
 mod cost;
+pub mod parameters;
 mod schemas;
 
 use std::collections::HashSet;
@@ -92,6 +93,15 @@ impl ToolFields {
     pub fn refused(&self, tool: &Value, reason: &str) -> RequestError {
         let param = self.parameters_of(tool);
         RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
+    }
+
+    /// Returns the error that no schema of a tool that asks for it is kept; absent where no tool does.
+    pub fn none_is_kept(&self) -> Option<RequestError> {
+        let is_strict = |tool: &Value| tool["function"]["strict"] == true;
+        let idx = self.tools.iter().flatten().position(is_strict)?;
+        let param = format!("tools[{idx}].function.strict");
+        let reason = "this model's chat template writes arguments in a form that cannot be kept to a schema";
+        Some(RequestError::field(param.clone(), format!("`{param}`: {reason}")))
     }
 
     /// Returns the path of a tool's schema.

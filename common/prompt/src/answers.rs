@@ -4,14 +4,16 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ChatError, ChatFormat, Reader, ReasoningFormat, ToolChoice};
 
+use crate::caps::Separators;
 use crate::error::PromptError;
 use crate::fitted::FittedTemplate;
 use crate::formats::{CONTENT_MARK, Ending, KnownFormat, REASONING_MARK, Wanted};
 use crate::messages::{Continued, continued, switches};
+use crate::spacing::{Written, spaced};
 
 /// Says what a request wants of the format of its answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +35,7 @@ pub struct AnswerFormat {
     /// Is the end of the prompt that belongs to the answer already.
     prefix: String,
     continues: bool,
+    separators: Option<Separators>,
 }
 
 /// Is the grammar of an answer.
@@ -58,8 +61,11 @@ impl AnswerFormat {
     pub fn grammar(&self) -> Option<AnswerGrammar<'_>> {
         let format = &self.known.format;
         let from = if format.grammar_is_lazy { GrammarFrom::Call } else { GrammarFrom::PromptEnd(&self.prefix) };
-        let without_content = self.known.grammar_without_content.as_ref().filter(|_| !self.continues);
-        let text = without_content.unwrap_or(&format.grammar);
+        let text = match self.known.spaced.get() {
+            _ if self.continues => &format.grammar,
+            Some(Some(spaced)) => spaced,
+            _ => self.known.grammar(),
+        };
         (!text.is_empty()).then_some(AnswerGrammar { text, from })
     }
 
@@ -71,6 +77,12 @@ impl AnswerFormat {
     /// Returns the end of the prompt that belongs to the answer already.
     pub fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Returns what the template writes between the parts of a call's arguments once it is part of a prompt, where that
+    /// is known.
+    pub fn separators(&self) -> Option<Separators> {
+        self.separators
     }
 
     /// Returns whether the answer goes on with a message that the prompt has begun.
@@ -124,7 +136,36 @@ impl FittedTemplate {
             Some(goes_on) => fill(&known.format.generation_prompt, goes_on),
             None => self.generation_prompt(request, prompt, &known.format)?,
         };
-        Ok(Some(AnswerFormat { known, prefix, continues: goes_on.is_some() }))
+        if goes_on.is_none() {
+            known.spaced.get_or_init(|| self.spaced(request, wish, &known));
+        }
+        Ok(Some(AnswerFormat { known, prefix, continues: goes_on.is_some(), separators: self.separators() }))
+    }
+
+    /// Returns the grammar of calls with white space as the template writes it; absent where that cannot be found out.
+    fn spaced(&self, request: &ChatPrompt, wish: &FormatWish, known: &KnownFormat) -> Option<String> {
+        let parameters = |tool: &Json| tool["function"]["parameters"].clone();
+        let has_some = |tool: &&Json| parameters(tool)["properties"].as_object().is_none_or(|named| !named.is_empty());
+        let tool = wish.tools.iter().find(has_some).or(wish.tools.first())?;
+        let name = tool["function"]["name"].as_str()?;
+        let tools: Vec<&str> = wish.tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
+        let rendered = |messages: Vec<Map<String, Json>>, add_generation_prompt: bool| {
+            let tools = Some(vec![tool.clone()]);
+            let add_generation_prompt = Some(add_generation_prompt);
+            self.plain(&ChatPrompt { messages, tools, add_generation_prompt, ..request.clone() }).ok()
+        };
+        let asked = rendered(called(name, &parameters(tool), 0), true)?;
+        let most = if wish.parallel_tool_calls.unwrap_or_else(|| self.formats.allows_parallel_calls()) { 2 } else { 1 };
+        (1..=most).rev().find_map(|n_calls| {
+            let answered = rendered(called(name, &parameters(tool), n_calls), false)?;
+            let n_common = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();
+            let n_common = asked.floor_char_boundary(n_common);
+            let said = &answered[n_common..];
+            let from_start = !known.format.grammar_is_lazy;
+            let before = known.format.generation_prompt.strip_suffix(&asked[n_common..]).filter(|_| from_start);
+            let text = format!("{}{said}", before.unwrap_or_default());
+            spaced(known.grammar(), &Written { text: &text, from_start, tool: name, tools: &tools })
+        })
     }
 
     /// Returns the end of a prompt that is there because an answer is to follow.
@@ -161,6 +202,32 @@ impl FittedTemplate {
         }
         PromptError::Tool { index: n_right, reason: error.to_string() }
     }
+}
+
+/// Returns a conversation in which a tool of these parameters was called so often.
+fn called(name: &str, parameters: &Json, n_calls: usize) -> Vec<Map<String, Json>> {
+    let argument = |(name, schema): (&String, &Json)| {
+        (name.clone(), if schema["type"] == "string" { json!("1") } else { json!(1) })
+    };
+    let arguments: Map<String, Json> = match parameters["properties"].as_object() {
+        Some(properties) => {
+            let required = parameters["required"].as_array();
+            let is_required = |name: &str| required.is_some_and(|required| required.iter().any(|one| one == name));
+            let (first, then): (Vec<_>, Vec<_>) = properties.iter().partition(|(name, _)| is_required(name));
+            first.into_iter().chain(then).map(argument).collect()
+        }
+        None => Map::from_iter([("a".to_owned(), json!(1))]),
+    };
+    let id = |idx: usize| format!("call0000{idx}");
+    let call = |idx| json!({"id": id(idx), "type": "function", "function": {"name": name, "arguments": arguments}});
+    let result = |idx| json!({"role": "tool", "name": name, "tool_call_id": id(idx), "content": "done"});
+    let calls: Vec<Json> = (0..n_calls).map(call).collect();
+    let mut messages = vec![json!({"role": "user", "content": "question"})];
+    if n_calls > 0 {
+        messages.push(json!({"role": "assistant", "content": "", "tool_calls": calls}));
+        messages.extend((0..n_calls).map(result));
+    }
+    messages.into_iter().filter_map(|message| message.as_object().cloned()).collect()
 }
 
 /// Returns what kind of end a request's conversation has.

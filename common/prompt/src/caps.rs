@@ -30,7 +30,25 @@ pub(crate) struct Caps {
     pub thinking_key: bool,
     /// Places at which the template shows messages of the system.
     pub system_places: SystemPlaces,
+    /// What the template writes between the parts of a call's arguments; absent where it writes them in another way.
+    pub separators: Option<Separators>,
 }
+
+/// What stands between the parts of JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Separators {
+    /// Between items and members.
+    pub item: &'static str,
+    /// Between a member's name and its value.
+    pub key: &'static str,
+}
+
+/// Separators that templates write, and JSON with them. Source: Python's `json.dumps`, as it is and with
+/// `separators=(",", ":")`.
+const SEPARATED: [(Separators, &str); 2] = [
+    (Separators { item: ", ", key: ": " }, r#"{"a": 1, "b": [1, 2]}"#),
+    (Separators { item: ",", key: ":" }, r#"{"a":1,"b":[1,2]}"#),
+];
 
 /// Places at which a template shows messages of the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +81,7 @@ impl Caps {
             developer_role: shows_developer(template),
             thinking_key: template.source().contains("message.thinking"),
             system_places: system_places(template),
+            separators: separators(template),
         }
     }
 
@@ -141,13 +160,26 @@ fn call(arguments: Json) -> Json {
     json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]})
 }
 
+/// Returns a conversation with a call of these arguments as the template renders it.
+fn rendered_call(template: &ChatTemplate, arguments: Json) -> Option<String> {
+    let result = json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": "call00001"});
+    let user = json!({"role": "user", "content": "question"});
+    render(template, &json!([user, call(arguments), result]), Some(a_tool()))
+}
+
+/// Returns what the template writes between the parts of arguments; a text is taken to be what the model wrote.
+fn separators(template: &ChatTemplate) -> Option<Separators> {
+    let nested = json!({"a": 1, "b": [1, 2]});
+    let shown = match rendered_call(template, json!({"warmpath_key": nested})) {
+        Some(text) if !text.contains("'warmpath_key'") => text,
+        _ => rendered_call(template, json!(format!("{{\"warmpath_key\": {}}}", SEPARATED[0].1)))?,
+    };
+    SEPARATED.into_iter().find(|(_, written)| shown.contains(written)).map(|(separators, _)| separators)
+}
+
 /// Returns whether a call's arguments come out right as an object; not where Python's spelling of it is printed.
 fn takes_object_arguments(template: &ChatTemplate) -> bool {
-    let rendered = |arguments: Json| {
-        let result = json!({"role": "tool", "content": "done", "name": "lookup", "tool_call_id": "call00001"});
-        let user = json!({"role": "user", "content": "question"});
-        render(template, &json!([user, call(arguments), result]), Some(a_tool()))
-    };
+    let rendered = |arguments: Json| rendered_call(template, arguments);
     let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {
         return rendered(json!(format!("{{\"warmpath_key\": \"{MARKER}\"}}"))).is_none();
     };

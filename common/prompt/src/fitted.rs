@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 use warmpath_common::openai::ChatPrompt;
 
 use crate::answers::continuation;
-use crate::caps::Caps;
+use crate::caps::{Caps, Separators};
 use crate::error::PromptError;
 use crate::formats::{CONTENT_MARK, Formats, REASONING_MARK};
 use crate::messages::{Continued, continued, switches, to_template_value, variables};
@@ -91,6 +91,11 @@ impl FittedTemplate {
             }
         }
         Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
+    }
+
+    /// Returns what the template writes between the parts of a call's arguments, where that is known.
+    pub fn separators(&self) -> Option<Separators> {
+        self.caps.separators
     }
 
     /// Returns a request's text as the template renders it, whatever the client wrote.

@@ -54,6 +54,8 @@ pub(crate) struct KnownFormat {
     pub is_plain: bool,
     /// Is a grammar that requires calls without the content that llama.cpp lets come before them.
     pub grammar_without_content: Option<String>,
+    /// Grammar with white space as the template writes it; absent inside where that could not be found out.
+    pub spaced: OnceLock<Option<String>>,
     bytes: usize,
 }
 
@@ -157,6 +159,11 @@ impl Formats {
 }
 
 impl KnownFormat {
+    /// Returns the grammar of an answer that begins with itself; empty where it has none.
+    pub fn grammar(&self) -> &str {
+        self.grammar_without_content.as_ref().unwrap_or(&self.format.grammar)
+    }
+
     fn new(format: ChatFormat, inputs_bytes: usize) -> Self {
         let says_itself = |text: &str| {
             let delta = format.reader(&format.generation_prompt).and_then(|mut reader| reader.finish(text, ""));
@@ -164,22 +171,28 @@ impl KnownFormat {
         };
         let constrains = !format.grammar.is_empty() || !format.stops.is_empty();
         let is_plain = !format.supports_thinking && !constrains && PLAIN_PROBES.iter().all(|text| says_itself(text));
-        let bytes = FORMAT_BYTES + format.grammar.len() + inputs_bytes * PARSER_BYTES_PER_BYTE;
+        // The grammar is there again with the template's white space.
+        let bytes = FORMAT_BYTES + 2 * format.grammar.len() + inputs_bytes * PARSER_BYTES_PER_BYTE;
         let grammar_without_content = if format.grammar_is_lazy { None } else { without_content(&format.grammar) };
-        Self { format, is_plain, grammar_without_content, bytes }
+        Self { format, is_plain, grammar_without_content, spaced: OnceLock::new(), bytes }
     }
 }
 
 /// Returns a grammar whose root has no text right before its calls; `None` where it has none anyhow.
 ///
 /// A model that must call might otherwise talk up to its last token.
-/// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`.
+/// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`, that of Qwen 3 Coder's parser
+/// `... until-12 space tool-call-root`.
 fn without_content(grammar: &str) -> Option<String> {
+    const CONTENT: &str = " until-";
     let root = rule(grammar, "root ::= ")?;
-    let calls = root.start + grammar[root.clone()].rfind("? tool-call")?;
-    let digits = grammar[..calls].trim_end_matches(|c: char| c.is_ascii_digit());
-    let content = digits.strip_suffix(" until-").filter(|before| before.len() >= root.start && digits.len() < calls)?;
-    Some(format!("{content}{}", &grammar[calls + 1..]))
+    let start = root.start + grammar[root.clone()].rfind(CONTENT)?;
+    let behind = grammar[start + CONTENT.len()..root.end].trim_start_matches(|c: char| c.is_ascii_digit());
+    let has_number = behind.len() < root.end - start - CONTENT.len();
+    let behind = behind.strip_prefix('?').unwrap_or(behind);
+    let next = behind.strip_prefix(" space").unwrap_or(behind).strip_prefix(' ')?;
+    let next = next.split([' ', ')', '?', '*', '+']).next()?;
+    (has_number && next.contains("tool-call")).then(|| format!("{}{behind}{}", &grammar[..start], &grammar[root.end..]))
 }
 
 /// Returns a grammar whose calls are one call; `None` where its calls are not a rule of their own.
@@ -225,6 +238,10 @@ mod tests {
         assert_eq!(
             cut(&format!("{rules}root ::= \"x\" space (until-1)? until-12? tool-calls\n{rules}")),
             Some(format!("{rules}root ::= \"x\" space (until-1)? tool-calls\n{rules}"))
+        );
+        assert_eq!(
+            cut("root ::= \"x\" until-3 space tool-call-root"),
+            Some("root ::= \"x\" space tool-call-root".to_owned())
         );
         assert_eq!(cut("root ::= \"x\" until-3? tool-call"), Some("root ::= \"x\" tool-call".to_owned()));
         for other in

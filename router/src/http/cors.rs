@@ -17,7 +17,7 @@ use crate::config::Cors;
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Lists the headers of an answer that a page may read, besides those that every page may.
-const EXPOSED: [&str; 10] = [
+const EXPOSED: [&str; 12] = [
     headers::REQUEST_ID,
     anthropic::REQUEST_ID,
     headers::WORKER,
@@ -28,6 +28,8 @@ const EXPOSED: [&str; 10] = [
     headers::ROUTE,
     headers::PREFIX_BREAK,
     headers::LEFT_OUT_TOOLS,
+    headers::UNCONSTRAINED_TOOLS,
+    headers::ANSWER_BREAK,
 ];
 
 /// Returns what answers preflights and marks answers. Cookies and the like are never allowed: keys are sent by the page itself.

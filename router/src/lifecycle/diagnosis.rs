@@ -11,6 +11,12 @@ use super::headers;
 use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
+/// Diagnosis of a prompt that continues what was said before.
+const INTACT: &str = "none";
+
+/// Whose break it is where a prompt has an answer of the worker's otherwise than it was given.
+const ANSWER: &str = "answer";
+
 /// Is the diagnosis that a request asks for.
 pub(super) struct Diagnosis(Option<String>);
 
@@ -28,7 +34,7 @@ impl Diagnosis {
         let marks = std::mem::take(&mut prepared.marks);
         let text = match observe(app, Spoken { root, marks, keys }) {
             Continuity::New => "new".to_owned(),
-            Continuity::Intact => "none".to_owned(),
+            Continuity::Intact => INTACT.to_owned(),
             Continuity::Broken(found) => {
                 let token = found.block.saturating_mul(prepared.model.block_size_tokens);
                 let message = found.message.map(|message| format!("; message={message}")).unwrap_or_default();
@@ -38,11 +44,18 @@ impl Diagnosis {
         Self(Some(text))
     }
 
-    /// Adds the diagnosis to the response.
-    pub(super) fn add_to(&self, response: &mut Response) {
-        if let Some(text) = &self.0 {
-            headers::set(response.headers_mut(), warmpath_common::headers::PREFIX_BREAK, text);
+    /// Adds the diagnosis to the response, and counts the break within an earlier answer that the worker has found.
+    pub(super) fn add_to(&self, app: &App, response: &mut Response) {
+        let in_answer: Option<u32> = headers::number(response.headers(), warmpath_common::headers::ANSWER_BREAK);
+        if in_answer.is_some() {
+            app.metrics.prefix_breaks.with_label_values(&[ANSWER]).inc();
         }
+        let Some(text) = &self.0 else { return };
+        let text = match in_answer {
+            Some(token) if text == INTACT => format!("token={token}; role={ANSWER}"),
+            _ => text.clone(),
+        };
+        headers::set(response.headers_mut(), warmpath_common::headers::PREFIX_BREAK, &text);
     }
 }
 

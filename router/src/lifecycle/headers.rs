@@ -50,6 +50,8 @@ const PASSED: &[&str] = &[
     headers::PROMPT_TOKENS,
     headers::CACHED_TOKENS,
     headers::LEFT_OUT_TOOLS,
+    headers::UNCONSTRAINED_TOOLS,
+    headers::ANSWER_BREAK,
 ];
 
 /// Beginnings of headers that say how much more a client may ask of a server.

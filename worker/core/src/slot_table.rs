@@ -220,6 +220,18 @@ impl SlotTable {
         self.slots.iter().map(|slot| slot.tokens.len() as u64).sum()
     }
 
+    /// Returns how many tokens of a prompt are as before where it leaves an answer that a slot holds, a block or more
+    /// before the answer's end; absent where it leaves none.
+    ///
+    /// The slot that shares most with the prompt counts. Cost: O(slots + tokens in common).
+    pub fn left_answer_at(&self, prompt: &[Token], root: &BlockHash) -> Option<u32> {
+        let common = |slot: &Slot| slot.tokens.iter().zip(prompt).take_while(|(held, wanted)| held == wanted).count();
+        let same_root = self.slots.iter().filter(|slot| slot.root.as_ref() == Some(root) && !slot.is_busy());
+        let (n_common, slot) = same_root.map(|slot| (common(slot), slot)).max_by_key(|(n_common, _)| *n_common)?;
+        let goes_on = n_common < prompt.len() && n_common + self.block_size_tokens as usize <= slot.tokens.len();
+        (goes_on && n_common >= slot.n_last_prompt).then(|| u32::try_from(n_common).unwrap_or(u32::MAX))
+    }
+
     /// Returns the number of cells without a token; tokens of idle slots count as held.
     pub fn free_cells(&self) -> u64 {
         self.slots.len() as u64 * u64::from(self.context_tokens) - self.held_tokens()

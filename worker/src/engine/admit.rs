@@ -163,6 +163,8 @@ impl Stepper<'_> {
         self.view.counters.waited(&waiting, began);
         let Waiting { mut admission, fetching, .. } = waiting;
         let promise = admission.promise.take();
+        let wish = self.wish(&admission);
+        let left_answer_at = self.table.left_answer_at(wish.prompt, wish.root);
         let (slot, cached) = match self.reuse(&self.wish(&admission), &plan, admission.submission.shifts) {
             Some(reused) => (reused.slot, self.prepare_moved(&reused)),
             None => (plan.slot, self.prepare((&admission, &fetching), &plan)),
@@ -189,7 +191,7 @@ impl Stepper<'_> {
         self.view.counters.admit(u64::from(n_prompt), cached);
         self.averages.prompt(n_prompt.saturating_sub(cached.total()));
         self.n_started += 1;
-        let started = Started { slot, cached, restored };
+        let started = Started { slot, cached, left_answer_at, restored };
         let tenant = admission.tenant;
         self.table.set_tenant(slot, tenant.with_share());
         self.owners[usize::from(slot.0)] = Owner { tenant, priority: submission.priority, since: Instant::now() };

@@ -1,15 +1,17 @@
 //! The arguments of tool calls, kept to their schemas within an answer that follows the grammar of calls.
 //!
 //! Not here: the grammar around them (`grammar`), the schemas (`constraint`).
-//! The idea: where a tool's arguments may begin, the grammar names a token that no vocabulary has. From the bracket there to the one that
-//! closes it, the schema decides besides the grammar, which takes any balanced brackets.
+//! The idea: where a tool's arguments may begin, the grammar names a token that no vocabulary has. Where all arguments
+//! are one object, from the bracket there to the one that closes it the schema decides besides the grammar, which takes
+//! any balanced brackets. Where each argument stands apart, its constraint decides alone, up to the mark that closes
+//! it, and the grammar goes on behind the named token.
 
 use std::sync::Arc;
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use warmpath_common::ids::Token;
 
-use super::constraint::{Allowed, CompiledSchema, Compiler, Constraint};
+use super::constraint::{CompiledSchema, Compiler, Constraint};
 use super::rule::unfollowed;
 
 /// Schemas of arguments, by the tokens that stand for them in a grammar.
@@ -17,13 +19,34 @@ use super::rule::unfollowed;
 pub struct ArgumentSchemas {
     /// Token that stands for the first schema; the others follow. It is the size of the vocabulary.
     pub first: Token,
-    /// Schemas, each of an object.
+    /// What each of the schemas is of.
+    pub extent: Extent,
+    /// Schemas, compiled.
     pub schemas: Vec<CompiledSchema>,
 }
 
+/// What of a call's arguments a schema is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Extent {
+    /// All of them, an object.
+    #[default]
+    Object,
+    /// One of them, with the mark that closes it.
+    Value,
+}
+
 impl ArgumentSchemas {
-    /// Returns the schema for which a token stands.
-    pub(super) fn of(&self, token: Token) -> Option<&CompiledSchema> {
+    /// Returns the schema of an object for which a token stands.
+    pub(super) fn object(&self, token: Token) -> Option<&CompiledSchema> {
+        (self.extent == Extent::Object).then(|| self.of(token)).flatten()
+    }
+
+    /// Returns the schema of a single argument for which a token stands.
+    pub(super) fn value(&self, token: Token) -> Option<&CompiledSchema> {
+        (self.extent == Extent::Value).then(|| self.of(token)).flatten()
+    }
+
+    fn of(&self, token: Token) -> Option<&CompiledSchema> {
         self.schemas.get(usize::try_from(token.checked_sub(self.first)?).ok()?)
     }
 }
@@ -35,6 +58,8 @@ pub(super) struct FollowedArguments {
     pub(super) bracketed: Arc<[Token]>,
     /// Arguments that the answer is in.
     pub(super) begun: Option<Begun>,
+    /// Single argument that the answer is in, or may begin.
+    pub(super) value: Option<FollowedValue>,
 }
 
 impl FollowedArguments {
@@ -45,7 +70,7 @@ impl FollowedArguments {
 
     /// Returns an answer at its start.
     pub(super) fn new(compiler: &Compiler, schemas: Arc<ArgumentSchemas>) -> Self {
-        Self { schemas, bracketed: Arc::clone(compiler.bracketed()), begun: None }
+        Self { schemas, bracketed: Arc::clone(compiler.bracketed()), begun: None, value: None }
     }
 }
 
@@ -85,9 +110,7 @@ impl Begun {
     pub(super) fn allowed(&mut self) -> Result<&mut SimpleVob, String> {
         let mask = match self.mask.take() {
             Some(mask) => mask,
-            None => match self.constraint.allowed().map_err(unfollowed)? {
-                Allowed::Tokens(mask) | Allowed::Ends(mask) => mask,
-            },
+            None => self.constraint.allowed().map_err(unfollowed)?.into_mask(),
         };
         Ok(self.mask.insert(mask))
     }
@@ -109,6 +132,63 @@ impl Begun {
         }
         .map_err(unfollowed)?;
         Ok(self.brackets.closed_at(bytes).is_some())
+    }
+}
+
+/// A single argument: the answer is in it, or at a place where it may begin.
+pub(super) struct FollowedValue {
+    /// Token that stands for it in the grammar.
+    pub(super) named: Token,
+    /// Whether some of it was said.
+    pub(super) is_begun: bool,
+    constraint: Constraint,
+    /// Tokens that may come next; absent until they are asked for.
+    mask: Option<SimpleVob>,
+}
+
+impl FollowedValue {
+    /// Returns an argument that may begin.
+    pub(super) fn at_start(named: Token, schema: &CompiledSchema) -> Self {
+        Self { named, is_begun: false, constraint: schema.begin(), mask: None }
+    }
+
+    /// Returns whether a token may come next; control tokens count by the bytes that spell them.
+    ///
+    /// Errors: as [`Constraint::allowed`].
+    pub(super) fn allows(&mut self, token: Token, control: Option<&[u8]>) -> Result<bool, String> {
+        match control {
+            Some(bytes) => Ok(self.constraint.fits(bytes)),
+            None => Ok(self.allowed()?.is_allowed(token)),
+        }
+    }
+
+    /// Returns the tokens that may come next, without control tokens.
+    ///
+    /// Errors: as [`Constraint::allowed`].
+    pub(super) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+        let mask = match self.mask.take() {
+            Some(mask) => mask,
+            None => self.constraint.allowed().map_err(unfollowed)?.into_mask(),
+        };
+        Ok(self.mask.insert(mask))
+    }
+
+    /// Takes these bytes, which `token` spells where that is given, and returns whether the argument is closed.
+    ///
+    /// Errors: as [`Constraint::take`], and they are not allowed.
+    pub(super) fn take(&mut self, token: Option<Token>, bytes: &[u8]) -> Result<bool, String> {
+        (self.mask, self.is_begun) = (None, true);
+        match token {
+            Some(token) => self.constraint.take(token),
+            None => self.constraint.take_text(bytes),
+        }
+        .map_err(unfollowed)?;
+        Ok(self.constraint.is_complete())
+    }
+
+    /// Returns whether these bytes may come next.
+    pub(super) fn fits(&self, bytes: &[u8]) -> bool {
+        self.constraint.fits(bytes)
     }
 }
 

@@ -17,9 +17,10 @@ use llguidance::{ParserFactory, TokenParser};
 use moka::sync::Cache;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
+use warmpath_prompt::Separators;
 
 use super::arguments::bracketed;
-use crate::schema::check_meetings;
+use crate::schema::{ValueGrammar, check_meetings};
 
 /// Is the whitespace between the parts of an answer: none, a space, or a line break with indentation.
 ///
@@ -47,8 +48,8 @@ const LEXER_STATES_MAX: usize = 50_000;
 /// Is the memory of one answer's lexer, looked at every [`LOOK_TOKENS`]. Units: bytes.
 const LEXER_BYTES_MAX: usize = 48 << 20;
 
-/// Most compiled schemas of arguments that are kept. Source: own choice: as many as a request may have tools.
-const ARGUMENTS_KEPT_MAX: u64 = 256;
+/// Most compiled schemas of arguments that are kept. Source: own choice: four for each tool that a request may have.
+const ARGUMENTS_KEPT_MAX: u64 = 1024;
 
 /// Is after how many tokens the lexer's memory is looked at.
 const LOOK_TOKENS: u32 = 32;
@@ -104,15 +105,40 @@ impl Compiler {
     }
 
     /// Returns a normalized schema of arguments as [`Self::compile`] does, and keeps it: clients send their tools with every request.
-    pub(super) fn compile_arguments(&self, schema: &Value) -> Result<CompiledSchema, String> {
-        let key = blake3::hash(schema.to_string().as_bytes());
-        let compiled = self.arguments.try_get_with(key, || self.compile(schema));
+    ///
+    /// `separators` are what stands between its parts; without them that is what stands there in other answers.
+    pub(super) fn compile_arguments(
+        &self,
+        schema: &Value,
+        separators: Option<Separators>,
+    ) -> Result<CompiledSchema, String> {
+        let with_options = with_options(schema, separators);
+        let key = blake3::hash(with_options.to_string().as_bytes());
+        let compile = || self.compile_grammar(TopLevelGrammar::from_json_schema(with_options.clone()), schema);
+        let compiled = self.arguments.try_get_with(key, compile);
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+    }
+
+    /// Returns the constraint of a single argument compiled, or why it cannot be, fit for the client; it is kept.
+    pub(super) fn compile_value(
+        &self,
+        value: &ValueGrammar,
+        separators: Option<Separators>,
+    ) -> Result<CompiledSchema, String> {
+        let lark = value.lark(|schema| with_options(schema, separators).to_string());
+        let key = blake3::hash(lark.as_bytes());
+        let compile = || self.compile_grammar(TopLevelGrammar::from_lark(lark.clone()), &value.schema);
+        let compiled = self.arguments.try_get_with(key, compile);
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
     /// Returns a normalized schema compiled, or why it cannot be, fit for the client.
     pub(super) fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
-        let grammar = TopLevelGrammar::from_json_schema(with_options(schema));
+        self.compile_grammar(TopLevelGrammar::from_json_schema(with_options(schema, None)), schema)
+    }
+
+    /// Returns the grammar that was made of a normalized schema compiled.
+    fn compile_grammar(&self, grammar: TopLevelGrammar, schema: &Value) -> Result<CompiledSchema, String> {
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
             let job = thread.spawn_scoped(scope, || {
@@ -155,8 +181,13 @@ fn limits() -> ParserLimits {
 }
 
 /// Returns the schema with the compiler's own options in it, where it looks for them.
-fn with_options(schema: &Value) -> Value {
-    let options = json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES });
+fn with_options(schema: &Value, separators: Option<Separators>) -> Value {
+    let options = match separators {
+        None => json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES }),
+        Some(Separators { item, key }) => json!({
+            "whitespace_flexible": false, "item_separator": item, "key_separator": key, "json_allowed_escapes": ESCAPES,
+        }),
+    };
     let mut keywords = match schema {
         Value::Object(keywords) => keywords.clone(),
         Value::Bool(true) => serde_json::Map::new(),
@@ -220,6 +251,14 @@ pub(super) enum Allowed {
     Ends(SimpleVob),
 }
 
+impl Allowed {
+    /// Returns the tokens.
+    pub(super) fn into_mask(self) -> SimpleVob {
+        let (Self::Tokens(mask) | Self::Ends(mask)) = self;
+        mask
+    }
+}
+
 /// Follows one answer.
 pub(super) struct Constraint {
     parser: TokenParser,
@@ -274,6 +313,18 @@ impl Constraint {
     /// Returns whether a text may come next.
     pub(super) fn fits(&self, text: &[u8]) -> bool {
         Self { parser: self.parser.deep_clone(), n_tokens: self.n_tokens }.take_text(text).is_ok()
+    }
+
+    /// Returns whether what was said may stand alone.
+    pub(super) fn is_complete(&mut self) -> bool {
+        self.parser.is_accepting()
+    }
+
+    /// Returns whether a token is something else than an answer's end or white space.
+    pub(super) fn begins_text(&self, token: Token) -> bool {
+        let trie = self.parser.token_env.tok_trie();
+        let begins_with_space = trie.token(token).first().is_some_and(u8::is_ascii_whitespace);
+        !begins_with_space && !trie.eos_tokens().contains(&token)
     }
 
     /// Lists the tokens that end an answer.

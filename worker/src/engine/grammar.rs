@@ -12,7 +12,7 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place};
 
-use super::arguments::{Begun, FollowedArguments};
+use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
 use super::constraint::CompiledSchema;
 
 /// Is the work that taking a token may need. Source: docs/decisions/0032; some 4 ms.
@@ -54,6 +54,8 @@ pub(super) struct Followed {
     masks: Vec<(Vec<Place>, SimpleVob)>,
     /// Says since when these places are the same.
     n_trimmed: u32,
+    /// What may come where a single argument may, as it was asked for last.
+    value_mask: Option<SimpleVob>,
 }
 
 impl Followed {
@@ -67,7 +69,8 @@ impl Followed {
         arguments: FollowedArguments,
     ) -> Result<Self, String> {
         let follower = Follower::new(grammar, MASK_FUEL).map_err(described)?;
-        Ok(Self { follower, vocabulary: Arc::clone(vocabulary), spelled, arguments, masks: Vec::new(), n_trimmed: 0 })
+        let vocabulary = Arc::clone(vocabulary);
+        Ok(Self { follower, vocabulary, spelled, arguments, masks: Vec::new(), n_trimmed: 0, value_mask: None })
     }
 
     /// Takes a text that the prompt has already, and returns whether the grammar allows it.
@@ -90,6 +93,15 @@ impl Followed {
     pub(super) fn allows(&mut self, token: Token) -> Result<bool, String> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let trie = vocabulary.tok_trie();
+        self.look_for_value();
+        if let Some(value) = &mut self.arguments.value
+            && (value.is_begun || !trie.eos_tokens().contains(&token))
+        {
+            let is_allowed = value.allows(token, self.spelled.of(token))?;
+            if is_allowed || value.is_begun {
+                return Ok(is_allowed);
+            }
+        }
         if trie.eos_tokens().contains(&token) {
             return Ok(self.follower.accepts());
         }
@@ -104,6 +116,57 @@ impl Followed {
         }
     }
 
+    /// Notes the single argument that may begin here, if one may.
+    fn look_for_value(&mut self) {
+        if self.arguments.value.is_some() || self.arguments.schemas.schemas.is_empty() {
+            return;
+        }
+        let named = self.follower.places().iter().flat_map(|place| self.follower.named_at(*place));
+        let schemas = &self.arguments.schemas;
+        let found = named.filter_map(|token| Some((token, schemas.value(token)?))).next();
+        self.arguments.value = found.map(|(token, schema)| FollowedValue::at_start(token, schema));
+    }
+
+    /// Returns the tokens that may come next where a single argument may begin or go on; absent elsewhere.
+    ///
+    /// Errors: that takes too much.
+    fn allowed_of_value(&mut self) -> Result<Option<SimpleVob>, String> {
+        self.look_for_value();
+        let Some(value) = &mut self.arguments.value else { return Ok(None) };
+        let mut mask = value.allowed()?.clone();
+        let control = self.spelled.0.iter().filter(|(_, bytes)| value.fits(bytes));
+        control.for_each(|(token, _)| mask.allow_token(*token));
+        if !value.is_begun {
+            let places = self.follower.places().to_vec();
+            mask.or(&self.grammar_mask(&places).map_err(described)?);
+        }
+        Ok(Some(mask))
+    }
+
+    /// Takes bytes of a single argument that the answer is in, or begins one; returns whether they are its bytes.
+    ///
+    /// Errors: that takes too much, fit for the client.
+    fn go_on_in_value(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+        self.look_for_value();
+        let Some(value) = &mut self.arguments.value else { return Ok(false) };
+        let is_whole = self.vocabulary.tok_trie().token(token) == bytes;
+        let fits = if is_whole { value.allows(token, None)? } else { value.fits(bytes) };
+        if !fits && !value.is_begun {
+            self.arguments.value = None;
+            return Ok(false);
+        }
+        if !fits {
+            return Err("the grammar refuses the token that was chosen".to_owned());
+        }
+        if value.take(is_whole.then_some(token), bytes)? {
+            let named = value.named;
+            self.arguments.value = None;
+            self.follower.refuel(TOKEN_FUEL);
+            self.follower.take(named, &[]).map_err(described)?;
+        }
+        Ok(true)
+    }
+
     /// Returns whether the arguments that begin in these bytes, if any do, may begin so.
     ///
     /// Errors: that takes too much.
@@ -114,7 +177,8 @@ impl Followed {
 
     /// Returns where arguments begin in the next bytes, and their schema; absent where none do.
     fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
-        if self.arguments.schemas.schemas.is_empty() || !bytes.contains(&b'{') {
+        let schemas = &self.arguments.schemas;
+        if schemas.schemas.is_empty() || schemas.extent != Extent::Object || !bytes.contains(&b'{') {
             return Ok(None);
         }
         for idx in 0..self.follower.places().len() {
@@ -122,7 +186,7 @@ impl Followed {
             for (start, byte) in bytes.iter().enumerate() {
                 let mut named = self.follower.named_at(place);
                 if *byte == b'{'
-                    && let Some(schema) = named.find_map(|token| self.arguments.schemas.of(token))
+                    && let Some(schema) = named.find_map(|token| self.arguments.schemas.object(token))
                 {
                     return Ok(Some((start, schema.clone())));
                 }
@@ -140,6 +204,9 @@ impl Followed {
     ///
     /// Errors: that takes too much.
     pub(super) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+        if let Some(mask) = self.allowed_of_value()? {
+            return Ok(self.value_mask.insert(mask));
+        }
         if self.arguments.begun.is_some() {
             self.permit_what_goes_on_behind()?;
             let begun = self.arguments.begun.as_mut().ok_or_else(String::new)?;
@@ -180,7 +247,8 @@ impl Followed {
 
     fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, String> {
         let mut mask = self.grammar_mask(places).map_err(described)?;
-        if self.arguments.schemas.schemas.is_empty() {
+        let schemas = &self.arguments.schemas;
+        if schemas.schemas.is_empty() || schemas.extent != Extent::Object {
             return Ok(mask);
         }
         let vocabulary = Arc::clone(&self.vocabulary);
@@ -249,6 +317,9 @@ impl Followed {
     ///
     /// Errors: that takes too much, fit for the client.
     fn go_on(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+        if self.go_on_in_value(token, bytes)? {
+            return Ok(true);
+        }
         self.follower.refuel(TOKEN_FUEL);
         let begins = match self.arguments.begun {
             Some(_) => None,

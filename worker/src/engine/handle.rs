@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
+use warmpath_prompt::Separators;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
@@ -26,6 +27,7 @@ use super::messages::{EngineError, SlotView, Submission};
 use super::promise::{Promise, Promiser};
 use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
+use crate::schema::ValueGrammar;
 
 /// Reaches the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -195,8 +197,24 @@ impl EngineHandle {
     }
 
     /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, fit for the client.
-    pub fn compile_arguments(&self, schema: &serde_json::Value) -> Result<CompiledSchema, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema)
+    ///
+    /// `separators` are what stands between their parts, where they may not be as in other answers.
+    pub fn compile_arguments(
+        &self,
+        schema: &serde_json::Value,
+        separators: Option<Separators>,
+    ) -> Result<CompiledSchema, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema, separators)
+    }
+
+    /// Returns the grammar of a single argument compiled, or why it cannot be, fit for the client; `separators` as
+    /// above.
+    pub fn compile_value(
+        &self,
+        value: &ValueGrammar,
+        separators: Option<Separators>,
+    ) -> Result<CompiledSchema, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_value(value, separators)
     }
 
     /// Returns what the model and the context turned out to be.

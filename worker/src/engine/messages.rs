@@ -243,6 +243,9 @@ pub struct Started {
     pub slot: SlotId,
     /// Says where the prompt tokens came from that were reused.
     pub cached: CachedTokens,
+    /// Prompt tokens before the place where the prompt leaves an answer that was given here before; absent where it
+    /// leaves none.
+    pub left_answer_at: Option<u32>,
     /// Is how long it took to bring their state into the slot.
     pub restored: Duration,
 }

@@ -28,6 +28,7 @@ mod rule;
 mod sampler;
 mod sampler_kind;
 mod saved_slot;
+mod schema_or_call;
 mod self_test;
 mod sequence;
 mod setup;
@@ -37,7 +38,7 @@ mod thoughts;
 mod thread;
 
 pub use adapters::AdapterFile;
-pub use arguments::ArgumentSchemas;
+pub use arguments::{ArgumentSchemas, Extent};
 pub use call_grammar::{Begin, CallGrammar, CallStart};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CELLS_STEP,

@@ -1,8 +1,8 @@
 //! What an answer must follow: a schema, a client's grammar, that of tool calls, or nothing.
 //!
 //! Not here: how each of them is followed (`constraint`, `grammar`, `call_grammar`), choosing a token (`sampler`).
-//! The idea: an answer follows one of them at a time, so it is one value. Grammars are compiled by the caller and kept, as
-//! clients send the same ones, and the same tools, with every request.
+//! The idea: an answer follows one of them at a time, or a schema until it turns out to be a call, so it is one value.
+//! Grammars are compiled by the caller and kept, as clients send the same ones, and the same tools, with every request.
 
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use super::constraint::{Compiler, Constraint};
 use super::grammar::{Followed, Spelled};
 use super::handle::Shared;
 use super::messages::{EngineError, Generation};
+use super::schema_or_call::SchemaOrCall;
 use super::thoughts::{Thinking, Thought};
 
 /// Is the most that compiled grammars are kept of. Units: bytes. Source: a choice; 60 kB of text take some 0.3 MB, the largest some 10.
@@ -29,6 +30,8 @@ pub(super) enum Rule {
     Free,
     Schema(Box<Constraint>),
     Grammar(Box<Followed>),
+    /// A schema, or a tool call.
+    SchemaOrCall(Box<SchemaOrCall>),
     /// Nothing, until a tool call starts.
     Waiting(Box<WaitingGrammar>),
     /// Nothing, until the model's thoughts are over.
@@ -44,19 +47,25 @@ impl Rule {
         let refuse = |reason: &str| Err(EngineError::Sampler { reason: reason.to_owned() });
         match (&generation.schema, text, &generation.calls) {
             (None, None, None) => Ok(Self::Free),
-            (Some(_), None, None) if generation.ignore_eos => refuse("a schema does not go with ignore_eos"),
-            (Some(schema), None, None) => {
-                let constraint = Box::new(schema.begin());
+            (Some(_), None, _) if generation.ignore_eos => refuse("a schema does not go with ignore_eos"),
+            (Some(schema), None, calls) => {
+                let followed = calls.as_ref().map(|calls| Self::followed(shared, calls, generation)).transpose();
+                let followed = followed.map_err(|reason| EngineError::Sampler { reason })?;
+                let then = SchemaOrCall::new(Box::new(schema.begin()), followed);
+                let words = match calls.as_ref().map(|calls| &calls.begin) {
+                    Some(Begin::AtCall(start)) => start.words.clone(),
+                    _ => Vec::new(),
+                };
                 Ok(match &generation.thoughts {
-                    None => Self::Schema(constraint),
-                    Some(first) => Self::Thinking(Box::new(Thinking::new(first, constraint))),
+                    None => then.into_rule(),
+                    Some(first) => Self::Thinking(Box::new(Thinking::new(first, words, then))),
                 })
             }
             (None, Some(text), None) => Self::grammar(shared, text).map_err(|reason| EngineError::Sampler { reason }),
             (None, None, Some(calls)) => {
                 Self::calls(shared, calls, generation).map_err(|reason| EngineError::Sampler { reason })
             }
-            _ => refuse("an answer follows one of a schema, a grammar and that of tool calls"),
+            _ => refuse("an answer does not follow a grammar of the client's and something else"),
         }
     }
 
@@ -66,11 +75,16 @@ impl Rule {
         Ok(Self::Grammar(Box::new(Followed::begin(&grammar, compiler.vocabulary(), Spelled::default(), free)?)))
     }
 
-    fn calls(shared: &Shared, calls: &CallGrammar, generation: &Generation) -> Result<Self, String> {
+    /// Returns the grammar of calls at its start.
+    fn followed(shared: &Shared, calls: &CallGrammar, generation: &Generation) -> Result<Box<Followed>, String> {
         let (grammar, compiler) = shared.grammar(&calls.text, calls.arguments.schemas.len())?;
         let spelled = Spelled::new(&shared.model, &generation.spelled);
         let arguments = FollowedArguments::new(compiler, Arc::clone(&calls.arguments));
-        let mut followed = Box::new(Followed::begin(&grammar, compiler.vocabulary(), spelled, arguments)?);
+        Followed::begin(&grammar, compiler.vocabulary(), spelled, arguments).map(Box::new)
+    }
+
+    fn calls(shared: &Shared, calls: &CallGrammar, generation: &Generation) -> Result<Self, String> {
+        let mut followed = Self::followed(shared, calls, generation)?;
         match &calls.begin {
             Begin::AtOnce { seen } => {
                 if !followed.take_text(seen.as_bytes())? {
@@ -97,6 +111,7 @@ impl Rule {
                 followed.take(token).map_err(refuse)?;
                 Self::Grammar(followed)
             }
+            Self::SchemaOrCall(either) => either.take(token).map_err(refuse)?,
             Self::Waiting(waiting) => match waiting.push(token, &piece(model, token)) {
                 Waited::Waits(waiting) => Self::Waiting(waiting),
                 Waited::Counts(followed) => Self::Grammar(followed),
@@ -104,9 +119,9 @@ impl Rule {
             },
             Self::Thinking(thinking) => {
                 let thought = thinking.push(token, &piece(model, token));
-                match thought.map_err(|reason| refuse(unfollowed(reason)))? {
+                match thought.map_err(refuse)? {
                     Thought::GoesOn(thinking) => Self::Thinking(thinking),
-                    Thought::IsOver(constraint) => Self::Schema(constraint),
+                    Thought::IsOver(rule) => rule,
                 }
             }
         };

@@ -18,7 +18,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::infill::{self, Kept};
 use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
 
-use super::constraint::{Allowed, Constraint};
+use super::constraint::Allowed;
 use super::grammar::Followed;
 use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 use super::rule::{Rule, unfollowed};
@@ -81,12 +81,15 @@ impl TokenSampler {
         let source = Source { model, logits };
         let id = match &mut self.rule {
             Rule::Free | Rule::Waiting(_) => chooser.choose_free(source),
-            Rule::Schema(constraint) => chooser.choose_allowed(constraint, None, source),
+            Rule::Schema(constraint) => {
+                chooser.choose_allowed(constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))?, None, source)
+            }
+            Rule::SchemaOrCall(either) => chooser.choose_allowed(either.allowed().map_err(refuse)?, None, source),
             Rule::Grammar(followed) => chooser.choose_followed(followed, source),
             Rule::Thinking(thinking) if thinking.opening.is_some() => {
-                chooser.choose_allowed(&mut thinking.constraint, thinking.opening, source)
+                chooser.choose_allowed(thinking.then.allowed().map_err(refuse)?, thinking.opening, source)
             }
-            Rule::Thinking(thinking) => chooser.choose_unending(thinking.constraint.ends(), source),
+            Rule::Thinking(thinking) => chooser.choose_unending(thinking.then.ends(), source),
         }?;
         let token = id.0.unsigned_abs();
         self.rule.take(model, token)?;
@@ -140,15 +143,15 @@ impl Chooser {
         self.draw(source.model, None)
     }
 
-    /// Chooses the next token among `also` and those that the schema allows: the end where the answer is complete, and only
+    /// Chooses the next token among `also` and those that are allowed: the end where the answer is complete, and only
     /// there.
     fn choose_allowed(
         &mut self,
-        constraint: &mut Constraint,
+        allowed: Allowed,
         also: Option<Token>,
         source: Source<'_>,
     ) -> Result<LlamaToken, EngineError> {
-        match constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))? {
+        match allowed {
             Allowed::Tokens(mut mask) => {
                 also.into_iter().for_each(|token| mask.allow_token(token));
                 self.fill_masked(source.logits, &mask);

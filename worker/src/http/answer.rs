@@ -22,7 +22,7 @@ use super::wire::{Choice, Content, Delta, Object, Shape, Timings, Usage, finish_
 use crate::engine::Started;
 use crate::error::RequestError;
 use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
-use crate::lifecycle::{self, Arrival, Delivery, ReadPrompts};
+use crate::lifecycle::{self, Answer, Arrival, Delivery, ReadPrompts};
 use crate::serving::Serving;
 
 /// Is what sets one endpoint that generates apart from the other.
@@ -42,13 +42,13 @@ pub async fn create(
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     let messages = start(app, context, body, endpoint.read_prompts).await?;
-    let (started, prompt_tokens) = (messages.answer().started(), messages.answer().prompt_tokens());
+    let facts = Facts::of(messages.answer());
     let head = Head::new(endpoint.shape, serving);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => whole(&head, messages).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
-    describe(&mut response, started, prompt_tokens);
+    facts.describe(&mut response);
     Ok(response)
 }
 
@@ -78,12 +78,52 @@ pub async fn start(
     Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
 }
 
-/// Adds to a response how long its prompts are, and what its first choice started from.
-pub fn describe(response: &mut Response, started: Started, prompt_tokens: u32) {
-    let headers = response.headers_mut();
-    headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(started.slot.0));
-    headers.insert(HeaderName::from_static(headers::PROMPT_TOKENS), HeaderValue::from(prompt_tokens));
-    headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(started.cached_tokens()));
+/// Longest list of tools in a header; what does not fit is left out. Units: bytes.
+///
+/// Source: own choice: proxies take headers of 4 to 8 KiB together.
+const TOOLS_BYTES_MAX: usize = 1024;
+
+/// What an answer's headers say of it.
+pub struct Facts {
+    started: Started,
+    prompt_tokens: u32,
+    unconstrained: Vec<String>,
+}
+
+impl Facts {
+    /// Returns what is known of an answer at its start.
+    pub fn of(answer: &Answer) -> Self {
+        let unconstrained = answer.form().answer.as_ref().map(|format| format.unconstrained.clone());
+        Self {
+            started: answer.started(),
+            prompt_tokens: answer.prompt_tokens(),
+            unconstrained: unconstrained.unwrap_or_default(),
+        }
+    }
+
+    /// Adds to a response how long its prompts are, what its first choice started from, where it left an earlier
+    /// answer, and which tools' arguments may break their schemas.
+    pub fn describe(self, response: &mut Response) {
+        let headers = response.headers_mut();
+        headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(self.started.slot.0));
+        headers.insert(HeaderName::from_static(headers::PROMPT_TOKENS), HeaderValue::from(self.prompt_tokens));
+        let cached_tokens = self.started.cached_tokens();
+        headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(cached_tokens));
+        if let Some(left_answer_at) = self.started.left_answer_at {
+            headers.insert(HeaderName::from_static(headers::ANSWER_BREAK), HeaderValue::from(left_answer_at));
+        }
+        let mut list = String::new();
+        for name in &self.unconstrained {
+            if list.len() + name.len() + 2 > TOOLS_BYTES_MAX {
+                break;
+            }
+            list += if list.is_empty() { "" } else { ", " };
+            list += name;
+        }
+        if let (false, Ok(list)) = (list.is_empty(), HeaderValue::try_from(list)) {
+            headers.insert(HeaderName::from_static(headers::UNCONSTRAINED_TOOLS), list);
+        }
+    }
 }
 
 /// Is what every object of one answer has in common.

@@ -14,6 +14,7 @@ use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError, ToolNames};
 use warmpath_common::headers;
 
+use super::answer::Facts;
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::log_error;
@@ -114,12 +115,12 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     let left_out = tools.left_out().to_vec();
     left_out.iter().for_each(|kind| app.metrics.left_out_tools.with_label_values(&[*kind]).inc());
     let answer = messages.answer();
-    let (started, prompt_tokens, delivery) = (answer.started(), answer.prompt_tokens(), answer.form().delivery);
+    let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
         model: serving.model.names.first().cloned().unwrap_or_default(),
         created: now_s(),
-        prompt_tokens,
-        cached_tokens: started.cached_tokens(),
+        prompt_tokens: answer.prompt_tokens(),
+        cached_tokens: answer.started().cached_tokens(),
         tools,
     };
     let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
@@ -127,7 +128,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
         Delivery::Whole => writing.whole().await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
-    answer::describe(&mut response, started, prompt_tokens);
+    facts.describe(&mut response);
     if !left_out.is_empty() {
         let list = HeaderValue::try_from(left_out.join(", ")).expect("kinds of tools are plain words");
         response.headers_mut().insert(HeaderName::from_static(headers::LEFT_OUT_TOOLS), list);

@@ -14,6 +14,7 @@ use warmpath_common::prompts::{InfillPrompt, RawPrompt};
 use warmpath_prompt::Scope;
 use warmpath_worker_core::probabilities::TokenProbabilities;
 
+use super::answer::Facts;
 use super::body::Body;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
@@ -73,14 +74,14 @@ async fn create(
     let serving = app.admitting()?;
     let wish: Wish = body.parse()?;
     let answer = answer::start(&app, context, body, read_prompts).await?.into_answer();
-    let (started, prompt_tokens) = (answer.started(), answer.prompt_tokens());
+    let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
     let writing = Writing { serving, answer, wish, choices };
     let mut response = match writing.answer.form().delivery {
         Delivery::Whole => writing.whole().await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
-    answer::describe(&mut response, started, prompt_tokens);
+    facts.describe(&mut response);
     Ok(response)
 }
 

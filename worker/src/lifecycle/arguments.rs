@@ -1,17 +1,22 @@
 //! The format of an answer whose calls keep to the tools' schemas as an answer to `response_format` does.
 //!
-//! Not here: marks in grammars (`tools::arguments`), following schemas (`engine`).
+//! Not here: marks in grammars (`tools::arguments`, `tools::parameters`), following schemas (`engine`).
+//! The idea: templates write a call's arguments as one JSON object, or each of them apart between marks; what cannot be
+//! kept is refused where a call is required. Elsewhere llama.cpp's looser grammar stays for that tool alone, and the
+//! answer says so.
 
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::ToolChoice;
-use warmpath_prompt::{AnswerFormat, FormatWish, Prompt};
+use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators};
 
-use crate::engine::ArgumentSchemas;
+use crate::engine::{ArgumentSchemas, CompiledSchema, Extent};
 use crate::error::RequestError;
+use crate::schema::{SchemaError, ValueGrammar, may_nest};
 use crate::serving::Serving;
-use crate::tools::{ToolFields, arguments};
+use crate::tools::{ToolFields, arguments, parameters};
 
 /// A grammar of calls and the schemas that decide about their arguments.
 pub(super) struct KeptArguments {
@@ -19,38 +24,198 @@ pub(super) struct KeptArguments {
     pub(super) schemas: Arc<ArgumentSchemas>,
 }
 
-/// Returns the format of an answer whose calls keep to their schemas; absent where none may come, where the template does not write
-/// arguments as one JSON value, or where calls are optional and a schema cannot be kept: llama.cpp's grammar is followed there.
+/// How an answer's calls are written, and what of their arguments is kept.
+#[derive(Default)]
+pub(super) struct Calls {
+    /// Format of the answer; absent where it is its own content.
+    pub(super) format: Option<AnswerFormat>,
+    /// What keeps arguments to their schemas; absent where llama.cpp's grammar alone is followed.
+    pub(super) kept: Option<KeptArguments>,
+    /// Names of tools whose arguments may break their schemas.
+    pub(super) unconstrained: Vec<String>,
+}
+
+/// One request's tools on their way to a format.
+struct Asked<'a> {
+    serving: &'a Serving,
+    chat: &'a ChatPrompt,
+    prompt: &'a Prompt,
+    wish: &'a FormatWish,
+    fields: &'a ToolFields,
+}
+
+/// Returns how the calls of an answer are written.
 ///
-/// Errors: `Field`, naming what of a schema cannot be kept, where a call is required.
-pub(super) fn kept(
+/// Errors: `Field`, naming what of a schema cannot be kept where a call is required, or cannot be made into a grammar
+/// at all.
+pub(super) fn calls(
     serving: &Serving,
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
-) -> Result<Option<(AnswerFormat, KeptArguments)>, RequestError> {
+) -> Result<Calls, RequestError> {
+    let asked = Asked { serving, chat, prompt, wish, fields };
     if wish.tools.is_empty() {
-        return Ok(None);
+        return Ok(Calls { format: asked.format(&wish.tools)?, ..Calls::default() });
     }
-    let marked = FormatWish { tools: arguments::marked(&wish.tools), ..wish.clone() };
-    let Ok(Some(format)) = serving.prompts.answer_format(chat, prompt, &marked) else { return Ok(None) };
-    let first = serving.model.n_vocab;
-    let grammar = format.grammar().and_then(|grammar| arguments::fill(grammar.text, wish.tools.len(), first));
-    let Some(grammar) = grammar else { return Ok(None) };
-    let mut schemas = Vec::new();
-    for tool in &wish.tools {
-        let normalized = tool["function"]["parameters"].as_object().map(arguments::schema);
-        let compiled = match normalized {
-            Some(Ok(schema)) => {
-                serving.engine.compile_arguments(&schema).map_err(|reason| fields.refused(tool, &reason))
+    if let Some(calls) = asked.as_objects()? {
+        return Ok(calls);
+    }
+    if let Some(calls) = asked.apart()? {
+        return Ok(calls);
+    }
+    let format = asked.format(&wish.tools)?;
+    match fields.none_is_kept() {
+        Some(error) if asked.is_required() => Err(error),
+        _ => Ok(Calls { format, kept: None, unconstrained: asked.named(0..wish.tools.len()) }),
+    }
+}
+
+impl Asked<'_> {
+    fn is_required(&self) -> bool {
+        self.wish.tool_choice == ToolChoice::Required
+    }
+
+    fn named(&self, places: impl IntoIterator<Item = usize>) -> Vec<String> {
+        let name = |idx: usize| self.wish.tools[idx]["function"]["name"].as_str().unwrap_or_default().to_owned();
+        places.into_iter().map(name).collect()
+    }
+
+    /// Returns the format of an answer that may call these tools.
+    fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
+        self.serving.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
+    }
+
+    /// Returns the format of an answer that may call these tools, of which each is one of the request's.
+    fn format(&self, tools: &[Value]) -> Result<Option<AnswerFormat>, RequestError> {
+        self.tried(tools.to_vec()).map_err(|error| match error {
+            PromptError::Tool { index, reason } => self.fields.refused(&self.wish.tools[index], &reason),
+            error => error.into(),
+        })
+    }
+
+    /// Returns the places of tools whose schemas could be compiled with what that gave, and the places of the others.
+    ///
+    /// Errors: the first tool's that could not, where a call is required.
+    fn compiled<T>(
+        &self,
+        compile: impl Fn(usize, &Value) -> Result<T, RequestError>,
+    ) -> Result<(Vec<(usize, T)>, Vec<usize>), RequestError> {
+        let (mut kept, mut others) = (Vec::new(), Vec::new());
+        for (idx, tool) in self.wish.tools.iter().enumerate() {
+            match compile(idx, tool) {
+                Ok(compiled) => kept.push((idx, compiled)),
+                Err(error) if self.is_required() => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "a tool's arguments are not kept to its schema");
+                    others.push(idx);
+                }
             }
-            Some(Err(error)) => Err(fields.not_kept(tool, &error)),
-            None => return Ok(None),
-        };
-        match compiled {
-            Ok(schema) => schemas.push(schema),
-            Err(error) if wish.tool_choice == ToolChoice::Required => return Err(error),
-            Err(_) => return Ok(None),
         }
+        Ok((kept, others))
     }
-    Ok(Some((format, KeptArguments { grammar, schemas: Arc::new(ArgumentSchemas { first, schemas }) })))
+
+    /// Returns calls whose arguments are one JSON object each; absent where the template writes them otherwise.
+    fn as_objects(&self) -> Result<Option<Calls>, RequestError> {
+        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let all: Vec<usize> = (0..tools.len()).collect();
+        let filled = |format: &AnswerFormat, places: &[usize]| {
+            format.grammar().and_then(|grammar| arguments::fill(grammar.text, places, first))
+        };
+        let Ok(Some(format)) = self.tried(arguments::marked(tools, &all)) else { return Ok(None) };
+        let Some(grammar) = filled(&format, &all) else { return Ok(None) };
+        let (kept, others) = self.compiled(|_, tool| {
+            let schema = self.schema(tool)?;
+            let compiled = self.serving.engine.compile_arguments(&schema, format.separators());
+            compiled.map_err(|reason| self.fields.refused(tool, &reason))
+        })?;
+        let (places, schemas): (Vec<usize>, Vec<CompiledSchema>) = kept.into_iter().unzip();
+        let (format, grammar) = if others.is_empty() {
+            (Some(format), Some(grammar))
+        } else {
+            let format = self.format(&arguments::marked(tools, &places))?;
+            let grammar = format.as_ref().and_then(|format| filled(format, &places));
+            (format, grammar)
+        };
+        let kept = grammar.map(|grammar| KeptArguments {
+            grammar,
+            schemas: Arc::new(ArgumentSchemas { first, extent: Extent::Object, schemas }),
+        });
+        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+    }
+
+    /// Returns calls whose arguments stand apart from each other; absent where the template writes them otherwise.
+    fn apart(&self) -> Result<Option<Calls>, RequestError> {
+        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
+        let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
+        let Some(framing) = framing else { return Ok(None) };
+        let (kept, others) = self.compiled(|idx, tool| self.values((idx, tool), &framing, probed.separators()))?;
+        let mut marked = tools.clone();
+        let (mut places, mut schemas) = (Vec::new(), Vec::new());
+        for (idx, values) in kept {
+            marked[idx] = parameters::marked(idx, &tools[idx], |at| if values[at].0 { "string" } else { "integer" });
+            places.extend((0..values.len()).map(|at| (idx, at)));
+            schemas.extend(values.into_iter().map(|(_, compiled)| compiled));
+        }
+        let format = self.format(tools)?;
+        let filled = self.tried(marked).ok().flatten();
+        let grammar = filled.as_ref().and_then(AnswerFormat::grammar);
+        let Some(grammar) = grammar.and_then(|grammar| parameters::fill(grammar.text, tools, &places, first)) else {
+            return Ok(None);
+        };
+        let schemas = Arc::new(ArgumentSchemas { first, extent: Extent::Value, schemas });
+        let kept = Some(KeptArguments { grammar, schemas });
+        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+    }
+
+    /// Returns the constraints of a tool's arguments, each with whether it may be written as a string's text.
+    fn values(
+        &self,
+        (idx, tool): (usize, &Value),
+        framing: &parameters::Framing,
+        separators: Option<Separators>,
+    ) -> Result<Vec<(bool, CompiledSchema)>, RequestError> {
+        let whole = self.schema(tool)?;
+        let keywords = whole.as_object().expect("a normalized schema of arguments is an object");
+        parameters::check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
+        let names = parameters::names(tool).into_iter().enumerate();
+        let compile = |(at, name): (usize, &str)| {
+            let not_kept = |error: SchemaError| {
+                let path = if error.path.is_empty() { String::new() } else { format!(".{}", error.path) };
+                let path = format!("properties.{name}{path}");
+                self.fields.not_kept(tool, &SchemaError { path, ..error })
+            };
+            let schema = with_definitions(&keywords["properties"][name], keywords);
+            if !framing.nests_json && may_nest(&schema) {
+                let reason = "lists and objects are not kept by this model's chat template".to_owned();
+                return Err(not_kept(SchemaError { path: String::new(), reason }));
+            }
+            let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing).map_err(not_kept)?;
+            let compiled = self.serving.engine.compile_value(&grammar, separators);
+            let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
+            Ok((grammar.is_text(), compiled))
+        };
+        names.map(compile).collect()
+    }
+
+    /// Returns a tool's schema, normalized.
+    fn schema(&self, tool: &Value) -> Result<Value, RequestError> {
+        let none = Map::new();
+        let parameters = tool["function"]["parameters"].as_object().unwrap_or(&none);
+        arguments::schema(parameters).map_err(|error| self.fields.not_kept(tool, &error))
+    }
+}
+
+/// Returns a part of a normalized schema with the definitions that it may refer to.
+fn with_definitions(part: &Value, whole: &Map<String, Value>) -> Value {
+    let mut part = match part {
+        Value::Object(keywords) => keywords.clone(),
+        // A schema that nothing fits has no form as an object but this.
+        Value::Bool(false) => Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))]),
+        _ => Map::new(),
+    };
+    if let Some(definitions) = whole.get("$defs") {
+        part.insert("$defs".to_owned(), definitions.clone());
+    }
+    Value::Object(part)
 }

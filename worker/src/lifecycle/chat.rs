@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
-use warmpath_llama_chat::Trigger;
-use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom, ParseSpecial, PromptError};
+use warmpath_llama_chat::{ToolChoice, Trigger};
+use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial};
 use warmpath_worker_core::call_watch;
 
 use super::ReadPrompt;
-use super::arguments::{self, KeptArguments};
+use super::arguments::{self, Calls, KeptArguments};
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
 use crate::room::SlotRoom;
@@ -27,6 +27,10 @@ pub struct ChatAnswer {
     /// Says where thoughts go.
     pub thoughts: Thoughts,
     calls: Option<CallGrammar>,
+    /// Whether the answer must be calls.
+    must_call: bool,
+    /// Names of tools whose arguments may break their schemas.
+    pub unconstrained: Vec<String>,
     spelled: Vec<Token>,
     /// Says that thoughts may come first that are not content.
     first: Option<ThoughtsFirst>,
@@ -43,6 +47,20 @@ impl ChatAnswer {
         generation.calls.clone_from(&self.calls);
         generation.spelled.clone_from(&self.spelled);
         generation.stop.extend_from_slice(&self.format.format().stops);
+        Ok(())
+    }
+
+    /// Adds to a generation with a schema what an answer needs that is a tool call or follows the schema; where a call
+    /// is required, the schema goes.
+    ///
+    /// Errors: as [`Self::constrain`].
+    pub fn constrain_either(&self, generation: &mut Generation) -> Result<(), RequestError> {
+        self.constrain(generation)?;
+        if self.must_call {
+            generation.schema = None;
+        } else {
+            generation.thoughts.clone_from(&self.first);
+        }
         Ok(())
     }
 
@@ -70,13 +88,7 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let room = SlotRoom::of(&serving.model);
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
-    let kept = arguments::kept(serving, (chat, &prompt), (&wish, tools))?;
-    let (format, kept) = match kept {
-        Some((format, kept)) => (Some(format), Some(kept)),
-        None => {
-            (serving.prompts.answer_format(chat, &prompt, &wish).map_err(|error| refused(error, &wish, tools))?, None)
-        }
-    };
+    let Calls { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
     // Others resume anywhere, so the second rendering would be for nothing.
     let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
     let last_message_token =
@@ -85,16 +97,10 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
         let spelled = spelled(serving, &format.format().preserved_tokens);
         let first = if thoughts == Thoughts::Apart { thoughts_first(serving, &format) } else { None };
-        Arc::new(ChatAnswer { format, thoughts, calls, spelled, first })
+        let must_call = wish.tool_choice == ToolChoice::Required;
+        Arc::new(ChatAnswer { format, thoughts, calls, must_call, unconstrained, spelled, first })
     });
     Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer })
-}
-
-fn refused(error: PromptError, wish: &FormatWish, tools: &ToolFields) -> RequestError {
-    match error {
-        PromptError::Tool { index, reason } => tools.refused(&wish.tools[index], &reason),
-        error => error.into(),
-    }
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

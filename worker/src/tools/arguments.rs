@@ -3,7 +3,7 @@
 //! Not here: following schemas (`engine`), schemas' keywords (`schema`).
 //! The idea: llama.cpp's converter ignores what it does not know of a schema. So it is given tools whose arguments are one word each, and
 //! these words are replaced in its grammar by balanced brackets and a token that no vocabulary has, from which on the engine keeps to the
-//! schema. Formats whose arguments are no JSON object have no such word: there llama.cpp's grammar stays.
+//! schema. Formats whose arguments are no JSON object have no such word (`parameters`).
 
 use serde_json::{Map, Value, json};
 
@@ -16,26 +16,27 @@ warmpath-part ::= [^"{}] | warmpath-text | warmpath-arguments
 warmpath-text ::= "\"" ( [^"\\] | "\\" . )* "\""
 "#;
 
-/// Returns the tools with a mark in place of each one's arguments.
-pub fn marked(tools: &[Value]) -> Vec<Value> {
-    let mark = |(idx, tool): (usize, &Value)| {
-        let mut tool = tool.clone();
-        tool["function"]["parameters"] = json!({"const": word(idx)});
-        tool
-    };
-    tools.iter().enumerate().map(mark).collect()
+/// Returns the tools with a mark in place of the arguments of those at these places.
+pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
+    let mut tools = tools.to_vec();
+    for idx in places {
+        tools[*idx]["function"]["parameters"] = json!({"const": word(*idx)});
+    }
+    tools
 }
 
-/// Returns a grammar of calls to marked tools with arguments in place of the marks, for which the tokens from `first` on stand; absent
-/// where its format does not write every tool's arguments as one JSON value.
-pub fn fill(grammar: &str, n_tools: usize, first: u32) -> Option<String> {
+/// Returns a grammar of calls to tools, those at these places marked, with arguments in place of the marks, for which
+/// the tokens from `first` on stand; absent where its format does not write every tool's arguments as one JSON value.
+pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
     let mut filled = grammar.to_owned();
-    for (idx, token) in (0..n_tools).zip(first..) {
+    for (idx, token) in places.iter().copied().zip(first..) {
         let mark = format!("\"\\\"{}\\\"\"", word(idx));
         if !filled.contains(&mark) {
             return None;
         }
-        filled = filled.replace(&mark, &format!("( <[{token}]> | warmpath-arguments )"));
+        // White space behind them is the format's, where it has any.
+        let arguments = format!("( <[{token}]> | warmpath-arguments )");
+        filled = filled.replace(&format!("{mark} space\n"), &format!("{arguments}\n")).replace(&mark, &arguments);
     }
     Some(filled + RULES)
 }
@@ -103,14 +104,15 @@ mod tests {
     fn marks_are_replaced_by_brackets_and_a_token() {
         let tools =
             [json!({"function": {"name": "a", "parameters": {"type": "object"}}}), json!({"function": {"name": "b"}})];
-        assert_eq!(marked(&tools)[1]["function"]["parameters"], json!({"const": "warmpath-arguments-1."}));
+        assert_eq!(marked(&tools, &[0, 1])[1]["function"]["parameters"], json!({"const": "warmpath-arguments-1."}));
         let grammar = r#"root ::= a | b
 a ::= "\"warmpath-arguments-0.\""
-b ::= "\"warmpath-arguments-1.\"" space"#;
-        let filled = fill(grammar, 2, 100).expect("both are there");
+b ::= "\"warmpath-arguments-1.\"" space
+"#;
+        let filled = fill(grammar, &[0, 1], 100).expect("both are there");
         assert!(filled.contains("a ::= ( <[100]> | warmpath-arguments )\n"), "{filled}");
-        assert!(filled.contains("b ::= ( <[101]> | warmpath-arguments ) space\n"), "{filled}");
-        assert_eq!(fill(grammar, 3, 100), None);
+        assert!(filled.contains("b ::= ( <[101]> | warmpath-arguments )\n"), "{filled}");
+        assert_eq!(fill(grammar, &[0, 1, 2], 100), None);
     }
 
     #[test]

@@ -33,4 +33,7 @@ mod shifts;
 mod slot_files;
 mod summary;
 mod tool_arguments;
+mod tool_parameters;
+mod tool_text;
 mod tools;
+mod tools_with_schema;

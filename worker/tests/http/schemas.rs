@@ -147,7 +147,7 @@ async fn what_does_not_go_with_a_schema_is_refused_by_name() {
         (json!({ "response_format": format, "grammar": "root ::= \"a\"" }), "grammar"),
         (json!({ "response_format": format, "ignore_eos": true }), "ignore_eos"),
         (json!({ "response_format": format, "json_schema": {} }), "json_schema"),
-        (json!({ "response_format": format, "tools": tools }), "tools"),
+        (json!({ "json_schema": {}, "tools": tools, "grammar": "root ::= \"a\"" }), "grammar"),
         (json!({ "response_format": { "type": "yaml" } }), "response_format.type"),
         (json!({ "response_format": by_name(&json!({ "type": "text" })) }), &format!("{schema}.type")),
         (json!({ "response_format": by_name(&json!({ "not": {} })) }), &format!("{schema}.not")),

@@ -1,0 +1,303 @@
+//! One value of a schema that stands in a text up to a mark, as chat templates write each argument of a call apart: a
+//! grammar for it.
+//!
+//! Not here: which marks there are (`tools::parameters`), compiling (`engine::constraint`).
+//! The idea: strings stand there as they are, without quotes, so their keywords become one regular expression, from
+//! which texts with the mark in them are taken out. Everything else is JSON and left to the compiler's own reading of
+//! schemas. Where a reader takes `12` for a number although a string might be meant, a string may not look like that.
+
+mod search;
+
+use serde_json::{Map, Value, json};
+
+use super::SchemaError;
+use search::{escaped, search};
+
+/// Deepest reference that is followed to find out what a value may be.
+///
+/// Source: own choice: what refers to itself has no end, and no tool's schema goes as deep.
+const DEPTH_MAX: usize = 32;
+
+/// How an answer's reader tells the type of an argument that may be a string or something else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Typing {
+    /// It is a string.
+    String,
+    /// By its text: what reads as JSON of another type of the schema is that.
+    Text,
+}
+
+/// Grammar of one value and the mark behind it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValueGrammar {
+    /// Normalized schema.
+    pub schema: Value,
+    /// Expression of what is written as text; absent where nothing is.
+    text: Option<String>,
+    /// Schema of what is written as JSON; absent where nothing is.
+    json: Option<Value>,
+    close: String,
+}
+
+impl ValueGrammar {
+    /// Returns the grammar of a value of a normalized schema, definitions in it, which the mark `close` closes.
+    ///
+    /// Errors: what of it cannot be kept in a text.
+    pub fn new(schema: Value, close: &str, typing: Typing) -> Result<Self, SchemaError> {
+        let reader = Reader { definitions: schema.get("$defs").and_then(Value::as_object) };
+        let types = reader.types(&schema, 0);
+        let close = escaped(close);
+        if types & STRING == 0 {
+            return Ok(Self { text: None, json: Some(schema.clone()), schema, close });
+        }
+        let (text, json) = match typing {
+            Typing::String => (reader.of(&schema, STRING, 0)?, None),
+            Typing::Text => (reader.told_by_text(&schema, types)?, structured(&schema, types)),
+        };
+        if text.is_none() && json.is_none() {
+            return Err(refuse("", "no value is valid"));
+        }
+        Ok(Self { text, json, schema, close })
+    }
+
+    /// Returns whether the value may be written as a string's text.
+    pub fn is_text(&self) -> bool {
+        self.text.is_some()
+    }
+
+    /// Returns the grammar in Lark's syntax, given how a schema becomes the compiler's JSON.
+    pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
+        let close = &self.close;
+        let mut lark = String::from("start: ");
+        lark += match (&self.text, &self.json) {
+            (Some(_), Some(_)) => "VALUE | json CLOSE\n",
+            (Some(_), None) => "VALUE\n",
+            (None, _) => "json CLOSE\n",
+        };
+        lark += &format!("CLOSE: /{close}/\n");
+        if let Some(text) = &self.text {
+            lark += &format!("VALUE: ({text} CLOSE) & ~(/(?s:.*)/ CLOSE /(?s:.+)/)\n");
+        }
+        if let Some(json) = &self.json {
+            lark += &format!("json: %json {}\n", compiler_s(json));
+        }
+        lark
+    }
+}
+
+/// Returns whether a value of a normalized schema may be a list or an object.
+pub fn may_nest(schema: &Value) -> bool {
+    let reader = Reader { definitions: schema.get("$defs").and_then(Value::as_object) };
+    reader.types(schema, 0) & (ARRAY | OBJECT) != 0
+}
+
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const INTEGER: u8 = 4;
+const FRACTION: u8 = 8;
+const NUMBER: u8 = INTEGER | FRACTION;
+const STRING: u8 = 16;
+const ARRAY: u8 = 32;
+const OBJECT: u8 = 64;
+const ALL: u8 = 127;
+
+fn type_named(name: &str) -> u8 {
+    match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" => INTEGER,
+        "number" => NUMBER,
+        "string" => STRING,
+        "array" => ARRAY,
+        "object" => OBJECT,
+        _ => 0,
+    }
+}
+
+fn type_of(value: &Value) -> u8 {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(number) if number.as_f64().is_some_and(|n| n.fract() == 0.0) => INTEGER,
+        Value::Number(_) => FRACTION,
+        Value::String(_) => STRING,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
+    }
+}
+
+/// Returns the part of a schema that is written as JSON beside strings; absent where there is none.
+fn structured(schema: &Value, types: u8) -> Option<Value> {
+    let names = [(ARRAY, "array"), (OBJECT, "object")];
+    let names: Vec<&str> = names.into_iter().filter(|(bit, _)| types & bit != 0).map(|(_, name)| name).collect();
+    let mut own = schema.clone();
+    let definitions = own.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
+    let mut all = json!({"allOf": [own, {"type": names}]});
+    if let Some(definitions) = definitions {
+        all["$defs"] = definitions;
+    }
+    (!names.is_empty()).then_some(all)
+}
+
+/// Reads a normalized schema.
+struct Reader<'a> {
+    definitions: Option<&'a Map<String, Value>>,
+}
+
+impl Reader<'_> {
+    /// Returns the types that a value may have.
+    fn types(&self, schema: &Value, depth: usize) -> u8 {
+        let keywords = match schema {
+            Value::Object(keywords) if depth < DEPTH_MAX => keywords,
+            Value::Bool(false) => return 0,
+            _ => return ALL,
+        };
+        let any = |schemas: &[Value]| schemas.iter().fold(0, |types, schema| types | self.types(schema, depth + 1));
+        keywords.iter().fold(ALL, |types, (keyword, value)| {
+            types
+                & match (keyword.as_str(), value) {
+                    ("type", Value::String(name)) => type_named(name),
+                    ("type", Value::Array(names)) => {
+                        names.iter().filter_map(Value::as_str).fold(0, |types, name| types | type_named(name))
+                    }
+                    ("const", value) => type_of(value),
+                    ("enum", Value::Array(values)) => values.iter().fold(0, |types, value| types | type_of(value)),
+                    ("anyOf", Value::Array(schemas)) => any(schemas),
+                    ("allOf", Value::Array(schemas)) => {
+                        schemas.iter().fold(ALL, |types, schema| types & self.types(schema, depth + 1))
+                    }
+                    ("$ref", Value::String(name)) => self.found(name).map_or(ALL, |found| self.types(found, depth + 1)),
+                    _ => ALL,
+                }
+        })
+    }
+
+    /// Returns the expression of strings, words and numbers where a reader takes what looks like JSON for JSON.
+    fn told_by_text(&self, schema: &Value, types: u8) -> Result<Option<String>, SchemaError> {
+        let looks = [
+            (NULL, "null"),
+            (BOOLEAN, "true|false"),
+            (NUMBER, "[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"),
+            (ARRAY, "\\[(?s:.*)"),
+            (OBJECT, "\\{(?s:.*)"),
+        ];
+        let others: Vec<&str> = looks.into_iter().filter(|(bits, _)| types & bits != 0).map(|(_, look)| look).collect();
+        let mut alternatives = Vec::new();
+        if let Some(strings) = self.of(schema, STRING, 0)? {
+            alternatives.push(match others.is_empty() {
+                true => strings,
+                false => format!("({strings} & ~/[ \\n\\t]*(?:{})[ \\n\\t]*/)", others.join("|")),
+            });
+        }
+        for bits in [NULL, BOOLEAN, NUMBER] {
+            if types & bits != 0 {
+                alternatives.extend(self.of(schema, bits, 0)?);
+            }
+        }
+        Ok((!alternatives.is_empty()).then(|| format!("({})", alternatives.join(" | "))))
+    }
+
+    /// Returns the expression of a schema's values of a type; absent where it has none.
+    fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
+        let types = self.types(schema, depth) & kind;
+        if types == 0 {
+            return Ok(None);
+        }
+        let mut terms = vec![any(types).to_owned()];
+        let Value::Object(keywords) = schema else { return Ok(terms.pop()) };
+        if depth >= DEPTH_MAX {
+            return Err(refuse("$ref", "a string that refers to itself is not supported"));
+        }
+        for (keyword, value) in keywords {
+            let term = match (keyword.as_str(), value) {
+                ("const", value) => one_of(std::slice::from_ref(value), kind),
+                ("enum", Value::Array(values)) => one_of(values, kind),
+                ("anyOf", Value::Array(schemas)) => {
+                    let each: Result<Vec<_>, _> = schemas.iter().map(|one| self.of(one, kind, depth + 1)).collect();
+                    let each: Vec<String> = each?.into_iter().flatten().collect();
+                    format!("({})", each.join(" | "))
+                }
+                ("allOf", Value::Array(schemas)) => {
+                    let each: Result<Vec<_>, _> = schemas.iter().map(|one| self.of(one, kind, depth + 1)).collect();
+                    let each: Vec<String> = each?.into_iter().flatten().collect();
+                    format!("({})", each.join(" & "))
+                }
+                ("$ref", Value::String(name)) => match self.found(name) {
+                    Some(found) => self.of(found, kind, depth + 1)?.unwrap_or_default(),
+                    None => continue,
+                },
+                ("pattern", Value::String(pattern)) if kind == STRING => {
+                    let found = search(pattern).map_err(|reason| refuse("pattern", &reason))?;
+                    format!("/{found}/")
+                }
+                ("minLength", least) if kind == STRING => format!("/(?s:.{{{least},}})/"),
+                ("maxLength", most) if kind == STRING => format!("/(?s:.{{0,{most}}})/"),
+                ("format", Value::String(name)) if kind == STRING => match format_s(name) {
+                    Some(expression) => format!("/{expression}/"),
+                    None => return Err(refuse("format", "this format is not supported in arguments that stand apart")),
+                },
+                ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf", _)
+                    if kind == NUMBER =>
+                {
+                    return Err(refuse(
+                        keyword,
+                        "bounds are not supported where a string may come instead of a number",
+                    ));
+                }
+                _ => continue,
+            };
+            terms.push(term);
+        }
+        Ok(Some(format!("({})", terms.join(" & "))))
+    }
+
+    fn found(&self, reference: &str) -> Option<&Value> {
+        self.definitions?.get(reference.trim_start_matches("#/$defs/"))
+    }
+}
+
+/// Returns the expression of every value of a type.
+fn any(types: u8) -> &'static str {
+    match types {
+        NULL => "/null/",
+        BOOLEAN => "/true|false/",
+        INTEGER => "/-?(?:0|[1-9][0-9]{0,17})/",
+        STRING => "/(?s:.*)/",
+        _ => "/-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?/",
+    }
+}
+
+/// Returns the expression of those of some constants that have a type.
+fn one_of(values: &[Value], kind: u8) -> String {
+    let texts = values.iter().filter(|value| type_of(value) & kind != 0).map(|value| match value {
+        Value::String(text) => escaped(text),
+        other => escaped(&other.to_string()),
+    });
+    format!("/(?:{})/", texts.collect::<Vec<_>>().join("|"))
+}
+
+/// Returns the expression of a format that the compiler knows by name; what it allows is of the format.
+fn format_s(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "uuid" => "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
+        "ipv4" => {
+            "(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+        }
+        "ipv6" => "(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(?:[0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}|::1|::",
+        "hostname" => "(?:[a-zA-Z0-9]{1,20}\\.){0,5}[a-zA-Z][a-zA-Z0-9]{0,20}",
+        "email" => "[a-zA-Z0-9_+-]{1,20}(?:\\.[a-zA-Z0-9_+-]{1,20}){0,2}@(?:[a-zA-Z0-9]{1,20}\\.){1,5}[a-zA-Z]{2,20}",
+        "uri" => {
+            "[a-z][a-z0-9+.-]{0,20}:\\/\\/(?:[a-zA-Z0-9]{1,20}\\.){0,5}[a-zA-Z][a-zA-Z0-9]{0,20}(?::[0-9]{1,4})?\
+             (?:\\/[a-zA-Z0-9._~!$&'()*+,;=:@-]*)*(?:\\?[a-zA-Z0-9._~!$&'()*+,;=:@\\/?-]*)?(?:#[a-zA-Z0-9._~!$&'()*+,;=:@\\/?-]*)?"
+        }
+        "duration" => "P(?:[0-9]{1,9}W|[0-9]{1,9}D(?:T[0-9]{1,9}H)?|T[0-9]{1,9}[HMS])",
+        _ => return None,
+    })
+}
+
+fn refuse(path: &str, reason: &str) -> SchemaError {
+    SchemaError { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,42 @@
+use super::*;
+
+fn lark(schema: Value, typing: Typing) -> Result<String, String> {
+    let schema = crate::schema::normalize(&schema).expect("the schema is one");
+    let grammar = ValueGrammar::new(schema, "\n</p>", typing).map_err(|error| error.path)?;
+    Ok(grammar.lark(Value::to_string))
+}
+
+#[test]
+fn what_is_no_string_is_json_and_strings_are_texts() {
+    let json = lark(json!({"type": "integer", "minimum": 3}), Typing::String).expect("it is kept");
+    assert_eq!(json, "start: json CLOSE\nCLOSE: /(?:\\n<\\/p>)/\njson: %json {\"type\":\"integer\",\"minimum\":3}\n");
+    let text = lark(json!({"enum": ["a/b", "c\n"]}), Typing::String).expect("it is kept");
+    assert!(text.starts_with("start: VALUE\n") && text.contains("(?:(?:a\\/b)|(?:c\\n))"), "{text}");
+}
+
+#[test]
+fn a_reader_that_tells_types_by_the_text_gets_no_string_that_looks_otherwise() {
+    let schema =
+        json!({"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "integer"}}]});
+    let text = lark(schema.clone(), Typing::Text).expect("it is kept");
+    assert!(text.starts_with("start: VALUE | json CLOSE\n"), "{text}");
+    assert!(text.contains("& ~/[ \\n\\t]*(?:null|\\[(?s:.*))[ \\n\\t]*/)"), "{text}");
+    let text = lark(schema, Typing::String).expect("it is kept");
+    assert!(text.starts_with("start: VALUE\n") && !text.contains("null"), "{text}");
+}
+
+#[test]
+fn what_a_text_cannot_keep_is_refused_by_its_keyword() {
+    let bounded = json!({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]});
+    assert_eq!(lark(bounded, Typing::Text), Err("minimum".to_owned()));
+    assert_eq!(lark(json!({"type": "string", "pattern": "a(?:^b|c)d"}), Typing::String), Err("pattern".to_owned()));
+}
+
+#[test]
+fn a_pattern_is_found_anywhere_unless_it_is_anchored() {
+    let check = |pattern: &str, expected: &str| assert_eq!(search(pattern).as_deref(), Ok(expected), "{pattern}");
+    check("^a$", "(?:a)");
+    check("a", "(?s:.*)(?:a)(?s:.*)");
+    check("^\\d/x", "(?:[0-9])(?:\\/x)(?s:.*)");
+    check("^a|b$", "(?:(?:a)(?s:.*)|(?s:.*)(?:b))");
+}

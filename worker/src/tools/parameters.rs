@@ -1,0 +1,298 @@
+//! The arguments of tools in formats that write each of them apart, as Qwen 3 Coder's: where each stands in llama.cpp's
+//! grammar of calls, and which mark closes it.
+//!
+//! Not here: formats that write all arguments as one JSON value (`arguments`), a value's own grammar (`schema::value`).
+//! The idea: llama.cpp is given tools whose parameters have made-up names, each in a rule of its own. Once all of them
+//! are integers, which shows what stands behind a value; once strings are strings, as these may be opened otherwise. In
+//! that grammar a value with its closing mark becomes a token that no vocabulary has, and the made-up names become the
+//! real ones.
+
+use serde_json::{Map, Value, json};
+
+use crate::schema::{SchemaError, Typing};
+
+/// Name of a tool that shows how a format writes what is no argument of the request's own.
+const PROBE: &str = "warmpath-probe";
+
+/// Rules that stand for strings in formats whose readers take what reads as JSON for JSON.
+///
+/// Source: `parsers/qwen3-coder.cpp` and `parsers/ling3.cpp` of llama.cpp.
+const TYPED_STRINGS: [&str; 2] = ["xml-arg-string", "ling3-arg-string"];
+
+/// How a format writes arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Framing {
+    /// Mark that closes each argument, by tool and parameter.
+    pub closes: Vec<Vec<String>>,
+    /// How its reader tells the type of what may be a string.
+    pub typing: Typing,
+    /// Whether lists and objects are JSON.
+    pub nests_json: bool,
+}
+
+/// Returns the parameters of a tool.
+pub fn names(tool: &Value) -> Vec<&str> {
+    let properties = tool["function"]["parameters"]["properties"].as_object();
+    properties.into_iter().flat_map(Map::keys).map(String::as_str).collect()
+}
+
+/// Returns tools with made-up parameters, all of them integers, and one tool more.
+pub fn probes(tools: &[Value]) -> Vec<Value> {
+    let nested = json!({"type": "object", "properties": {PROBE: {"type": "integer"}}, "required": [PROBE]});
+    let own = word(tools.len(), 0);
+    let properties = json!({"o": nested, "s": {"type": "string"}, own: {"type": "integer"}});
+    let parameters = json!({"type": "object", "properties": properties});
+    let probe = json!({"type": "function", "function": {"name": PROBE, "description": "", "parameters": parameters}});
+    let marked = tools.iter().enumerate().map(|(idx, tool)| marked(idx, tool, |_| "integer"));
+    marked.chain([probe]).collect()
+}
+
+/// Returns a tool with made-up parameters in place of its own, of the types that `type_of` gives for each place.
+pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str) -> Value {
+    let mut marked = tool.clone();
+    let names = names(tool);
+    let properties = (0..names.len()).map(|at| (word(idx, at), json!({"type": type_of(at)})));
+    let required = tool["function"]["parameters"]["required"].as_array();
+    let is_required = |name: &str| required.is_some_and(|required| required.iter().any(|one| one == name));
+    let required: Vec<String> =
+        names.iter().enumerate().filter(|(_, name)| is_required(name)).map(|(at, _)| word(idx, at)).collect();
+    let properties = Value::Object(properties.collect());
+    marked["function"]["parameters"] = json!({"type": "object", "properties": properties, "required": required});
+    marked
+}
+
+/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; absent where it does not write each
+/// of them apart.
+pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
+    let closes_of = |(idx, tool): (usize, &Value)| {
+        (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
+    };
+    // The tool of ours has arguments though no other may have.
+    closing(&Argument::find(grammar, &word(tools.len(), 0))?)?;
+    let closes = tools.iter().enumerate().map(closes_of).collect::<Option<Vec<_>>>()?;
+    let has_rule = |name: &str| grammar.lines().any(|line| line.starts_with(&format!("{name} ::= ")));
+    let typing = if TYPED_STRINGS.into_iter().any(has_rule) { Typing::Text } else { Typing::String };
+    Some(Framing { closes, typing, nests_json: grammar.contains(&format!("\"\\\"{PROBE}\\\"\"")) })
+}
+
+/// Returns a grammar of calls to [`marked`] tools with the real names, and for each value a token from `first` on, in
+/// the order of `values`, which are places of tools and parameters; absent where one is not found.
+pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u32) -> Option<String> {
+    let mut filled = grammar.to_owned();
+    for ((tool, at), token) in values.iter().zip(first..) {
+        let argument = Argument::find(&filled, &word(*tool, *at))?;
+        let name = names(&tools[*tool])[*at];
+        let opening: Vec<String> = argument.pieces[..argument.value].iter().map(|piece| piece.renamed(name)).collect();
+        let rule = format!("{} ::= {} <[{token}]>", argument.rule, opening.join(" "));
+        filled = filled.replace(argument.line, &rule);
+    }
+    Some(filled)
+}
+
+/// Checks that a tool's normalized schema says nothing about its arguments together but which must be there.
+///
+/// Errors: the keyword that does.
+pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
+    let refuse = |path: &str, reason: &str| Err(SchemaError { path: path.to_owned(), reason: reason.to_owned() });
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let required: Vec<&Value> = schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+    let n_properties = properties.map_or(0, Map::len) as u64;
+    for (keyword, value) in schema {
+        let is_kept = match keyword.as_str() {
+            "type" | "properties" | "additionalProperties" | "$defs" => true,
+            "required" => required.iter().all(|name| {
+                name.as_str().is_some_and(|name| properties.is_some_and(|properties| properties.contains_key(name)))
+            }),
+            "minProperties" => value.as_u64().is_some_and(|least| least <= required.len() as u64),
+            "maxProperties" => value.as_u64().is_some_and(|most| most >= n_properties),
+            _ => false,
+        };
+        if !is_kept {
+            return refuse(
+                keyword,
+                "it is not supported by this model's chat template, which writes each argument apart",
+            );
+        }
+    }
+    Ok(())
+}
+
+fn word(tool: usize, at: usize) -> String {
+    format!("warmpath-{tool}-{at}.")
+}
+
+/// Rule of one argument in a grammar.
+struct Argument<'g> {
+    line: &'g str,
+    rule: &'g str,
+    pieces: Vec<Piece<'g>>,
+    /// Place of the piece that stands for its value.
+    value: usize,
+}
+
+/// Part of a rule that is a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece<'g> {
+    /// Literal, in quotes.
+    Literal(&'g str),
+    /// White space that may come.
+    Space(&'g str),
+    /// Name of the parameter.
+    Name,
+    /// Another rule.
+    Rule,
+}
+
+impl Piece<'_> {
+    fn renamed(&self, name: &str) -> String {
+        match self {
+            Self::Literal(text) | Self::Space(text) => (*text).to_owned(),
+            Self::Name => quoted(name),
+            Self::Rule => String::new(),
+        }
+    }
+}
+
+impl<'g> Argument<'g> {
+    /// Returns the rule of the argument with a made-up name; absent where it has none that is a sequence of its own.
+    fn find(grammar: &'g str, word: &str) -> Option<Self> {
+        let name = quoted(word);
+        let line = grammar.lines().find(|line| line.contains(&name))?;
+        let (rule, body) = line.split_once(" ::= ")?;
+        if !rule.contains("-arg-") {
+            return None;
+        }
+        let pieces = pieces(body, &name)?;
+        let named = pieces.iter().position(|piece| *piece == Piece::Name)?;
+        let value = named + pieces[named..].iter().position(|piece| *piece == Piece::Rule)?;
+        (!pieces[..named].contains(&Piece::Rule)).then_some(Self { line, rule, pieces, value })
+    }
+}
+
+/// Returns the mark that closes an integer.
+fn closing(argument: &Argument<'_>) -> Option<String> {
+    let behind = &argument.pieces[argument.value + 1..];
+    let texts = behind.iter().map(|piece| match piece {
+        Piece::Literal(text) => unquoted(text),
+        _ => None,
+    });
+    texts.collect::<Option<String>>().filter(|close| !close.is_empty())
+}
+
+/// Returns the parts of a rule; absent where it is no sequence.
+fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
+    let mut pieces = Vec::new();
+    loop {
+        body = body.trim_start_matches([' ', '(']);
+        let Some(first) = body.chars().next() else { return Some(pieces) };
+        let n_bytes = match first {
+            '"' => literal_bytes(body)?,
+            ')' => 1,
+            _ => body.find([' ', ')', '"']).unwrap_or(body.len()),
+        };
+        let (piece, rest) = body.split_at(n_bytes);
+        body = rest;
+        match piece {
+            // What is in brackets must come, once.
+            ")" if rest.starts_with([' ', ')']) || rest.is_empty() => {}
+            "space" | "space?" => pieces.push(Piece::Space(piece)),
+            piece if piece == name => pieces.push(Piece::Name),
+            piece if first == '"' => pieces.push(Piece::Literal(piece)),
+            piece if piece.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') => pieces.push(Piece::Rule),
+            _ => return None,
+        }
+    }
+}
+
+/// Returns how long the literal is with which a text begins.
+fn literal_bytes(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    let end = text.bytes().enumerate().skip(1).find(|(_, byte)| {
+        let is_end = *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.map(|(idx, _)| idx + 1)
+}
+
+/// Returns a text as a literal of a grammar.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+/// Returns the text of a literal; absent where it has escapes that llama.cpp does not write.
+fn unquoted(literal: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut chars = literal[1..literal.len() - 1].chars();
+    while let Some(c) = chars.next() {
+        text.push(match c {
+            '\\' => match chars.next()? {
+                'n' => '\n',
+                'r' => '\r',
+                c @ ('"' | '\\') => c,
+                _ => return None,
+            },
+            c => c,
+        });
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool() -> Value {
+        let parameters = json!({"type": "object", "properties": {"a\"b": {"type": "string"}, "n": {"type": "integer"}}, "required": ["n"]});
+        json!({"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}})
+    }
+
+    const PROBED: &str = r#"tool-f-arg-warmpath-0-0- ::= ("<p=" "warmpath-0-0." ">\n") (tool-f-arg-0-schema "\n</p>\n")
+tool-f-arg-warmpath-0-1- ::= "<p=" "warmpath-0-1." ">\n" integer "\n</p>\n"
+tool-probe-arg-warmpath-1-0- ::= "<p=" "warmpath-1-0." ">\n" integer "\n</p>\n"
+xml-arg-string ::= ac-1
+x ::= "\"warmpath-probe\"" space"#;
+
+    #[test]
+    fn a_grammar_tells_what_closes_an_argument() {
+        let framing = framing(PROBED, &[tool()]).expect("each argument stands apart");
+        assert_eq!(framing.closes, [["\n</p>\n", "\n</p>\n"]]);
+        assert_eq!((framing.typing, framing.nests_json), (Typing::Text, true));
+        assert_eq!(super::framing("tool-f ::= \"x\" (\"warmpath-0-0.\" | y)*", &[tool()]), None);
+    }
+
+    #[test]
+    fn values_become_tokens_and_names_the_real_ones() {
+        let grammar = r#"tool-f-arg-warmpath-0-0- ::= "<p=" "warmpath-0-0." ">\n" xml-arg-string
+tool-f-arg-warmpath-0-1- ::= space? "<p=" "warmpath-0-1." ">\n" integer "\n</p>\n""#;
+        let filled = fill(grammar, &[tool()], &[(0, 0), (0, 1)], 100).expect("both are there");
+        assert!(filled.contains("::= \"<p=\" \"a\\\"b\" \">\\n\" <[100]>\n"), "{filled}");
+        assert!(filled.contains("::= space? \"<p=\" \"n\" \">\\n\" <[101]>"), "{filled}");
+        let marked = marked(0, &tool(), |at| ["string", "integer"][at]);
+        let expected = json!({"type": "object", "properties": {"warmpath-0-0.": {"type": "string"}, "warmpath-0-1.": {"type": "integer"}},
+            "required": ["warmpath-0-1."]});
+        assert_eq!(marked["function"]["parameters"], expected);
+    }
+
+    #[test]
+    fn what_is_said_of_arguments_together_is_refused_but_for_what_must_be_there() {
+        let check = |schema: Value, expected: Option<&str>| {
+            let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
+            assert_eq!(found.as_deref(), expected, "{schema}");
+        };
+        let properties = json!({"a": true});
+        check(json!({"type": "object", "properties": properties, "required": ["a"], "minProperties": 1}), None);
+        check(json!({"properties": properties, "required": ["b"]}), Some("required"));
+        check(json!({"properties": properties, "minProperties": 1}), Some("minProperties"));
+        check(json!({"properties": properties, "anyOf": [{"required": ["a"]}]}), Some("anyOf"));
+    }
+}
