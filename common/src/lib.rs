@@ -14,6 +14,7 @@ pub mod ids;
 pub mod lora;
 pub mod mix;
 pub mod model;
+pub mod names;
 pub mod openai;
 pub mod prompts;
 pub mod salt;

@@ -188,23 +188,6 @@ pub fn all_names<'a>(
 }
 
 impl ModelInfo {
-    /// Returns the index of the adapter that `name` has after one of the model's names.
-    pub fn adapter_named(&self, name: &str) -> Option<u16> {
-        if self.names.iter().any(|own| own == name) {
-            return None;
-        }
-        let is_own = |adapter: &AdapterInfo| {
-            let base = name.strip_suffix(adapter.name.as_str()).and_then(|rest| rest.strip_suffix(SEPARATOR));
-            base.is_some_and(|base| self.names.iter().any(|own| own == base))
-        };
-        self.adapters.iter().position(is_own).and_then(|idx| u16::try_from(idx).ok())
-    }
-
-    /// Returns whether a client may request the model, or one of its adapters, by this name.
-    pub fn answers_to(&self, name: &str) -> bool {
-        self.names.iter().any(|own| own == name) || self.adapter_named(name).is_some()
-    }
-
     /// Returns every name by which clients may request the model: its own names, then each of them with each adapter.
     pub fn all_names(&self) -> impl Iterator<Item = String> + '_ {
         all_names(&self.names, self.adapters.iter().map(|adapter| adapter.name.as_str()))
@@ -244,18 +227,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_the_model_or_one_of_its_adapters() {
+    fn the_model_answers_to_each_name_that_is_listed() {
         let model = model();
-        let check = |name: &str, expected: Option<u16>, answers: bool| {
-            assert_eq!((model.adapter_named(name), model.answers_to(name)), (expected, answers), "{name}");
-        };
-        check("base", None, true);
-        check("org/base:7b", None, true);
-        check("base:poet", Some(0), true);
-        check("org/base:7b:clerk", Some(1), true);
-        for name in ["base:", ":poet", "poet", "base:other", "other:poet", "basepoet", "base:7b:poet"] {
-            check(name, None, false);
-        }
         let names: Vec<String> = model.all_names().collect();
         assert_eq!(names.len(), 2 + 3 * 2);
         assert!(names.iter().all(|name| model.answers_to(name)), "{names:?}");

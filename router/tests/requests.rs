@@ -2,7 +2,7 @@
 
 mod support;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::worker::{Behaviour, FakeWorker, model};
 use support::{TestRouter, chat_body, error_of, header};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -70,6 +70,45 @@ async fn models_are_those_of_the_fleet() {
     assert_eq!(error["code"], "model_required", "of several models one must be named");
     let body = json!({"model": "org/other", "messages": [{"role": "user", "content": "a"}]}).to_string();
     assert_eq!(header(&router.post("/v1/chat/completions", body).await, "x-warmpath-worker"), "0000000000000002");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_a_pattern_matches_goes_to_the_pattern_s_workers_alone() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let other = ModelInfo { names: vec!["claude-haiku".into()], fingerprint: Fingerprint([9; 32]), ..model() };
+    workers[0].with(|script| script.snapshot.model.names.push("claude-*".into()));
+    workers[1].with(|script| script.snapshot.model = other);
+    let router = TestRouter::ready(&workers.each_ref(), &[]).await;
+    let names = |list: &Value| list["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(&router.get("/v1/models").await.1), ["tiny", "alias", "claude-haiku"], "a pattern is no name");
+    for (name, worker) in [("claude-opus", 1), ("claude-haiku", 2)] {
+        assert_eq!(router.get(&format!("/v1/models/{name}")).await.1["meta"]["n_workers"], 1, "{name}");
+        let body = json!({"model": name, "messages": [{"role": "user", "content": "a"}]}).to_string();
+        for _ in 0..4 {
+            let answer = router.post("/v1/chat/completions", body.clone()).await;
+            assert_eq!(header(&answer, "x-warmpath-worker"), format!("{worker:016}"), "{name}");
+        }
+    }
+    assert_eq!(router.get("/v1/models/gpt").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn anthropic_s_clients_see_models_in_their_own_shape() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let get = async |path: &str| {
+        let asked = router.client.get(router.url(path)).header("anthropic-version", "2023-06-01").send();
+        let response = asked.await.expect("the router answers");
+        (response.status().as_u16(), response.json::<Value>().await.expect("JSON"))
+    };
+    let (_, list) = get("/v1/models?limit=1").await;
+    assert_eq!((&list["last_id"], &list["has_more"]), (&json!("tiny"), &json!(true)), "{list}");
+    let (_, model) = get("/v1/models/alias").await;
+    assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("alias")), "{model}");
+    for (path, status) in [("/v1/models/nothing", 404), ("/v1/models?limit=x", 400)] {
+        let (found, error) = get(path).await;
+        assert_eq!((found, &error["type"]), (status, &json!("error")), "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -52,6 +52,15 @@ class Answers(unittest.TestCase):
         self.assertEqual(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"])
         self.assertEqual(set(kinds[2:-3]), {"content_block_delta"})
 
+    def test_models_are_listed_and_described(self):
+        models = list(client().models.list(limit=1))
+        self.assertIn(MODEL, [model.id for model in models])
+        model = client().models.retrieve(MODEL)
+        self.assertEqual((model.id, model.type, model.display_name), (MODEL, "model", MODEL))
+        self.assertGreater(model.created_at.year, 2020)
+        with self.assertRaises(anthropic.NotFoundError):
+            client().models.retrieve("claude-unknown")
+
     def test_a_stop_sequence_ends_the_message_and_is_named(self):
         stop = ask().content[0].text.split()[3]
         message = ask(stop_sequences=["never said", stop])

@@ -17,6 +17,7 @@ use std::time::Duration;
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
+use warmpath_common::names::is_pattern;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
 use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::ServerFiles;
@@ -357,8 +358,12 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
     }
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
-    if model_names.is_empty() {
-        model_names.push(source.model_name());
+    // Answers carry the first name, which a pattern is not.
+    if model_names.first().is_none_or(|name| is_pattern(name)) {
+        match model_names.iter().position(|name| !is_pattern(name)) {
+            Some(place) => model_names.swap(0, place),
+            None => model_names.insert(0, source.model_name()),
+        }
     }
     Ok(IdentityConfig { name: flags.name, uid, model_names })
 }
@@ -384,6 +389,8 @@ mod tests {
         assert_eq!(config("-m /models/qwen-2.gguf").unwrap().identity.model_names, ["qwen-2"]);
         assert_eq!(config("-m /models/qwen-2-00001-of-00003.gguf").unwrap().identity.model_names, ["qwen-2"]);
         assert_eq!(config("-m a.gguf --alias x --alias y,z").unwrap().identity.model_names, ["x", "y", "z"]);
+        assert_eq!(config("-m a.gguf --alias *").unwrap().identity.model_names, ["a", "*"]);
+        assert_eq!(config("-m a.gguf --alias c-*,x").unwrap().identity.model_names, ["x", "c-*"]);
     }
 
     #[test]

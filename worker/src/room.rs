@@ -24,6 +24,12 @@ impl SlotRoom {
         Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
     }
 
+    /// Returns the largest `--ctx-size` of use, where the one that was given has more: no slot runs more than the model was trained for.
+    pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
+        let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
+        (u64::from(given) > useful).then_some(useful)
+    }
+
     /// Returns what gives room for a prompt of so many tokens and one of an answer, as the end of a sentence.
     pub(crate) fn remedy(&self, n_tokens: TokenCount) -> String {
         let n_needed = (n_tokens.number() as u64 + 1).next_multiple_of(u64::from(SLOT_CELLS_STEP));
@@ -46,6 +52,20 @@ impl SlotRoom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_is_of_use_as_far_as_the_model_was_trained() {
+        let check = |n_slots, n_ctx_train, given, expected| {
+            let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
+            assert_eq!(room.useful_ctx_size(given), expected, "{given} for {n_slots} slots");
+        };
+        check(2, Some(8192), 65536, Some(16384));
+        check(2, Some(8192), 16385, Some(16384));
+        check(2, Some(8192), 16384, None);
+        check(1, Some(8192), 0, None);
+        check(2, None, 65536, None);
+        check(u16::MAX, Some(u32::MAX), u32::MAX, None);
+    }
 
     #[test]
     fn says_what_gives_room_for_a_prompt() {

@@ -5,6 +5,7 @@
 //!
 //! All that protects a listener exists once, so that both programs behave alike.
 
+pub mod anthropic_models;
 pub mod bearer;
 pub mod body;
 pub mod connect;

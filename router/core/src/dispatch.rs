@@ -453,7 +453,7 @@ impl Dispatch {
 /// Returns the workers that serve the model that is asked for.
 fn serving<'a>(fleet: &'a FleetView, ask: &Ask<'_>) -> Vec<&'a WorkerView> {
     let is_named = |worker: &&'a WorkerView| match ask.model_name {
-        Some(name) => worker.serves(name),
+        Some(name) => worker.model_of_pool(name, ask.model).is_some(),
         // By name as well: on what footing a stock server stands may have changed since the prompt was made.
         None => {
             let is_meant = |model: &Arc<ModelInfo>| {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::WorkerUid;
 use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::names;
 use warmpath_common::summary::{Digest, Load};
 
 use crate::WorkerIdx;
@@ -186,17 +187,22 @@ impl WorkerView {
 
     /// Returns the model that the worker has under a name, if it is in the fleet.
     pub fn model_named(&self, name: &str) -> Option<&Arc<ModelInfo>> {
-        self.models().filter(|_| self.excluded.is_none()).find(|model| model.answers_to(name))
+        let in_fleet = self.models().filter(|_| self.excluded.is_none());
+        best_named(in_fleet, Some(name))
     }
 
-    /// Returns whether the worker is in the fleet and answers to `name`.
-    pub fn serves(&self, name: &str) -> bool {
-        self.model_named(name).is_some()
+    /// Returns the model that the worker has under a name, if it is of the pool of `meant`: a name that one model has and that another's
+    /// pattern matches leads to the first model's workers alone.
+    pub fn model_of_pool(&self, name: &str, meant: &ModelInfo) -> Option<&Arc<ModelInfo>> {
+        let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.own.to_owned());
+        // On what footing a stock server stands may have changed since the name was looked up.
+        let pool = own(meant);
+        self.model_named(name).filter(|model| pool.is_none() || own(model) == pool)
     }
 
     /// Returns whether the worker is loading the model `name`; no name means any model.
     fn is_loading(&self, name: Option<&str>) -> bool {
-        name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| awaited == name))
+        name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| names::matches(awaited, name)))
     }
 
     /// Returns whether the worker will serve `name`, or does and is excluded from the fleet. No name means any name
@@ -342,16 +348,15 @@ impl FleetView {
         wanted: Option<Capability>,
         now: Instant,
     ) -> Result<Arc<ModelInfo>, LookupError> {
-        let mut named = self.models().filter(|model| name.is_none_or(|name| model.answers_to(name)));
-        let is_named = named.clone().next().is_some();
-        let Some(first) = named.find(|model| model.can(wanted)) else {
+        let able = self.models().filter(|model| model.can(wanted));
+        let Some(meant) = best_named(able.clone(), name) else {
+            let is_named = best_named(self.models(), name).is_some();
             return Err(self.refusal(name, wanted.filter(|_| is_named), now));
         };
-        let others = |model: &Arc<ModelInfo>| model.can(wanted) && model.fingerprint != first.fingerprint;
-        if name.is_none() && named.any(others) {
+        if name.is_none() && able.into_iter().any(|model| model.fingerprint != meant.fingerprint) {
             return Err(LookupError::Ambiguous { known: self.names_for(wanted) });
         }
-        Ok(Arc::clone(first))
+        Ok(Arc::clone(meant))
     }
 
     /// Returns why no worker serves a name, or supports what is `wanted` under it.
@@ -405,6 +410,16 @@ impl FleetView {
         let names = self.models().filter(|model| model.can(wanted)).flat_map(|model| model.all_names());
         names.filter(|name| seen.insert(name.clone())).collect()
     }
+}
+
+/// Returns the first of the models that meet a name best; without a name the first model.
+fn best_named<'a>(
+    models: impl Iterator<Item = &'a Arc<ModelInfo>>,
+    name: Option<&str>,
+) -> Option<&'a Arc<ModelInfo>> {
+    let rank = |model: &ModelInfo| name.map_or(Some(0), |name| model.meant(name).map(|meant| meant.rank()));
+    let ranked = models.filter_map(|model| Some((rank(model)?, model)));
+    ranked.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, model)| model)
 }
 
 #[cfg(test)]

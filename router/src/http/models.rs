@@ -1,34 +1,62 @@
 //! `/v1/models`: the models of the fleet, under each of their names.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::{HeaderMap, Uri};
 use serde_json::{Value, json};
-use warmpath_common::model::Capability;
+use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::names::is_pattern;
 use warmpath_router_core::fleet::FleetView;
+use warmpath_shell::anthropic_models::{self, Listed};
 
 use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 
 /// Answers with every name that the fleet serves.
-pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
     app.first_look().await?;
     let view = app.fleet.view();
-    let models: Vec<Value> = view.names().iter().filter_map(|name| describe(&app, &view, name).ok()).collect();
+    let names: Vec<String> = view.names().into_iter().filter(|name| !is_pattern(name)).collect();
+    if anthropic_models::is_spoken(uri.path(), &headers) {
+        let models = names.into_iter().filter_map(|name| Some(listed(&app, &*find(&view, &name).ok()?, name)));
+        let page = anthropic_models::page(&models.collect::<Vec<_>>(), &uri);
+        return page.map(Json).map_err(|error| RequestError::field(error.param, error.to_string()));
+    }
+    let models: Vec<Value> = names.iter().filter_map(|name| describe(&app, &view, name).ok()).collect();
     Ok(Json(json!({"object": "list", "data": models})))
 }
 
 /// Answers with the model of one name.
-pub async fn show(State(app): State<App>, Name(name): Name) -> Result<Json<Value>, RequestError> {
+pub async fn show(
+    State(app): State<App>,
+    Name(name): Name,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Json<Value>, RequestError> {
     app.first_look().await?;
-    describe(&app, &app.fleet.view(), &name).map(Json)
+    let view = app.fleet.view();
+    if anthropic_models::is_spoken(uri.path(), &headers) {
+        let model = find(&view, &name)?;
+        return Ok(Json(anthropic_models::model(&listed(&app, &model, name))));
+    }
+    describe(&app, &view, &name).map(Json)
+}
+
+fn find(view: &FleetView, name: &str) -> Result<Arc<ModelInfo>, RequestError> {
+    Ok(view.lookup(Some(name), None, Instant::now())?)
+}
+
+fn listed(app: &App, model: &ModelInfo, id: String) -> Listed {
+    Listed { id, created_s: app.started_s, context_tokens: model.context_tokens }
 }
 
 fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestError> {
-    let model = view.lookup(Some(name), None, Instant::now())?;
-    let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_named(name)).collect();
+    let model = find(view, name)?;
+    let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_of_pool(name, &model)).collect();
     let serving = || workers.iter().copied();
     // One name may stand for a model that generates and one that embeds.
     let can = |capability: &Capability| serving().any(|model| model.can(Some(*capability)));

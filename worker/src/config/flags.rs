@@ -32,8 +32,8 @@ pub struct Flags {
     #[command(flatten)]
     pub source: SourceFlags,
 
-    /// Name under which clients may ask for the model; may be repeated. The default is what --hf-repo says, else the file's
-    /// name, without the number of a split model's file.
+    /// Name under which clients may ask for the model; may be repeated. `*` in it stands for any text: `claude-*`, or `*` for
+    /// every name. The default is what --hf-repo says, else the file's name, without the number of a split model's file.
     #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub aliases: Vec<String>,
 

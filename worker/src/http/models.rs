@@ -2,7 +2,10 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::{HeaderMap, Uri};
 use serde_json::{Value, json};
+use warmpath_common::names::is_pattern;
+use warmpath_shell::anthropic_models::{self, Listed};
 
 use super::name::Name;
 use super::state::App;
@@ -11,18 +14,36 @@ use crate::served::Base;
 use crate::serving::check_model;
 
 /// Answers with every name of the model.
-pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
+pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
     let base = served.base();
-    let models: Vec<Value> = base.model.all_names().map(|name| describe(base, &name)).collect();
+    let names = base.model.all_names().filter(|name| !is_pattern(name));
+    if anthropic_models::is_spoken(uri.path(), &headers) {
+        let page = anthropic_models::page(&names.map(|name| listed(base, name)).collect::<Vec<_>>(), &uri);
+        return page.map(Json).map_err(|error| RequestError::field(error.param, error.to_string()));
+    }
+    let models: Vec<Value> = names.map(|name| describe(base, &name)).collect();
     Ok(Json(json!({"object": "list", "data": models})))
 }
 
 /// Answers with the model under one name.
-pub async fn show(State(app): State<App>, Name(name): Name) -> Result<Json<Value>, RequestError> {
+pub async fn show(
+    State(app): State<App>,
+    Name(name): Name,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
-    check_model(served.base().model, Some(&name))?;
-    Ok(Json(describe(served.base(), &name)))
+    let base = served.base();
+    check_model(base.model, Some(&name))?;
+    if anthropic_models::is_spoken(uri.path(), &headers) {
+        return Ok(Json(anthropic_models::model(&listed(base, name))));
+    }
+    Ok(Json(describe(base, &name)))
+}
+
+fn listed(base: Base<'_>, id: String) -> Listed {
+    Listed { id, created_s: base.loaded_at_s, context_tokens: base.model.context_tokens }
 }
 
 fn describe(base: Base<'_>, name: &str) -> Value {

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
-use tracing::info;
+use tracing::{info, warn};
 use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo, Pooling};
 use warmpath_common::openai::ChatPrompt;
@@ -25,6 +25,7 @@ use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
 use crate::machine;
 use crate::metrics::Metrics;
+use crate::room::SlotRoom;
 use crate::served::{Embedding, Served};
 use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
@@ -88,6 +89,7 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
     let parts = loaded.map_err(RunError::Panicked)??;
 
     let model = declare(&config, &parts);
+    warn_of_context(config.engine.context_tokens_total, &model);
     metrics.slots.set(i64::from(model.n_slots));
     let labels = [model.names[0].as_str(), &model.fingerprint.to_string(), env!("CARGO_PKG_VERSION")];
     metrics.info.with_label_values(&labels).set(1);
@@ -220,6 +222,24 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
                 ..common
             }
         }
+    }
+}
+
+/// Logs that the context that was given is larger than any prompt can use.
+fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
+    // Texts to embed share no context: each may have all of it.
+    let n_slots = if model.embedding.is_some() { 1 } else { model.n_slots };
+    let room = SlotRoom { n_slots, ..SlotRoom::of(model) };
+    if let Some(useful) = room.useful_ctx_size(ctx_size) {
+        warn!(
+            ctx_size,
+            slots = n_slots,
+            trained_tokens = model.n_ctx_train,
+            slot_tokens = model.context_tokens,
+            "--ctx-size is more than the slots can use: the model was trained for {} tokens, and no slot runs more. \
+             --ctx-size {useful} does the same; a longer context needs a model file with rope scaling",
+            model.n_ctx_train.unwrap_or_default()
+        );
     }
 }
 

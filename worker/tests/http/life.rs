@@ -143,6 +143,34 @@ fn a_model_that_cannot_be_served_is_named_and_the_worker_exits_with_an_error() {
     }
 }
 
+#[test]
+fn a_context_beyond_what_the_model_was_trained_for_is_warned_of_with_the_numbers() {
+    let log = |ctx_size| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+            .args(["--listen", "127.0.0.1:0", "--slots", "2", "--threads", "1", "--ctx-size", ctx_size, "--model"])
+            .arg(tiny())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the worker starts");
+        let lines = BufReader::new(child.stderr.take().expect("there is a log")).lines().map_while(Result::ok);
+        let mut log = Vec::new();
+        for line in lines {
+            let is_ready = line.contains(" ready ");
+            log.push(line);
+            if is_ready {
+                break;
+            }
+        }
+        child.kill().and_then(|()| child.wait()).expect("the worker ends");
+        log.join("\n")
+    };
+    let warned = log("65536");
+    for says in ["WARN", "trained for 8192 tokens", "ctx_size=65536", "--ctx-size 16384 does", "rope scaling"] {
+        assert!(warned.contains(says), "{says}: {warned}");
+    }
+    assert!(!log("16384").contains("trained for"));
+}
+
 /// Is the worker's program, ended when the test is.
 struct Program {
     child: Child,

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::contract;
 use crate::harness::{TestWorker, user};
 
 #[tokio::test]
@@ -11,6 +12,53 @@ async fn models_lists_every_name_of_the_model() {
     let names: Vec<_> = list["data"].as_array().expect("an array").iter().map(|model| model["id"].clone()).collect();
     assert_eq!(names, ["tiny", "org/other"]);
     assert_eq!(worker.get_json("/v1/models/org/other").await["id"], "org/other");
+}
+
+#[tokio::test]
+async fn a_pattern_takes_the_names_that_it_matches_and_is_not_listed() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 1024 --alias claude-*,tiny-*-mini").await;
+    let list = worker.get_json("/v1/models").await;
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
+    let ask = |model: &str| json!({"model": model, "messages": user("Hello"), "max_tokens": 1});
+    for model in ["claude-sonnet-4-5", "claude-", "tiny-2-mini", "tiny"] {
+        assert_eq!(worker.get_json(&format!("/v1/models/{model}")).await["id"], model);
+        let answer = worker.ask("/v1/chat/completions", ask(model)).await;
+        assert_eq!(answer["model"], "tiny", "an answer carries the model's first name");
+    }
+    let (status, error) = worker.try_ask("/v1/chat/completions", &ask("gpt-4o")).await;
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")), "{error}");
+    assert!(error["error"]["message"].as_str().is_some_and(|text| text.contains("claude-*")), "{error}");
+}
+
+#[tokio::test]
+async fn anthropic_s_clients_see_models_in_their_own_shape() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 1024 --alias org/other,claude-*").await;
+    let get = async |path: &str| {
+        let asked = worker.request(path).header("anthropic-version", "2023-06-01").send();
+        let response = asked.await.expect("the worker responds");
+        let (status, object) = (response.status().as_u16(), response.json().await.expect("JSON"));
+        contract::check("get", path, status, &object);
+        (status, object)
+    };
+    let (_, list) = get("/v1/models?limit=1").await;
+    assert_eq!((&list["first_id"], &list["last_id"], &list["has_more"]), (&json!("tiny"), &json!("tiny"), &json!(true)));
+    let (_, rest) = get("/v1/models?limit=1000&after_id=tiny").await;
+    assert_eq!((&rest["data"][0]["id"], &rest["has_more"]), (&json!("org/other"), &json!(false)));
+    for name in ["org/other", "claude-haiku-4-5"] {
+        let (_, model) = get(&format!("/v1/models/{name}")).await;
+        assert_eq!((&model["type"], &model["id"], &model["display_name"]), (&json!("model"), &json!(name), &json!(name)));
+        assert_eq!(model["max_input_tokens"], 1024);
+        assert!(model["created_at"].as_str().is_some_and(|at| at.starts_with("20") && at.ends_with('Z')), "{model}");
+    }
+    for (path, status, kind) in [
+        ("/v1/models/gpt", 404, "not_found_error"),
+        ("/v1/models?limit=0", 400, "invalid_request_error"),
+        ("/v1/models?after_id=gpt", 400, "invalid_request_error"),
+    ] {
+        let (found, error) = get(path).await;
+        assert_eq!((found, &error["type"], &error["error"]["type"]), (status, &json!("error"), &json!(kind)), "{path}");
+    }
+    assert_eq!(worker.get_json("/v1/models").await["object"], "list", "others see what they know");
 }
 
 #[tokio::test]

@@ -35,7 +35,40 @@ fn a_server_s_models_are_several_and_a_request_must_say_which() {
     let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
     let refused = fleet.lookup(None, Some(Capability::Completion), Instant::now()).expect_err("it does not say which");
     assert_eq!(refused, LookupError::Ambiguous { known });
-    assert!(fleet.workers[0].serves("b") && !fleet.workers[0].serves("c"));
+    let named = |name| fleet.workers[0].model_named(name).map(|model| model.names[0].clone());
+    assert_eq!((named("b").as_deref(), named("c")), (Some("b"), None));
+}
+
+#[test]
+fn a_pattern_stands_for_the_names_that_no_model_has() {
+    let mut any = named(0, "*", 1);
+    let mut pattern = named(2, "claude-*", 3);
+    for worker in [&mut any, &mut pattern] {
+        let model = ModelInfo::clone(worker.model.as_ref().expect("it has a model"));
+        worker.model = Some(Arc::new(ModelInfo { names: vec![model.names[0].clone()], ..model }));
+    }
+    let fleet = fleet(vec![any, named(1, "claude-x", 2), pattern]);
+    for (name, own, idx) in [("claude-x", "claude-x", 1), ("claude-y", "claude-*", 2), ("gpt", "*", 0)] {
+        let model = fleet.lookup(Some(name), None, Instant::now()).expect(name);
+        assert_eq!(model.names[0], own, "{name}");
+        let pool = fleet.workers.iter().filter(|worker| worker.model_of_pool(name, &model).is_some());
+        assert_eq!(pool.map(|worker| worker.idx.0).collect::<Vec<_>>(), [idx], "{name} goes to no other model");
+    }
+    let missing = fleet.lookup(None, None, Instant::now());
+    assert!(matches!(missing, Err(LookupError::Ambiguous { .. })), "{missing:?}");
+}
+
+#[test]
+fn a_name_that_a_loading_worker_s_pattern_matches_is_waited_for() {
+    let now = Instant::now();
+    let loading = WorkerView {
+        model: None,
+        link: Link::Loading { since: now },
+        awaited: vec!["qwen".into(), "claude-*".into()],
+        ..worker(0)
+    };
+    let fleet = fleet(vec![loading]);
+    assert_eq!([Some("claude-x"), Some("gpt")].map(|name| fleet.is_awaited(name, None, now)), [true, false]);
 }
 
 #[test]

@@ -17,6 +17,10 @@ pub(super) fn schemas() -> Map<String, Value> {
         .collect();
     all.extend(requests());
     all.insert("NativeAnswers".to_owned(), one_or_many("NativeAnswer"));
+    for name in ["Model", "ModelList"] {
+        let shapes = ["OpenAi", "Anthropic"].map(|api| reference(&format!("{api}{name}")));
+        all.insert(name.to_owned(), json!({"anyOf": shapes}));
+    }
     for name in ["NativeAnswer", "NativeEvent"] {
         // What `response_fields` asks for stands under its path.
         all[name]["patternProperties"] = json!({"/": {}});
@@ -125,9 +129,29 @@ fn tokens() -> Named {
 
 fn models() -> Named {
     vec![
-        ("ModelList", json!({"object": {"const": "list"}, "data": ["#Model"]})),
+        ("OpenAiModelList", json!({"object": {"const": "list"}, "data": ["#OpenAiModel"]})),
         (
-            "Model",
+            "AnthropicModelList",
+            json!({
+                "data": ["#AnthropicModel"],
+                "has_more": "boolean",
+                "first_id": "string|null",
+                "last_id": "string|null",
+            }),
+        ),
+        (
+            "AnthropicModel",
+            json!({
+                "type": {"const": "model"},
+                "id": "string",
+                "display_name": "string",
+                "created_at": "string",
+                "max_input_tokens": "integer",
+                "max_tokens": "integer",
+            }),
+        ),
+        (
+            "OpenAiModel",
             json!({
                 "id": "string",
                 "object": {"const": "model"},

@@ -143,12 +143,15 @@ impl Operation {
         let unauthorized: &[u16] = if self.is_open() { &[] } else { &[401] };
         for status in self.errors.iter().chain(unauthorized).chain(self.errors_of_router(server)) {
             let schema = match (self.tag, self.path) {
-                (Tag::Anthropic, _) => "AnthropicError",
-                (_, "/readyz") => "Unready",
-                (_, "/health") => "Unhealthy",
-                _ => "ErrorBody",
+                (Tag::Anthropic, _) => reference("AnthropicError"),
+                (Tag::Models, path) if path.contains("/models") => {
+                    json!({"anyOf": [reference("ErrorBody"), reference("AnthropicError")]})
+                }
+                (_, "/readyz") => reference("Unready"),
+                (_, "/health") => reference("Unhealthy"),
+                _ => reference("ErrorBody"),
             };
-            add(&status.to_string(), with_content("application/json", reference(schema)));
+            add(&status.to_string(), with_content("application/json", schema));
         }
         for response in responses.values_mut() {
             response["headers"] = json!({"x-request-id": {"schema": {"type": "string"}}});

@@ -10,6 +10,14 @@ const SALT: Parameter = header("x-warmpath-cache-salt", "As `cache_salt`, which 
 const NAME: Parameter = header("x-request-id", "Names the request, up to 128 visible characters.");
 const OF_GENERATION: &[Parameter] = &[SALT, NAME];
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
+const VERSION: Parameter = header("anthropic-version", "Asks for Anthropic's shape, errors too.");
+const LIMIT: Parameter = query(
+    "limit",
+    "The models of a page, in Anthropic's shape.",
+    r#"{"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}"#,
+);
+const AFTER_MODEL: Parameter = query("after_id", "The model before the page.", r#"{"type": "string"}"#);
+const BEFORE_MODEL: Parameter = query("before_id", "The model behind the page.", r#"{"type": "string"}"#);
 const STORED: Parameter = path("id", "Anything: nothing is stored.", r#"{"type": "string", "minLength": 1}"#);
 const SLOT: Parameter = path("id", "The slot.", r#"{"type": "integer", "minimum": 0, "maximum": 65535}"#);
 const PIN: Parameter = path("id", "The pin's name.", r#"{"type": "string", "minLength": 1}"#);
@@ -137,15 +145,19 @@ fn tokens() -> Vec<Operation> {
 
 fn models() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Models, ..get(path, Answer::Json(answer)) };
-    let list =
-        Operation { summary: "Lists the models, each under each of its names.", ..get("/v1/models", "ModelList") };
+    let list = Operation {
+        summary: "Lists the models, each under each of its names.",
+        errors: &[400, 503, 529],
+        parameters: &[VERSION, LIMIT, AFTER_MODEL, BEFORE_MODEL],
+        ..get("/v1/models", "ModelList")
+    };
     vec![
         list.also_at("/models"),
         list,
         Operation {
             summary: "Describes a model.",
-            errors: &[404, 503],
-            parameters: &[MODEL],
+            errors: &[404, 503, 529],
+            parameters: &[MODEL, VERSION],
             ..get("/v1/models/{model}", "Model")
         },
         Operation { summary: "Says what is set.", ..get("/props", "Props") },

@@ -1,0 +1,166 @@
+//! Names by which clients ask for a model: its own, patterns with `*`, and either with one of its adapters behind.
+//!
+//! Not here: which adapter a request runs with (`lora`). The idea: router and worker answer by one function, so that a request that
+//! is routed by a name is taken by the worker. A name that is written out counts before a pattern, a long pattern before a short one.
+
+use crate::lora::{AdapterInfo, SEPARATOR};
+use crate::model::ModelInfo;
+
+/// Character of a pattern that stands for any text, also for none.
+const ANY: char = '*';
+
+/// What a client's name for a model means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meant<'a> {
+    /// Name of the model's own that is the same, or the pattern that matches.
+    pub own: &'a str,
+    /// Place of the adapter that is named behind it.
+    pub adapter: Option<u16>,
+}
+
+impl Meant<'_> {
+    /// Returns how well the name is met: a name that is written out best, then the pattern with the most text of its own.
+    pub fn rank(&self) -> usize {
+        if is_pattern(self.own) { self.own.len() } else { usize::MAX }
+    }
+}
+
+/// Returns whether a model's name is a pattern, which is no name to list.
+pub fn is_pattern(name: &str) -> bool {
+    name.contains(ANY)
+}
+
+/// Returns whether a pattern, or a name without `*`, stands for `name`.
+///
+/// Cost: linear in the length of `name` for each piece of the pattern.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once(ANY) else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(start) else { return false };
+    let (middle, end) = rest.rsplit_once(ANY).unwrap_or(("", rest));
+    for piece in middle.split(ANY) {
+        // The first place leaves the most for the pieces behind it.
+        let Some(place) = name.find(piece) else { return false };
+        name = &name[place + piece.len()..];
+    }
+    name.ends_with(end)
+}
+
+impl ModelInfo {
+    /// Returns what `name` means where the model answers to it.
+    pub fn meant(&self, name: &str) -> Option<Meant<'_>> {
+        let written_out = || self.names.iter().find(|own| *own == name).map(|own| Meant { own, adapter: None });
+        let with_adapter = || {
+            let candidates = (0..).zip(&self.adapters).filter_map(|(idx, adapter)| {
+                let own = self.best(before_adapter(name, adapter)?)?;
+                Some(Meant { own, adapter: Some(idx) })
+            });
+            first_best(candidates)
+        };
+        let matched = || self.best(name).map(|own| Meant { own, adapter: None });
+        written_out().or_else(with_adapter).or_else(matched)
+    }
+
+    /// Returns the place of the adapter that `name` names behind one of the model's names.
+    pub fn adapter_named(&self, name: &str) -> Option<u16> {
+        self.meant(name)?.adapter
+    }
+
+    /// Returns whether a client may ask for the model, or for an adapter of it, by this name.
+    pub fn answers_to(&self, name: &str) -> bool {
+        self.meant(name).is_some()
+    }
+
+    /// Returns the model's own name that meets `name` best.
+    fn best(&self, name: &str) -> Option<&str> {
+        let met = self.names.iter().filter(|own| matches(own, name)).map(|own| Meant { own, adapter: None });
+        first_best(met).map(|meant| meant.own)
+    }
+}
+
+/// Returns the text before the name of an adapter.
+fn before_adapter<'n>(name: &'n str, adapter: &AdapterInfo) -> Option<&'n str> {
+    name.strip_suffix(adapter.name.as_str())?.strip_suffix(SEPARATOR)
+}
+
+/// Returns the first of those that are met best.
+fn first_best<'a>(all: impl Iterator<Item = Meant<'a>>) -> Option<Meant<'a>> {
+    all.reduce(|best, next| if next.rank() > best.rank() { next } else { best })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lora::Scale;
+    use crate::model::Fingerprint;
+
+    fn model(names: &[&str]) -> ModelInfo {
+        let adapter =
+            |name: &str| AdapterInfo { name: name.to_owned(), fingerprint: Fingerprint([1; 32]), scale: Scale::ONE };
+        ModelInfo {
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            adapters: vec![adapter("poet"), adapter("clerk")],
+            ..crate::model::testing::model()
+        }
+    }
+
+    #[test]
+    fn a_name_means_the_model_or_one_of_its_adapters() {
+        let model = model(&["base", "org/base:7b"]);
+        let check = |name: &str, expected: Option<(&str, Option<u16>)>| {
+            assert_eq!(model.meant(name).map(|meant| (meant.own, meant.adapter)), expected, "{name}");
+        };
+        check("base", Some(("base", None)));
+        check("org/base:7b", Some(("org/base:7b", None)));
+        check("base:poet", Some(("base", Some(0))));
+        check("org/base:7b:clerk", Some(("org/base:7b", Some(1))));
+        for name in ["base:", ":poet", "poet", "base:other", "other:poet", "basepoet", "base:7b:poet", "*"] {
+            check(name, None);
+        }
+    }
+
+    #[test]
+    fn patterns_stand_for_names_and_the_closest_one_counts() {
+        let model = model(&["qwen", "claude-*", "claude-*-haiku-*", "gpt-4*mini"]);
+        let check = |name: &str, expected: Option<(&str, Option<u16>)>| {
+            assert_eq!(model.meant(name).map(|meant| (meant.own, meant.adapter)), expected, "{name}");
+        };
+        check("claude-sonnet-4-5", Some(("claude-*", None)));
+        check("claude-3-5-haiku-20241022", Some(("claude-*-haiku-*", None)));
+        check("claude-", Some(("claude-*", None)));
+        check("claude-opus:poet", Some(("claude-*", Some(0))));
+        check("claude-opus:other", Some(("claude-*", None)));
+        check("qwen:clerk", Some(("qwen", Some(1))));
+        check("gpt-4o-mini", Some(("gpt-4*mini", None)));
+        check("gpt-4mini", Some(("gpt-4*mini", None)));
+        for name in ["claude", "a claude-x", "gpt-4mi", "gpt-4o-minis", ""] {
+            check(name, None);
+        }
+    }
+
+    #[test]
+    fn any_name_is_taken_where_the_pattern_is_all_there_is() {
+        let model = model(&["qwen", "*"]);
+        for (name, own) in [("gpt-4o", "*"), ("qwen", "qwen"), ("", "*"), ("a/b:c", "*")] {
+            assert_eq!(model.meant(name).map(|meant| meant.own), Some(own), "{name}");
+        }
+    }
+
+    /// The meaning of a pattern, written down as it is said.
+    fn matches_naively(pattern: &[char], name: &[char]) -> bool {
+        match pattern.split_first() {
+            None => name.is_empty(),
+            Some((&ANY, rest)) => (0..=name.len()).any(|n| matches_naively(rest, &name[n..])),
+            Some((first, rest)) => name.split_first().is_some_and(|(c, name)| c == first && matches_naively(rest, name)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matches_what_its_meaning_says(pattern in "[ab*]{0,8}", name in "[ab]{0,10}") {
+            let (p, n): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+            prop_assert_eq!(matches(&pattern, &name), matches_naively(&p, &n));
+        }
+    }
+}
