@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::fields::{self, ReadError};
 
 pub use spelling::Spelling;
-pub use tools::{CallForm, FREE_TEXT, LEFT_OUT_KINDS, Tool, ToolNames};
+pub use tools::{CallForm, FREE_TEXT, LEFT_OUT_KINDS, Tool, ToolNames, left_out_of_chat};
 
 /// A request of another API format, converted into a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +83,7 @@ pub const DROPPED: &[&str] = &[
     "stop",
     "stream_options",
     "suffix",
+    "web_search_options",
 ];
 
 /// Removes the fields that mean nothing: those of every dialect and those in `own`.

@@ -152,7 +152,9 @@ mod tests {
         match pattern.split_first() {
             None => name.is_empty(),
             Some((&ANY, rest)) => (0..=name.len()).any(|n| matches_naively(rest, &name[n..])),
-            Some((first, rest)) => name.split_first().is_some_and(|(c, name)| c == first && matches_naively(rest, name)),
+            Some((first, rest)) => {
+                name.split_first().is_some_and(|(c, name)| c == first && matches_naively(rest, name))
+            }
         }
     }
 

@@ -6,8 +6,10 @@
 mod schemas;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+
+use crate::dialects::left_out_of_chat;
 
 /// Is the part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
@@ -17,7 +19,8 @@ pub struct ChatPrompt {
     /// Lists the conversation, each message as the template will see it.
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Lists the tools that the template offers to the model.
+    /// Lists the tools that the template offers to the model, without those that nobody runs here.
+    #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
     /// Says whether and which tool the model must call.
     pub tool_choice: Option<Value>,
@@ -32,6 +35,15 @@ pub struct ChatPrompt {
     #[serde(default, deserialize_with = "crate::salt::of_body")]
     #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
+}
+
+/// Reads a chat's tools without those that are left out: what nobody runs is not offered to the model.
+pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
+    let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
+    if let Some(tools) = &mut tools {
+        tools.retain(|tool| left_out_of_chat(tool).is_none());
+    }
+    Ok(tools)
 }
 
 /// Is the body of every error response: `{"error": {...}}`.

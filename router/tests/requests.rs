@@ -79,7 +79,9 @@ async fn a_name_that_a_pattern_matches_goes_to_the_pattern_s_workers_alone() {
     workers[0].with(|script| script.snapshot.model.names.push("claude-*".into()));
     workers[1].with(|script| script.snapshot.model = other);
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
-    let names = |list: &Value| list["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect::<Vec<_>>();
+    let names = |list: &Value| {
+        list["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect::<Vec<_>>()
+    };
     assert_eq!(names(&router.get("/v1/models").await.1), ["tiny", "alias", "claude-haiku"], "a pattern is no name");
     for (name, worker) in [("claude-opus", 1), ("claude-haiku", 2)] {
         assert_eq!(router.get(&format!("/v1/models/{name}")).await.1["meta"]["n_workers"], 1, "{name}");

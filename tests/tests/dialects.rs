@@ -95,7 +95,10 @@ async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::
     let messages = json!({"system": words(5, 80), "max_tokens": 4,
         "tools": [own, {"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}],
         "messages": [{"role": "user", "content": words(6, 20)}, {"role": "system", "content": words(7, 40)}]});
-    for (path, body) in [("/v1/responses", responses), ("/v1/messages", messages)] {
+    let of_chat = json!({"type": "function", "function": {"name": "read", "parameters": schema}});
+    let chat = json!({"max_tokens": 4, "tools": [{"type": "web_search"}, of_chat], "web_search_options": {},
+        "messages": [{"role": "system", "content": words(8, 80)}, {"role": "user", "content": words(9, 20)}]});
+    for (path, body) in [("/v1/responses", responses), ("/v1/messages", messages), ("/v1/chat/completions", chat)] {
         let url = format!("{}{path}", rig.router_url());
         for turn in 0..2 {
             let reply = rig.post(&url, &body).await?;

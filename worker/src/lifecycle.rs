@@ -90,6 +90,8 @@ pub struct ReadPrompt {
     pub is_echoed: bool,
     /// Says how its answer is constrained and read; absent where it is its own content.
     pub answer: Option<Arc<ChatAnswer>>,
+    /// Kinds of tools that were left out of it.
+    pub left_out: Vec<&'static str>,
 }
 
 /// Is the fields of a body that every endpoint reads alike, besides those of generation.
@@ -241,6 +243,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         generation: generation.clone(),
         prompt_texts: prompt_texts(&prompts, n),
         answer: prompts.iter().find_map(|prompt| prompt.answer.clone()),
+        left_out: prompts.iter_mut().flat_map(|prompt| std::mem::take(&mut prompt.left_out)).collect(),
     };
     let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);

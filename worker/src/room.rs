@@ -24,7 +24,8 @@ impl SlotRoom {
         Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
     }
 
-    /// Returns the largest `--ctx-size` of use, where the one that was given has more: no slot runs more than the model was trained for.
+    /// Returns the largest `--ctx-size` of use where the given one is larger: no slot runs more than the model was trained
+    /// for.
     pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
         let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
         (u64::from(given) > useful).then_some(useful)

@@ -219,6 +219,7 @@ impl Bound {
             tokens,
             tracer: tracer.clone(),
             metrics,
+            left_out_logged: Arc::default(),
         };
         let (http, close) = serve_http((listener, admin), (tls, config.http.idle_timeout), app.clone());
         let drain_timeout = config.drain_timeout;

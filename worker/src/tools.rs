@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use warmpath_common::dialects::left_out_of_chat;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
@@ -32,6 +33,9 @@ const NAME_BYTES_MAX: usize = 160;
 /// Source: 256 tools of 2 kB; what llama.cpp makes of them takes some 20 times as much.
 const TOOLS_BYTES_MAX: usize = 512 << 10;
 
+/// Kind of the tools that search the web, for which OpenAI's chats have a field of its own.
+const WEB_SEARCH: &str = "web_search";
+
 /// Is the tools of a request and what is wanted of them, unchecked.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -42,6 +46,9 @@ pub struct ToolFields {
     tool_choice: Option<Value>,
     /// Says whether one answer may hold several calls.
     parallel_tool_calls: Option<bool>,
+    /// Asks for a search of the web before the answer; nobody makes one here.
+    #[schemars(schema_with = "schemas::web_search_options")]
+    web_search_options: Option<Value>,
     #[schemars(schema_with = "schemas::reasoning_format")]
     reasoning_format: Option<String>,
 }
@@ -67,11 +74,10 @@ impl ToolFields {
         let names = check_tools(tools)?;
         let (tool_choice, only) = self.choice(&names)?;
         let is_meant = |name: &&str| only.as_ref().is_none_or(|only| only == name);
+        let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
         let chosen: Vec<Value> = match tool_choice {
             ToolChoice::None => Vec::new(),
-            _ => {
-                tools.iter().zip(&names).filter(|(_, name)| is_meant(name)).map(|(tool, _)| normalized(tool)).collect()
-            }
+            _ => callable.zip(&names).filter(|(_, name)| is_meant(name)).map(|(tool, _)| normalized(tool)).collect(),
         };
         if tool_choice != ToolChoice::None {
             cost::check(tools)?;
@@ -80,6 +86,18 @@ impl ToolFields {
         let parallel_tool_calls = if only.is_some() { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
+    }
+
+    /// Returns the kinds of tools that were left out, each once.
+    pub fn left_out(&self) -> Vec<&'static str> {
+        let listed = self.tools.iter().flatten().filter_map(left_out_of_chat);
+        let mut kinds = Vec::new();
+        for kind in listed.chain(self.web_search_options.is_some().then_some(WEB_SEARCH)) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        kinds
     }
 
     /// Returns the error that a part of a tool's schema is not kept.
@@ -144,7 +162,12 @@ impl ToolFields {
                 return refused(format!("`tool_choice` must be \"none\", \"auto\", \"required\" or {shape}"));
             }
         };
+        let left_out = self.left_out();
         match only {
+            _ if names.is_empty() && !left_out.is_empty() => refused(format!(
+                "`tool_choice` asks for a call, but tools of these types are not run here and were left out: {}",
+                left_out.join(", ")
+            )),
             _ if names.is_empty() => refused("`tool_choice` asks for a call, but there are no `tools`".to_owned()),
             None => Ok((ToolChoice::Required, None)),
             Some(Value::String(name)) if names.contains(&name.as_str()) => {
@@ -163,7 +186,7 @@ pub fn function_name_pattern() -> String {
     schemas::name_pattern()
 }
 
-/// Returns the functions' names once all tools are found to be of the right shape.
+/// Returns the functions' names once all tools are found to be of the right shape; tools that are left out have none.
 fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
     if tools.len() > TOOLS_MAX {
         let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
@@ -186,8 +209,9 @@ fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
         }
         Ok(())
     };
-    tools.iter().enumerate().try_for_each(&mut check)?;
-    Ok(tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect())
+    let callable = tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none());
+    callable.clone().try_for_each(&mut check)?;
+    Ok(callable.filter_map(|(_, tool)| tool["function"]["name"].as_str()).collect())
 }
 
 /// Returns the name of a tool's function, or which of its fields is wrong and why.

@@ -26,13 +26,11 @@ const REFUSED: &[Refused] = &[
     refused("function_call", Some("use `tool_choice`"), NO_CALL),
     refused("modalities", Some("only [\"text\"]"), TEXT_ONLY),
     refused("audio", None, EMPTY),
-    refused("web_search_options", None, NOTHING),
 ];
 
 /// Says which values ask for nothing, besides null, and what schema they have.
 type Neutral = (fn(&Value) -> bool, fn() -> Value);
 
-const NOTHING: Neutral = (|_| false, || json!({"type": "null"}));
 const ONE: Neutral = (|value| value.as_f64() == Some(1.0), || json!({"enum": [1, null]}));
 const NO_CALL: Neutral = (|value| value == "auto" || value == "none", || json!({"enum": ["auto", "none", null]}));
 const TEXT_ONLY: Neutral = (
@@ -123,7 +121,7 @@ mod tests {
         check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
         check(r#"{"functions": [1]}"#, Some("functions"));
         check(r#"{"functions": [], "audio": null, "best_of": 1, "suffix": ""}"#, None);
-        check(r#"{"web_search_options": {}}"#, Some("web_search_options"));
+        check(r#"{"web_search_options": {}}"#, None);
         check(r#"{"best_of": 2}"#, Some("best_of"));
         check(r#"{"modalities": ["text"]}"#, None);
         check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));

@@ -53,9 +53,9 @@ pub struct PageError {
 
 /// Returns whether a request speaks Anthropic's dialect: by its path, or at the path of models by its header.
 pub fn is_spoken(path: &str, headers: &HeaderMap) -> bool {
-    let is_models = ["/v1/models", "/models"].iter().any(|models| {
-        path.strip_prefix(models).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    });
+    let is_models = ["/v1/models", "/models"]
+        .iter()
+        .any(|models| path.strip_prefix(models).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
     anthropic::is_path(path) || (is_models && headers.contains_key(VERSION))
 }
 
@@ -123,7 +123,11 @@ mod tests {
             let uri: Uri = format!("/v1/models{query}").parse().expect("a URI");
             let page = page(&all(), &uri).expect(query);
             let shown: Vec<_> = page["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
-            assert_eq!((shown, &page["has_more"]), (ids.iter().map(|id| json!(id)).collect::<Vec<_>>().iter().collect(), &json!(has_more)), "{query}");
+            assert_eq!(
+                (shown, &page["has_more"]),
+                (ids.iter().map(|id| json!(id)).collect::<Vec<_>>().iter().collect(), &json!(has_more)),
+                "{query}"
+            );
             assert_eq!((&page["first_id"], &page["last_id"]), (&json!(ids.first()), &json!(ids.last())), "{query}");
         };
         check("", &["a", "b", "c", "d"], false);
@@ -140,7 +144,11 @@ mod tests {
     #[test]
     fn what_is_no_page_names_its_parameter() {
         for (query, param) in [
-            ("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("after_id=z", "after_id"), ("before_id=", "before_id"),
+            ("limit=0", "limit"),
+            ("limit=1001", "limit"),
+            ("limit=x", "limit"),
+            ("after_id=z", "after_id"),
+            ("before_id=", "before_id"),
         ] {
             let uri: Uri = format!("/v1/models?{query}").parse().expect("a URI");
             assert_eq!(page(&all(), &uri).map_err(|error| error.param), Err(param), "{query}");
@@ -152,7 +160,10 @@ mod tests {
         let model = model(&all()[0]);
         assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("a")));
         assert_eq!(model["created_at"], "2023-11-14T22:13:20Z");
-        assert_eq!(super::model(&Listed { created_s: u64::MAX, ..all()[0].clone() })["created_at"], "1970-01-01T00:00:00Z");
+        assert_eq!(
+            super::model(&Listed { created_s: u64::MAX, ..all()[0].clone() })["created_at"],
+            "1970-01-01T00:00:00Z"
+        );
     }
 
     #[test]

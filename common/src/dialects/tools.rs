@@ -86,6 +86,11 @@ pub(super) fn left_out_kind(name: &str) -> Option<&'static str> {
     LEFT_OUT_KINDS.iter().find(is_of).copied()
 }
 
+/// Returns the kind of tools that are left out to which a chat's tool belongs, if it does.
+pub fn left_out_of_chat(tool: &Value) -> Option<&'static str> {
+    left_out_kind(tool.get("type")?.as_str()?)
+}
+
 /// Returns the schema of the arguments of a tool that takes one free text.
 pub(super) fn free_text_parameters() -> Value {
     json!({
@@ -234,6 +239,8 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(left_out_kind(name), kind, "{name}");
+            assert_eq!(left_out_of_chat(&json!({"type": name, "function": {"name": "f"}})), kind, "{name}");
         }
+        assert_eq!([json!({}), json!({"type": 1}), json!("web_search")].each_ref().map(left_out_of_chat), [None; 3]);
     }
 }

@@ -413,10 +413,7 @@ impl FleetView {
 }
 
 /// Returns the first of the models that meet a name best; without a name the first model.
-fn best_named<'a>(
-    models: impl Iterator<Item = &'a Arc<ModelInfo>>,
-    name: Option<&str>,
-) -> Option<&'a Arc<ModelInfo>> {
+fn best_named<'a>(models: impl Iterator<Item = &'a Arc<ModelInfo>>, name: Option<&str>) -> Option<&'a Arc<ModelInfo>> {
     let rank = |model: &ModelInfo| name.map_or(Some(0), |name| model.meant(name).map(|meant| meant.rank()));
     let ranked = models.filter_map(|model| Some((rank(model)?, model)));
     ranked.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, model)| model)

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::fields::{self, ReadError};
 use warmpath_common::lora::Wanted;
-use warmpath_common::openai::ChatPrompt;
+use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
 use warmpath_common::salt;
 
@@ -40,6 +40,7 @@ pub(super) struct Options {
 struct ChatBody {
     model: Option<String>,
     messages: Vec<Map<String, Value>>,
+    #[serde(default, deserialize_with = "openai::tools_to_offer")]
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,

@@ -2,13 +2,14 @@
 //!
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use tracing::info;
 use warmpath_common::headers;
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
@@ -43,12 +44,14 @@ pub async fn create(
     let serving = app.admitting()?;
     let messages = start(app, context, body, endpoint.read_prompts).await?;
     let facts = Facts::of(messages.answer());
+    let left_out = messages.answer().form().left_out.clone();
     let head = Head::new(endpoint.shape, serving);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => whole(&head, messages).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
     facts.describe(&mut response);
+    tell_left_out(app, &mut response, &left_out);
     Ok(response)
 }
 
@@ -123,6 +126,25 @@ impl Facts {
         if let (false, Ok(list)) = (list.is_empty(), HeaderValue::try_from(list)) {
             headers.insert(HeaderName::from_static(headers::UNCONSTRAINED_TOOLS), list);
         }
+    }
+}
+
+/// Tells which kinds of tools a response was made without: the client by a header, the operator by a metric, and by the
+/// log the first time.
+pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str]) {
+    for kind in kinds {
+        app.metrics.left_out_tools.with_label_values(&[*kind]).inc();
+        if app.left_out_logged.lock().unwrap_or_else(PoisonError::into_inner).insert(kind) {
+            info!(
+                kind,
+                "a request lists a tool that nobody runs here: it is left out, and {} says so",
+                headers::LEFT_OUT_TOOLS
+            );
+        }
+    }
+    if !kinds.is_empty() {
+        let list = HeaderValue::try_from(kinds.join(", ")).expect("kinds of tools are plain words");
+        response.headers_mut().insert(HeaderName::from_static(headers::LEFT_OUT_TOOLS), list);
     }
 }
 

@@ -37,7 +37,7 @@ fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPr
     let is_echoed = body.parse::<EchoField>()?.echo == Some(true);
     let read = |tokens: Vec<Token>| {
         let text = is_echoed.then(|| serving.prompts.detokenize(&tokens));
-        ReadPrompt { tokens, last_message_token: None, is_echoed, answer: None, text }
+        ReadPrompt { tokens, last_message_token: None, is_echoed, answer: None, text, left_out: Vec::new() }
     };
     Ok(read_tokens(serving, body, salt)?.into_iter().map(read).collect())
 }

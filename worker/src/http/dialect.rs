@@ -7,12 +7,11 @@
 use std::convert::Infallible;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError, ToolNames};
-use warmpath_common::headers;
 
 use super::answer::Facts;
 use super::body::Body;
@@ -113,7 +112,6 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     let messages = answer::start(app, context, Body(body.into()), chat::read_prompts).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
     let left_out = tools.left_out().to_vec();
-    left_out.iter().for_each(|kind| app.metrics.left_out_tools.with_label_values(&[*kind]).inc());
     let answer = messages.answer();
     let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
@@ -129,10 +127,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
     facts.describe(&mut response);
-    if !left_out.is_empty() {
-        let list = HeaderValue::try_from(left_out.join(", ")).expect("kinds of tools are plain words");
-        response.headers_mut().insert(HeaderName::from_static(headers::LEFT_OUT_TOOLS), list);
-    }
+    answer::tell_left_out(app, &mut response, &left_out);
     Ok(response)
 }
 

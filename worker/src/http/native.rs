@@ -52,7 +52,14 @@ fn read_infill(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPro
 
 fn with_text(serving: &Serving, tokens: Vec<Token>) -> ReadPrompt {
     let text = serving.prompts.detokenize(&tokens);
-    ReadPrompt { tokens, last_message_token: None, is_echoed: false, answer: None, text: Some(text) }
+    ReadPrompt {
+        tokens,
+        last_message_token: None,
+        is_echoed: false,
+        answer: None,
+        text: Some(text),
+        left_out: Vec::new(),
+    }
 }
 
 /// Is what a request says about its answer's objects.

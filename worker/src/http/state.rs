@@ -1,7 +1,8 @@
 //! What every handler can reach: the worker's phase, its name, its limits, its metrics.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use axum::http::HeaderValue;
 use tokio::sync::watch;
@@ -42,6 +43,8 @@ pub struct App {
     pub tracer: Tracer,
     /// Counts what happens.
     pub metrics: Arc<Metrics>,
+    /// Kinds of tools that are left out, as far as the log has told of them. Guards the set for one insertion.
+    pub left_out_logged: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 
 impl App {

@@ -32,6 +32,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
         tokens: None,
         tracer: Tracer::default(),
         metrics: Arc::new(Metrics::new()),
+        left_out_logged: Arc::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));

@@ -43,6 +43,8 @@ pub struct Form {
     pub prompt_texts: Vec<String>,
     /// Says how the choices are read as messages; absent where their text is their content.
     pub answer: Option<Arc<ChatAnswer>>,
+    /// Kinds of tools that its request listed and that nobody runs here.
+    pub left_out: Vec<&'static str>,
 }
 
 /// Is an answer that has begun: its first choice has a slot.

@@ -100,7 +100,8 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         let must_call = wish.tool_choice == ToolChoice::Required;
         Arc::new(ChatAnswer { format, thoughts, calls, must_call, unconstrained, spelled, first })
     });
-    Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer })
+    let left_out = tools.left_out();
+    Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer, left_out })
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

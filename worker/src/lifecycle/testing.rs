@@ -33,6 +33,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         generation: Generation::default(),
         prompt_texts: Vec::new(),
         answer: None,
+        left_out: Vec::new(),
     };
     Answer::begin(form, vec![(Choice::new(prompt_tokens, 0), events)], clock).await.expect("the script begins")
 }

@@ -3,8 +3,13 @@
 //! Not here: what is checked of them (`tools`). The test `the_document_and_the_readers_agree_field_by_field` compares both.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+use warmpath_common::dialects::LEFT_OUT_KINDS;
 
 use super::{NAME_BYTES_MAX, TOOLS_MAX};
+
+pub(super) fn web_search_options(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"description": "Left out: nobody searches the web here."})
+}
 
 pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
     let function = json_schema!({
@@ -21,11 +26,19 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
         "description": "Lists the functions that the model may call.",
         "type": ["array", "null"],
         "maxItems": TOOLS_MAX,
-        "items": {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "function": function},
-            "required": ["type", "function"],
-        },
+        "items": {"anyOf": [
+            {
+                "type": "object",
+                "properties": {"type": {"const": "function"}, "function": function},
+                "required": ["type", "function"],
+            },
+            {
+                "type": "object",
+                "description": "Left out: nobody runs it here.",
+                "properties": {"type": {"type": "string", "pattern": format!("^({})(_.*)?$", LEFT_OUT_KINDS.join("|"))}},
+                "required": ["type"],
+            },
+        ]},
     })
 }
 

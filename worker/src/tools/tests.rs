@@ -28,7 +28,7 @@ fn check(body: Value, param: &str, says: &str) {
 fn a_tool_of_a_wrong_shape_is_refused_by_its_place_and_field() {
     let with = |second: Value| json!({"tools": [tool("a", json!({})), second]});
     check(with(json!(7)), "tools[1]", "an object");
-    check(with(json!({"type": "web_search"})), "tools[1].type", "function");
+    check(with(json!({"type": "retrieval"})), "tools[1].type", "function");
     check(with(json!({"type": "function"})), "tools[1].function", "an object");
     check(with(json!({"type": "function", "function": {}})), "tools[1].function.name", "a string");
     for name in ["", "a b", "ä", "a\0", &"x".repeat(NAME_BYTES_MAX + 1)] {
@@ -58,6 +58,29 @@ fn a_choice_must_be_among_the_tools() {
         "no `tools`",
     );
     check(json!({"reasoning_format": "loud"}), "reasoning_format", "deepseek");
+}
+
+#[test]
+fn tools_that_nobody_runs_are_left_out_and_the_others_keep_their_places() {
+    let search = json!({"type": "web_search_preview"});
+    let listed = |choice: Value| {
+        let tools = [search.clone(), tool("a", json!({})), json!({"type": "mcp", "server_label": "s"}), search.clone()];
+        json!({"tools": tools, "tool_choice": choice, "web_search_options": {}})
+    };
+    let all = fields(listed(json!("required")));
+    let (wish, _) = all.resolve().expect("a function is left");
+    assert_eq!(wish.tools.iter().map(|tool| &tool["function"]["name"]).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(all.left_out(), ["web_search", "mcp"]);
+    assert_eq!(fields(json!({"web_search_options": {"search_context_size": "low"}})).left_out(), ["web_search"]);
+    assert_eq!(fields(json!({"tools": [tool("a", json!({}))], "web_search_options": null})).left_out(), [""; 0]);
+
+    check(json!({"tools": [search, tool("a b", json!({}))]}), "tools[1].function.name", "letters");
+    check(listed(json!({"type": "web_search"})), "tool_choice", "must be");
+    check(listed(json!({"type": "function", "function": {"name": "web_search"}})), "tool_choice", "not among");
+    check(json!({"tools": [search], "tool_choice": "required"}), "tool_choice", "left out: web_search");
+    check(json!({"web_search_options": {}, "tool_choice": "required"}), "tool_choice", "left out: web_search");
+    let (wish, _) = fields(json!({"tools": [search], "tool_choice": "auto"})).resolve().expect("none is demanded");
+    assert_eq!((wish.tool_choice, wish.tools.len()), (ToolChoice::None, 0));
 }
 
 #[test]

@@ -26,6 +26,7 @@ const EXCUSES: &[&str] = &[
     "cannot both decide",
     "both give a schema",
     "asks for a call, but there are no `tools`",
+    "are not run here and were left out",
     "names a function that is not among",
     "two tools have the same function name",
     "cannot go on",

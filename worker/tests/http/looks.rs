@@ -41,12 +41,18 @@ async fn anthropic_s_clients_see_models_in_their_own_shape() {
         (status, object)
     };
     let (_, list) = get("/v1/models?limit=1").await;
-    assert_eq!((&list["first_id"], &list["last_id"], &list["has_more"]), (&json!("tiny"), &json!("tiny"), &json!(true)));
+    assert_eq!(
+        (&list["first_id"], &list["last_id"], &list["has_more"]),
+        (&json!("tiny"), &json!("tiny"), &json!(true))
+    );
     let (_, rest) = get("/v1/models?limit=1000&after_id=tiny").await;
     assert_eq!((&rest["data"][0]["id"], &rest["has_more"]), (&json!("org/other"), &json!(false)));
     for name in ["org/other", "claude-haiku-4-5"] {
         let (_, model) = get(&format!("/v1/models/{name}")).await;
-        assert_eq!((&model["type"], &model["id"], &model["display_name"]), (&json!("model"), &json!(name), &json!(name)));
+        assert_eq!(
+            (&model["type"], &model["id"], &model["display_name"]),
+            (&json!("model"), &json!(name), &json!(name))
+        );
         assert_eq!(model["max_input_tokens"], 1024);
         assert!(model["created_at"].as_str().is_some_and(|at| at.starts_with("20") && at.ends_with('Z')), "{model}");
     }

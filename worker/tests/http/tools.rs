@@ -42,6 +42,32 @@ fn ask(tool_choice: Value) -> Value {
     })
 }
 
+#[tokio::test]
+async fn tools_that_nobody_runs_change_nothing_but_a_header_and_a_metric() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
+    let mut body = json!({"messages": user("Is it raining?"), "tools": [weather()], "temperature": 0, "max_tokens": 4});
+    let prompt = worker.ask("/apply-template", body.clone()).await["prompt"].clone();
+    let expected = worker.ask(CHAT, body.clone()).await["choices"].clone();
+    body["tools"] =
+        json!([{"type": "web_search"}, weather(), {"type": "code_interpreter", "container": {"type": "auto"}}]);
+    body["web_search_options"] = json!({});
+    assert_eq!(worker.ask("/apply-template", body.clone()).await["prompt"], prompt);
+    for n_asked in 1..=2 {
+        let response = worker.post(CHAT, &body).send().await.expect("the worker responds");
+        assert_eq!(response.headers()["x-warmpath-left-out-tools"], "web_search, code_interpreter");
+        let answer: Value = response.json().await.expect("JSON");
+        assert_eq!(answer["choices"], expected);
+        let metrics = worker.get("/metrics").await.text().await.expect("text");
+        for kind in ["web_search", "code_interpreter"] {
+            let line = format!("warmpath_worker_left_out_tools_total{{kind=\"{kind}\"}} {n_asked}\n");
+            assert!(metrics.contains(&line), "{line}: {metrics}");
+        }
+    }
+    body["tool_choice"] = json!({"type": "web_search"});
+    let (status, error) = worker.try_ask(CHAT, &body).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("tool_choice")), "{error}");
+}
+
 fn check_call(call: &Value, name: &str) {
     assert_eq!(call["type"], "function", "{call}");
     assert_eq!(call["function"]["name"], name, "{call}");

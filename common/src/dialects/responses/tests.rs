@@ -175,8 +175,8 @@ fn what_is_not_done_here_is_refused() {
         check_unsupported(json!({"input": input}), "input[0].content[0].type", kind);
     }
     check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");
-    let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]);
-    check_unsupported(with("tools", nested), "tools[0].tools[0].type", "web_search");
+    let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "unheard_of"}]}]);
+    check_unsupported(with("tools", nested), "tools[0].tools[0].type", "unheard_of");
     check_unsupported(
         with("tool_choice", json!({"type": "allowed_tools", "tools": []})),
         "tool_choice.type",
@@ -284,6 +284,9 @@ fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_demand_one_that_is_le
         check_unsupported(with_choice(json!({"type": kind})), "tool_choice.type", kind);
     }
     check_unsupported(with_choice(json!({"type": "function", "name": "web_search"})), "tool_choice.name", "web_search");
+    let nested =
+        json!([{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}]}]);
+    assert_eq!(convert(with("tools", nested))["tools"][0]["function"]["name"], "n__f");
     let mut only = with("tools", json!([{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]));
     assert_eq!(convert(only.clone())["tools"], json!([]));
     only["tool_choice"] = json!("required");

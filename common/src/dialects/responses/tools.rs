@@ -27,7 +27,10 @@ fn read_namespace(mut namespace: Object, tools: &mut Listing) -> Result<(), Dial
     for tool in namespace.required("tools")?.items()? {
         let mut tool = tool.object()?;
         let kind = tool.text("type")?;
-        read_callable(&kind, tool, (Some(name.clone()), tools))?;
+        match left_out_kind(&kind) {
+            Some(left_out) => tools.leave_out(left_out),
+            None => read_callable(&kind, tool, (Some(name.clone()), tools))?,
+        }
     }
     Ok(())
 }
