@@ -143,7 +143,8 @@ impl Reader {
             }
             "reasoning" => self.read_reasoning(item),
             "item_reference" => {
-                let reason = "items are not stored here; send the item itself";
+                let reason = "items are not stored here; send the item itself, as clients do with `store: false` (AI SDK: \
+                              `providerOptions: { openai: { store: false } }`)";
                 Err(unsupported(&item.path_of("type"), reason))
             }
             kind => {

@@ -166,7 +166,7 @@ fn what_is_not_done_here_is_refused() {
     check_unsupported(with("background", json!(true)), "background", "waits");
     check_unsupported(with("top_logprobs", json!(5)), "top_logprobs", "chat completions");
     check_unsupported(with("include", json!(["message.output_text.logprobs"])), "include[0]", "chat completions");
-    check_unsupported(json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", "not stored");
+    check_unsupported(json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type", "store: false");
     for kind in ["compaction", "web_searches", "unheard_of"] {
         check_unsupported(json!({"input": [{"type": kind}]}), "input[0].type", kind);
     }
