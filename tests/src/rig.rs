@@ -140,6 +140,17 @@ impl Rig {
     ///
     /// Errors: a process does not start or does not become ready; its log is in the message.
     pub async fn start_with(n_workers: usize, worker_args: &[&str], router_args: &[&str]) -> anyhow::Result<Self> {
+        Self::start_file(tiny_model()?, (n_workers, worker_args), router_args).await
+    }
+
+    /// Starts workers as [`Self::start_with`] does, with the model of a file.
+    ///
+    /// Errors: as [`Self::start_with`].
+    pub async fn start_file(
+        model: PathBuf,
+        (n_workers, worker_args): (usize, &[&str]),
+        router_args: &[&str],
+    ) -> anyhow::Result<Self> {
         let context_tokens = (N_SLOTS * SLOT_CONTEXT_TOKENS).to_string();
         let slots = N_SLOTS.to_string();
         // Without flash attention reuse is bit-exact, and nothing has to be measured at the start.
@@ -147,7 +158,7 @@ impl Rig {
         let exact = ["--flash-attn", "off", "--kv-unified", "off"];
         let spec = FleetSpec {
             bin_dir: bin_dir()?,
-            model: tiny_model()?,
+            model,
             n_workers,
             worker_args: common.iter().chain(&exact).chain(worker_args).map(|&arg| arg.to_owned()).collect(),
             router_args: router_args.iter().map(|&arg| arg.to_owned()).collect(),

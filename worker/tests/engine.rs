@@ -1,4 +1,4 @@
-//! The engine on the real llama.cpp, with models made by code.
+//! The engine on the real llama.cpp, with models made by code and, in `real_weights`, with real ones.
 //!
 //! Not here: HTTP (the worker's other tests), the pure plans (`warmpath-worker-core`).
 //! The idea: the made models' greedy answers depend on every token of the context and survive numeric noise, so any KV
@@ -18,6 +18,7 @@ mod engine {
     mod property;
     mod random_schema;
     mod readers;
+    mod real_weights;
     mod refusals;
     mod reports;
     mod schemas;
@@ -29,4 +30,5 @@ mod engine {
     mod tenants;
     mod tiers;
     mod traps;
+    mod uncached;
 }

@@ -41,14 +41,35 @@ impl ByHand {
 
     /// Computes tokens behind those that are held.
     pub fn compute(&mut self, tokens: &[Token]) {
+        self.logits = self.compute_listed(tokens, 1).pop().unwrap();
+    }
+
+    /// Computes tokens in one batch behind those that are held; returns the logits of the last `n_listed`.
+    pub fn compute_listed(&mut self, tokens: &[Token], n_listed: usize) -> Vec<Vec<f32>> {
         let mut batch = LlamaBatch::new(tokens.len(), 1);
+        let first_listed = tokens.len() - n_listed;
         for (idx, (position, token)) in (self.n_held..).zip(tokens).enumerate() {
-            let is_last = idx + 1 == tokens.len();
-            batch.add(LlamaToken(*token as i32), position as i32, &[0], is_last).unwrap();
+            batch.add(LlamaToken(*token as i32), position as i32, &[0], idx >= first_listed).unwrap();
         }
         self.context.decode(&mut batch).unwrap();
         self.n_held += tokens.len() as u32;
-        self.logits = self.context.get_logits_ith(tokens.len() as i32 - 1).to_vec();
+        (first_listed..tokens.len()).map(|idx| self.context.get_logits_ith(idx as i32).to_vec()).collect()
+    }
+
+    /// Drops all tokens that are held.
+    pub fn clear(&mut self) {
+        self.context.clear_kv_cache();
+        self.n_held = 0;
+    }
+
+    /// Returns how many tokens are held.
+    pub fn n_held(&self) -> u32 {
+        self.n_held
+    }
+
+    /// Returns whether a token ends a text.
+    pub fn is_end(&self, token: Token) -> bool {
+        self.model.vocab().is_eog(LlamaToken(token as i32))
     }
 
     /// Returns the logits of the last token.
@@ -77,7 +98,7 @@ impl ByHand {
     ) -> Vec<Token> {
         let mut answer = Vec::new();
         while answer.len() < n_tokens {
-            let goes_on = |token: &Token| !self.model.vocab().is_eog(LlamaToken(*token as i32));
+            let goes_on = |token: &Token| !self.is_end(*token);
             let tokens = (0..self.logits.len() as Token).filter(goes_on);
             let best = tokens.max_by(|a, b| self.logits[*a as usize].total_cmp(&self.logits[*b as usize])).unwrap();
             answer.push(best);

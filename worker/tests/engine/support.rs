@@ -20,7 +20,7 @@ use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilitie
 use warmpath_worker_core::tenants::TenantId;
 
 /// Is how long anything in these tests may take before it counts as stuck.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Is the number of text tokens of the made models' vocabulary that prompts are drawn from.
 pub const N_TEXT_TOKENS: u32 = 256;

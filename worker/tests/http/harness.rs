@@ -18,7 +18,7 @@ use warmpath_worker::start::{RunError, bind};
 use crate::contract;
 
 /// Is how long a test waits for what must come.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns a folder for files that tests make.
 pub fn folder() -> PathBuf {

@@ -1,4 +1,4 @@
-//! The worker over HTTP, with the real engine and a tiny model made by code.
+//! The worker over HTTP, with the real engine and a tiny model made by code; in `real_weights` with a real one.
 //!
 //! Not here: whether the tokens are right (the engine's own tests), several workers (`warmpath-tests`).
 
@@ -27,6 +27,7 @@ mod probabilities;
 #[path = "../engine/random_schema.rs"]
 mod random_schema;
 mod readers;
+mod real_weights;
 mod rerank;
 mod schemas;
 mod shifts;

@@ -1,0 +1,85 @@
+//! The closed loop on real weights: what the router counts on is what workers reuse, with SmolLM2-135M-Instruct.
+//!
+//! Not here: the same with a model made by code, of which many more requests are answered in the time (`predictions`),
+//! answers (the worker's `real_weights`). `make models` fetches the models.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use futures::future::try_join_all;
+use serde_json::json;
+use warmpath_bench::model::real::smollm2;
+use warmpath_bench::prompts::words;
+use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
+
+const N_WORKERS: usize = 2;
+const N_TENANTS: u64 = 2;
+const N_SESSIONS: u64 = 9;
+const N_AT_ONCE: usize = 3;
+const N_TURNS: u64 = 5;
+
+/// Texts of one model's sessions.
+#[derive(Debug, Clone, Copy)]
+struct Lengths {
+    system_words: usize,
+    question_words: usize,
+    answer_tokens: u64,
+}
+
+/// A conversation, as the text of a completion.
+struct Session {
+    id: u64,
+    text: String,
+}
+
+impl Session {
+    fn new(id: u64, seed: u64, lengths: Lengths) -> Self {
+        let tenant = seed * 100 + id % N_TENANTS;
+        Self { id, text: words(tenant, lengths.system_words) }
+    }
+
+    /// Asks once more; returns what was predicted and what was reused where they differ. Units: blocks.
+    async fn ask(&mut self, rig: &Rig, turn: u64, lengths: Lengths) -> anyhow::Result<Option<(u64, u64)>> {
+        let question = words(10_000 + self.id * 100 + turn, lengths.question_words + (self.id + turn) as usize % 9);
+        self.text.push_str(&format!("\nQuestion: {question}\nAnswer:"));
+        let max_tokens = 1 + (self.id * 3 + turn * 5) % lengths.answer_tokens;
+        let body = json!({"prompt": self.text, "temperature": 0, "max_tokens": max_tokens});
+        let reply = rig.post(&format!("{}/v1/completions", rig.router_url()), &body).await?;
+        anyhow::ensure!(reply.status == 200, "{}", reply.text);
+        let blocks = |name: &str| -> anyhow::Result<u64> {
+            Ok(reply.header(name).parse::<u64>().with_context(|| format!("header {name}"))? / BLOCK_SIZE_TOKENS)
+        };
+        self.text.push_str(reply.json()["choices"][0]["text"].as_str().context("a text")?);
+        let (predicted, actual) = (blocks("x-warmpath-predicted-cached-tokens")?, blocks("x-warmpath-cached-tokens")?);
+        Ok((predicted != actual).then_some((predicted, actual)))
+    }
+}
+
+/// Holds all sessions one request after the other, and others several at a time.
+async fn check(model: PathBuf, lengths: Lengths) -> anyhow::Result<()> {
+    let rig = Rig::start_file(model, (N_WORKERS, &[]), &[]).await?;
+    let mut misses = Vec::new();
+    let mut sessions: Vec<_> = (0..N_SESSIONS).map(|id| Session::new(id, 1, lengths)).collect();
+    for turn in 0..N_TURNS {
+        for session in &mut sessions {
+            misses.extend(session.ask(&rig, turn, lengths).await?);
+        }
+    }
+    let mut sessions: Vec<_> = (0..N_SESSIONS).map(|id| Session::new(id, 2, lengths)).collect();
+    for turn in 0..N_TURNS {
+        for at_once in sessions.chunks_mut(N_AT_ONCE) {
+            let asked = try_join_all(at_once.iter_mut().map(|session| session.ask(&rig, turn, lengths)));
+            misses.extend(asked.await?.into_iter().flatten());
+        }
+    }
+    let n_requests = 2 * N_SESSIONS * N_TURNS;
+    println!("{} of {n_requests} predictions are wrong: {misses:?}", misses.len());
+    assert!(misses.is_empty(), "of {n_requests} requests, predicted and reused blocks: {misses:?}");
+    assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");
+    Ok(())
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_real_weights() -> anyhow::Result<()> {
+    check(smollm2()?, Lengths { system_words: 150, question_words: 15, answer_tokens: 12 }).await
+}

@@ -1,0 +1,247 @@
+//! Every way that state can take, on real weights: SmolLM2-135M-Instruct.
+//!
+//! Not here: the same on models made by code, whose answers tie nowhere (`property`, `tiers`, `sharing`, `shifts`), how
+//! answers are checked (`uncached`). `make models` fetches the models.
+
+use std::path::PathBuf;
+
+use warmpath_bench::model::real::smollm2;
+use warmpath_common::ids::Token;
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions};
+use warmpath_worker::engine::{
+    AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish,
+    ShiftConfig, ShiftWish, StoreConfig, Switch,
+};
+
+use super::support::{Answer, Answering, Ask, ask, start, stop, until};
+use super::uncached::{Past, Uncached, Verdict};
+
+const LIBRARY: &str = include_str!("../../../bench/src/demo/library.txt");
+const BICYCLES: &str = include_str!("../../../bench/src/demo/bicycles.txt");
+const QUESTIONS: [&str; 8] = [
+    "How many books may I borrow?",
+    "When does the library open on Saturday?",
+    "What does a page from the printer cost?",
+    "Where is the quiet reading room?",
+    "On which day does the chess club meet?",
+    "May I bring food?",
+    "What is the wireless network called?",
+    "What do I need for a library card?",
+];
+/// Tokens of most answers.
+const ANSWER_TOKENS: u32 = 16;
+/// Context of a slot. Units: tokens.
+const CONTEXT: u32 = 1024;
+
+/// A real model and the texts of a run.
+struct Subject {
+    name: &'static str,
+    file: PathBuf,
+    prompts: PromptMaker,
+    /// Tokens of the text that all prompts about the library begin with.
+    system: Vec<Token>,
+}
+
+impl Subject {
+    fn new(name: &'static str, file: PathBuf, system_tokens: usize) -> Self {
+        let prompts = PromptMaker::open(&file, PromptOptions::default()).unwrap();
+        let mut system = prompts.tokenize(&format!("{LIBRARY}{BICYCLES}"), AddSpecial::Yes, ParseSpecial::No);
+        system.truncate(system_tokens);
+        Self { name, file, prompts, system }
+    }
+
+    fn smollm2() -> Self {
+        Self::new("SmolLM2", smollm2().unwrap(), 220)
+    }
+
+    fn text(&self, text: &str) -> Vec<Token> {
+        self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
+    }
+
+    /// Returns a question behind what was said.
+    fn question(&self, before: &[Token], idx: usize) -> Vec<Token> {
+        [before, &self.text(&format!("\n\nQuestion: {}\nAnswer:", QUESTIONS[idx]))].concat()
+    }
+
+    fn config(&self, (kv_unified, flash_attn): (Switch, Switch)) -> EngineConfig {
+        EngineConfig {
+            model: self.file.clone(),
+            threads: 1,
+            n_slots: 3,
+            context_tokens_total: 3 * CONTEXT,
+            kv_unified,
+            flash_attn,
+            checkpoint_stride_tokens: 128,
+            // On a machine that is busy, computing might seem cheaper than moving state.
+            costs: CostSource::Assumed,
+            ..EngineConfig::default()
+        }
+    }
+}
+
+fn listed(prompt: &[Token], max_tokens: u32) -> Ask {
+    let mut ask = ask(prompt, max_tokens);
+    ask.generation.probabilities =
+        Some(ProbabilityWish { n_top: 1, source: ProbabilitySource::Model, of_prompt: false });
+    ask
+}
+
+fn cached(answer: &Answer) -> CachedTokens {
+    answer.started.unwrap().cached
+}
+
+fn assert_right(name: &str, verdict: Verdict) {
+    let Verdict { n_tokens, n_not_likeliest, .. } = verdict;
+    println!(
+        "{name}: {n_not_likeliest} of {n_tokens} tokens are not the likeliest of the uncached logits: {verdict:?}"
+    );
+    assert!(verdict.is_right(), "{name}: {verdict:?}");
+}
+
+/// Asks for what drives everything out of the slots.
+async fn flood(subject: &Subject, engine: &EngineHandle) {
+    let other = subject.text(BICYCLES);
+    let floods: Vec<Answering> = (0..3).map(|n| ask(&other[n * 90..n * 90 + 150], 1).submit(engine).unwrap()).collect();
+    for flood in floods {
+        flood.answer().await;
+    }
+}
+
+/// Takes every way once and checks all answers.
+async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Some(DiskConfig { dir: folder.path().to_owned(), bytes: 256 << 20 });
+    let store = StoreConfig { ram_bytes: 64 << 20, disk, min_hold: std::time::Duration::ZERO, pin_top: 1 };
+    let config = EngineConfig { store, ..subject.config(kind) };
+    let mut uncached = Uncached::new(&config);
+    let mut check = |prompt: &[Token], answer: &Answer| uncached.check(&Past::Prompt(prompt.to_vec()), answer);
+    let system = &subject.system;
+    let least = system.len() as u32 / 32 * 32;
+
+    let (engine, _updates) = start(config.clone());
+    let first = subject.question(system, 0);
+    let cold = listed(&first, ANSWER_TOKENS).answer(&engine).await;
+    assert_eq!(cold.cached_tokens(), 0);
+    check(&first, &cold);
+
+    let second = subject.question(&[&first[..], &cold.tokens].concat(), 1);
+    let kept = listed(&second, ANSWER_TOKENS).answer(&engine).await;
+    assert!(cached(&kept).resident >= first.len() as u32, "{kept:?}");
+    check(&second, &kept);
+
+    // One that goes on, and two beside it that begin as it does.
+    let long = subject.question(system, 2);
+    let mut lending = listed(&long, 60).submit(&engine).unwrap();
+    lending.tokens(2).await;
+    let beside = [3, 4].map(|idx| subject.question(system, idx));
+    let borrowing: Vec<Answering> =
+        beside.iter().map(|prompt| listed(prompt, ANSWER_TOKENS).submit(&engine).unwrap()).collect();
+    for (prompt, borrowing) in beside.iter().zip(borrowing) {
+        let copied = borrowing.answer().await;
+        assert!(cached(&copied).total() >= least - 128, "{copied:?}");
+        assert_ne!(copied.started.unwrap().slot, lending.so_far().started.unwrap().slot);
+        check(prompt, &copied);
+    }
+    check(&long, &lending.answer().await);
+
+    flood(subject, &engine).await;
+    let fifth = subject.question(system, 5);
+    let from_ram = listed(&fifth, ANSWER_TOKENS).answer(&engine).await;
+    assert!(cached(&from_ram).ram >= least - 128, "{from_ram:?}");
+    check(&fifth, &from_ram);
+    until("the engine rests", || engine.counters().busy_slots == 0).await;
+    assert_eq!((engine.counters().failed, engine.counters().failed_starts), (0, 0));
+    stop(engine).await;
+
+    let (engine, _updates) = start(config);
+    let third = subject.question(&[&second[..], &kept.tokens].concat(), 6);
+    for prompt in [subject.question(system, 7), third] {
+        let from_disk = listed(&prompt, ANSWER_TOKENS).answer(&engine).await;
+        assert!(cached(&from_disk).total() >= least - 128, "{from_disk:?}");
+        check(&prompt, &from_disk);
+    }
+    assert!(engine.counters().cached_disk_tokens >= u64::from(least - 128), "{:?}", engine.counters());
+    stop(engine).await;
+    assert_right(&format!("{} {kind:?}", subject.name), uncached.verdict());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn real_weights_answer_the_same_whatever_way_their_state_takes() {
+    let subject = Subject::smollm2();
+    for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
+        check_all_ways(&subject, kind).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn real_weights_with_moved_state_answer_as_when_it_is_moved_by_hand() {
+    let subject = Subject::smollm2();
+    let (n_kept, n_dropped) = (60, 80);
+    let whole = subject.question(&subject.system, 0);
+    let behind = n_kept + n_dropped;
+    let then = subject.text(" In one word:");
+    let cut = [&whole[..n_kept], &whole[behind..], &then].concat();
+    let config = subject.config((Switch::Off, Switch::Off));
+    let mut uncached = Uncached::new(&config);
+    let (engine, _updates) = start(config);
+    ask(&whole, 1).answer(&engine).await;
+    let shifts = ShiftWish { cache_reuse_tokens: Some(32), ..ShiftWish::default() };
+    let moved = Ask { shifts, ..listed(&cut, ANSWER_TOKENS) }.answer(&engine).await;
+    let n_moved = (whole.len() - behind) as u32;
+    assert_eq!(cached(&moved), CachedTokens { resident: 60, shifted: n_moved, ..CachedTokens::default() });
+    let past = Past::Moved { text: whole.clone(), n_kept: n_kept as u32, n_dropped: n_dropped as u32, then };
+    uncached.check(&past, &moved);
+    assert_right("moved", uncached.verdict());
+
+    let ordinary = listed(&cut, ANSWER_TOKENS).answer(&engine).await;
+    assert_eq!(cached(&ordinary).shifted, 0);
+    uncached.check(&Past::Prompt(cut), &ordinary);
+    assert_right("ordinary behind moved", uncached.verdict());
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn real_weights_outgrow_their_context_as_by_hand() {
+    let subject = Subject::smollm2();
+    let shifts = ShiftConfig { at_context_end: AtContextEnd::Shift, ..ShiftConfig::default() };
+    let config =
+        EngineConfig { shifts, n_slots: 1, context_tokens_total: 256, ..subject.config((Switch::Off, Switch::Off)) };
+    let prompt = subject.system[..200].to_vec();
+    let mut uncached = Uncached::new(&config);
+    let (engine, _updates) = start(config);
+    let answer = listed(&prompt, 120).answer(&engine).await;
+    assert!(engine.counters().context_shifts > 0);
+    uncached.check(&Past::Outgrown { prompt, context_tokens: 256 }, &answer);
+    assert_right("outgrown", uncached.verdict());
+    stop(engine).await;
+}
+
+/// Shows that the other tests of this file can fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn wrong_state_shows_in_the_probabilities_of_real_weights() {
+    let subject = Subject::smollm2();
+    let config = subject.config((Switch::Off, Switch::Off));
+    let mut uncached = Uncached::new(&config);
+    let (engine, _updates) = start(config);
+    let prompt = subject.question(&subject.system, 0);
+    let right = listed(&prompt, ANSWER_TOKENS).answer(&engine).await;
+    uncached.check(&Past::Prompt(prompt.clone()), &right);
+    assert_right("the right prompt", uncached.verdict());
+    let other = subject.text(BICYCLES);
+    let mut wrong = Vec::new();
+    // A block of another text at the beginning, in the middle and near the end; a token too few.
+    for place in [16, 112, 208] {
+        let mut prompt = prompt.clone();
+        prompt[place..place + 16].copy_from_slice(&other[..16]);
+        wrong.push(prompt);
+    }
+    wrong.push([&prompt[..100], &prompt[101..]].concat());
+    for (idx, wrong) in wrong.iter().enumerate() {
+        let answer = listed(wrong, ANSWER_TOKENS).answer(&engine).await;
+        uncached.check(&Past::Prompt(prompt.clone()), &answer);
+        let verdict = uncached.verdict();
+        println!("wrong prompt {idx}: {verdict:?}");
+        assert!(!verdict.is_right(), "wrong prompt {idx}: {verdict:?}");
+    }
+    stop(engine).await;
+}

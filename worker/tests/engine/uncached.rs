@@ -1,0 +1,199 @@
+//! Answers checked against llama.cpp's own uncached logits, for models whose logits tie closely.
+//!
+//! Not here: the ways in which answers came about (`real_weights`), llama.cpp's calls (`by_hand`).
+//! The idea: the tokens of an answer are forced through a fresh context, twice: the prompt at once and the answer token
+//! by token, and the prompt in pieces and the answer at once. What differs between these two is the rounding of this
+//! model on this machine. An answer is right if no token is behind the likeliest by more than that, and if its
+//! probabilities are on average as near to the uncached ones.
+
+use warmpath_common::ids::Token;
+use warmpath_worker::engine::{EngineConfig, Switch};
+
+use super::by_hand::ByHand;
+use super::support::Answer;
+
+/// Tokens of a piece, where a prompt is computed in pieces.
+const PIECE_TOKENS: usize = 48;
+/// Likeliest tokens whose distances to the best are compared.
+const N_COMPARED: usize = 8;
+
+/// How the context came about that an answer goes on from.
+#[derive(Debug, Clone)]
+pub enum Past {
+    /// A prompt.
+    Prompt(Vec<Token>),
+    /// A text of which `n_dropped` tokens behind the first `n_kept` were dropped, the rest moved up, and what was said
+    /// then.
+    Moved { text: Vec<Token>, n_kept: u32, n_dropped: u32, then: Vec<Token> },
+    /// A prompt whose answer outgrows a context of so many tokens, of which the older half is dropped each time.
+    Outgrown { prompt: Vec<Token>, context_tokens: u32 },
+}
+
+/// How what is computed is cut into batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// As an engine without a cache cuts it: the prompt at once, the answer token by token.
+    Steps,
+    /// The prompt in pieces, the answer at once.
+    Pieces,
+}
+
+/// Checks answers of engines with one configuration.
+pub struct Uncached {
+    by_hand: ByHand,
+    /// What is known of the answers since the start or the last [`Self::verdict`].
+    found: Found,
+    /// Largest difference between the two uncached computations so far. Units: logits.
+    rounding: f32,
+    /// Differences of their log probabilities of all tokens so far, added up.
+    noise: f32,
+    n_noise: usize,
+    noise_max: f32,
+}
+
+/// What was found in the answers.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    n_tokens: usize,
+    n_not_likeliest: usize,
+    /// How far the likeliest token is ahead of the answer's, at most. Units: logits.
+    behind_max: f32,
+    /// Differences of the answer's own logarithms of probabilities to the uncached ones, added up.
+    logprob_differences: f32,
+}
+
+/// What came of the answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// Tokens that were checked.
+    pub n_tokens: usize,
+    /// Tokens that are not the likeliest by the uncached logits.
+    pub n_not_likeliest: usize,
+    /// How far the likeliest token is ahead of the answer's, at most. Units: logits.
+    pub behind_max: f32,
+    /// Mean difference between the answer's log probabilities and the uncached ones.
+    pub logprob_difference: f32,
+    /// Largest difference between the two uncached computations. Units: logits.
+    pub rounding: f32,
+    /// Mean difference between the log probabilities of the two uncached computations.
+    pub noise: f32,
+    /// How much of it the difference may be.
+    pub noise_max: f32,
+}
+
+/// Largest mean difference of an engine's probabilities, in those of two uncached computations: without flash
+/// attention, whose kernels give a token the same values in every batch of a prompt, and with it.
+///
+/// Source: own choice: 0.15 and 1.0 were measured with SmolLM2 on Zen 5, and 1.2 and more with a wrong block of 16
+/// tokens without it.
+const NOISE_MAX: (f32, f32) = (0.5, 1.5);
+/// Part of a log probability that 32-bit numbers do not tell apart.
+const PRECISION: f32 = 1e-4;
+
+impl Verdict {
+    /// Returns whether nothing but rounding differs; each of two tokens may be off by it.
+    pub fn is_right(&self) -> bool {
+        self.n_tokens > 0
+            && self.behind_max <= 2.0 * self.rounding + PRECISION
+            && self.logprob_difference <= self.noise_max * self.noise + PRECISION
+    }
+}
+
+impl Uncached {
+    pub fn new(config: &EngineConfig) -> Self {
+        let noise_max = if config.flash_attn == Switch::On { NOISE_MAX.1 } else { NOISE_MAX.0 };
+        let by_hand = ByHand::new(config);
+        Self { by_hand, found: Found::default(), rounding: 0.0, noise: 0.0, n_noise: 0, noise_max }
+    }
+
+    /// Takes an answer with its probabilities, which was given greedily and past ends of generation.
+    pub fn check(&mut self, past: &Past, answer: &Answer) {
+        let uncached = self.logits(past, &answer.tokens, Cut::Steps);
+        let pieces = self.logits(past, &answer.tokens, Cut::Pieces);
+        assert_eq!(answer.probabilities.len(), answer.tokens.len());
+        for (idx, token) in answer.tokens.iter().enumerate() {
+            let best = self.likeliest(&uncached[idx]);
+            let behind = |logits: &[f32], token: Token| logits[best[0] as usize] - logits[token as usize];
+            for other in best.iter().skip(1) {
+                self.rounding =
+                    self.rounding.max((behind(&uncached[idx], *other) - behind(&pieces[idx], *other)).abs());
+            }
+            let found = &mut self.found;
+            found.n_tokens += 1;
+            found.n_not_likeliest += usize::from(*token != best[0]);
+            found.behind_max = found.behind_max.max(behind(&uncached[idx], *token));
+            let expected = logprob(&uncached[idx], *token);
+            found.logprob_differences += (answer.probabilities[idx].chosen.logprob - expected).abs();
+            self.noise += (logprob(&pieces[idx], *token) - expected).abs();
+            self.n_noise += 1;
+        }
+    }
+
+    /// Returns what came of the answers since the last verdict, whose rounding goes on to count.
+    pub fn verdict(&mut self) -> Verdict {
+        let Found { n_tokens, n_not_likeliest, behind_max, logprob_differences } = std::mem::take(&mut self.found);
+        let logprob_difference = logprob_differences / n_tokens.max(1) as f32;
+        let noise = self.noise / self.n_noise.max(1) as f32;
+        Verdict {
+            n_tokens,
+            n_not_likeliest,
+            behind_max,
+            logprob_difference,
+            rounding: self.rounding,
+            noise,
+            noise_max: self.noise_max,
+        }
+    }
+
+    /// Returns the likeliest tokens that do not end the text, the likeliest first.
+    fn likeliest(&self, logits: &[f32]) -> Vec<Token> {
+        let mut tokens: Vec<Token> = (0..logits.len() as Token).collect();
+        let order = |a: &Token, b: &Token| logits[*b as usize].total_cmp(&logits[*a as usize]);
+        tokens.select_nth_unstable_by(2 * N_COMPARED, order);
+        tokens.truncate(2 * N_COMPARED);
+        tokens.sort_by(order);
+        tokens.retain(|token| !self.by_hand.is_end(*token));
+        tokens.truncate(N_COMPARED);
+        tokens
+    }
+
+    /// Returns the logits from which each token of an answer would be chosen.
+    fn logits(&mut self, past: &Past, answer: &[Token], cut: Cut) -> Vec<Vec<f32>> {
+        self.by_hand.clear();
+        let (last, context_tokens) = match past {
+            Past::Prompt(prompt) => (prompt, u32::MAX),
+            Past::Outgrown { prompt, context_tokens } => (prompt, *context_tokens),
+            Past::Moved { text, n_kept, n_dropped, then } => {
+                self.compute(text, cut);
+                self.by_hand.shift(*n_kept, *n_dropped);
+                (then, u32::MAX)
+            }
+        };
+        let forced = &answer[..answer.len() - 1];
+        let mut logits = vec![self.compute(last, cut)];
+        if cut == Cut::Pieces && context_tokens == u32::MAX {
+            logits.extend(self.by_hand.compute_listed(forced, forced.len()));
+            return logits;
+        }
+        for token in forced {
+            if self.by_hand.n_held() == context_tokens {
+                self.by_hand.shift(0, context_tokens / 2);
+            }
+            logits.extend(self.by_hand.compute_listed(&[*token], 1));
+        }
+        logits
+    }
+
+    /// Computes tokens and returns the logits of the last.
+    fn compute(&mut self, tokens: &[Token], cut: Cut) -> Vec<f32> {
+        let piece_tokens = if cut == Cut::Pieces { PIECE_TOKENS } else { tokens.len() };
+        let logits = tokens.chunks(piece_tokens).map(|piece| self.by_hand.compute_listed(piece, 1));
+        logits.last().unwrap().pop().unwrap()
+    }
+}
+
+fn logprob(logits: &[f32], token: Token) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+    logits[token as usize] - most - sum.ln() as f32
+}
