@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::Scope;
+use warmpath_prompt::{Scope, unless_cancelled};
 use warmpath_router_core::conversations::{Mark, Role};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 
@@ -215,17 +216,23 @@ impl Preparing {
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
         let processor = Arc::clone(&self.processors).acquire_owned().await;
         let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
+        let cancelled = CancellationToken::new();
+        let _client = cancelled.clone().drop_guard();
         let prepared = tokio::task::spawn_blocking(move || {
-            let mut begun = begin()?;
-            if place.is_some() {
-                begun.render(&fleet)?;
-            } else {
-                begun.reading = Reading::Unknown("busy");
-            }
-            let prepared = begun.finish(&chains);
-            // The work may outlive a client that leaves; its places are taken until it ends.
+            let has_place = place.is_some();
+            let work = || {
+                let mut begun = begin()?;
+                if has_place {
+                    begun.render(&fleet)?;
+                } else {
+                    begun.reading = Reading::Unknown("busy");
+                }
+                Ok(begun.finish(&chains))
+            };
+            let prepared = unless_cancelled(move || cancelled.is_cancelled(), work);
+            // The work may outlive a client that leaves, for a portion of its text; its places are taken until it ends.
             drop((place, processor));
-            Ok(prepared)
+            prepared.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
         prepared.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
     }

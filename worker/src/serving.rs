@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
-use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
+use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, unless_cancelled};
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
@@ -93,7 +94,8 @@ impl Preparing {
         }
     }
 
-    /// Returns what `work` returns, computed where it stalls nobody.
+    /// Returns what `work` returns, computed where it stalls nobody; where nobody awaits it any more, it ends at the next
+    /// portion of a text.
     ///
     /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
     pub(crate) async fn run<T: Send + 'static>(
@@ -104,11 +106,13 @@ impl Preparing {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         let processor = Arc::clone(&self.processors).acquire_owned().await;
         let processor = processor.map_err(|_| RequestError::Engine(EngineError::Stopped))?;
+        let cancelled = CancellationToken::new();
+        let _client = cancelled.clone().drop_guard();
         let worked = tokio::task::spawn_blocking(move || {
-            let result = work();
-            // The work may outlive a client that leaves; its places are taken until it ends.
+            let result = unless_cancelled(move || cancelled.is_cancelled(), work);
+            // The work may outlive a client that leaves, for a portion of its text; its places are taken until it ends.
             drop((place, processor));
-            result
+            result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
         worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
     }
@@ -183,9 +187,18 @@ pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), Reques
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::mpsc;
 
+    use tokio::sync::oneshot;
+    use warmpath_bench::model::Preset;
+    use warmpath_bench::model::cache::cached_model;
+    use warmpath_prompt::PromptOptions;
+
     use super::*;
+
+    /// Time in which anything happens here.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn one_more_than_the_places_is_refused_while_they_are_taken() {
@@ -201,6 +214,29 @@ mod tests {
         release.send(()).expect("the work waits");
         assert!(held.await.expect("no panic").expect("the work succeeds"));
         preparing.run(|| Ok(())).await.expect("the place is free again");
+    }
+
+    #[tokio::test]
+    async fn tokenizing_ends_when_nobody_awaits_it_any_more() {
+        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
+        let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
+        let prompts = PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary");
+        let preparing = Arc::new(Preparing::new(1));
+        let (begin, begun) = oneshot::channel();
+        let holder = Arc::clone(&preparing);
+        let asked = tokio::spawn(async move {
+            let endless = move || {
+                begin.send(()).expect("the test waits");
+                loop {
+                    prompts.tokenize("one of many texts", AddSpecial::No, ParseSpecial::No);
+                }
+            };
+            holder.run::<()>(endless).await
+        });
+        begun.await.expect("it begins");
+        asked.abort();
+        let ended = tokio::time::timeout(PATIENCE, Arc::clone(&preparing.places).acquire_owned());
+        ended.await.expect("the work ends").expect("the places are there").forget();
     }
 
     #[tokio::test]

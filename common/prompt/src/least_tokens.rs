@@ -19,6 +19,12 @@ const LOSSY_PRETOKENIZERS: [&str; 2] = ["mmbert", "whitespace"];
 /// Pre-tokenizers of `gpt2` vocabularies that are not byte-level. Source: as above, `byte_encode`.
 const RAW_PRETOKENIZERS: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
 
+/// Bytes of text, white space aside, for which a vocabulary of any other kind has one token at most.
+///
+/// Source: own choice, twice the longest token of RWKV's and ten times that of others; a word that such a vocabulary does not know is
+/// one token as well, and no language has words of that length.
+const ASSUMED_TOKEN_BYTES: usize = 256;
+
 /// Stands for a space in vocabularies that escape it.
 const ESCAPED_SPACE: char = '\u{2581}';
 
@@ -31,6 +37,11 @@ pub(crate) struct LeastTokens {
     by_run: [u16; 256],
     /// Longest token. Units: bytes.
     longest: usize,
+}
+
+/// Returns a number of tokens that a text is taken to have at least where its vocabulary may drop characters.
+pub(crate) fn assumed(text: &[u8]) -> usize {
+    text.iter().filter(|byte| !byte.is_ascii_whitespace()).count() / ASSUMED_TOKEN_BYTES
 }
 
 /// What is known of a vocabulary's tokenizer.
@@ -191,6 +202,12 @@ mod tests {
         assert_eq!(least.count(b"zzzzzzzz", usize::MAX), 5);
         assert_eq!(least.count(b"", usize::MAX), 0);
         assert_eq!(least.count(&[b'.'; 1 << 20], 1000), 1000, "more need not be counted");
+    }
+
+    #[test]
+    fn white_space_may_be_dropped_and_is_not_counted_where_characters_may_be() {
+        assert_eq!(assumed(&[b' '; 1 << 20]), 0);
+        assert_eq!(assumed("a\n".repeat(4 * ASSUMED_TOKEN_BYTES).as_bytes()), 4);
     }
 
     #[test]

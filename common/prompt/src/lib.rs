@@ -8,6 +8,7 @@
 mod answers;
 mod backend;
 mod builtin;
+mod cancel;
 mod caps;
 mod error;
 mod fitted;
@@ -28,6 +29,7 @@ pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
 pub use backend::{backend, hear_logs};
 pub use builtin::{builtin_chat_template, builtin_chat_template_names};
 pub use caps::Separators;
+pub use cancel::unless_cancelled;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
 pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};

@@ -18,6 +18,7 @@ use warmpath_common::openai::ChatPrompt;
 
 use crate::answers::{AnswerFormat, FormatWish};
 use crate::builtin::CHATML;
+use crate::cancel::end_if_cancelled;
 use crate::error::{OpenError, PromptError};
 use crate::fitted::{FittedTemplate, Rendered};
 use crate::fragments::{CacheCounters, FragmentCache};
@@ -208,9 +209,25 @@ impl PromptMaker {
         Ok(self.cut(self.rendered(request)?).into_text())
     }
 
-    /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them.
+    /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them, made portion by portion.
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
-        self.vocabulary.tokenize(text, add, parse)
+        let (prefix, suffix) = match add {
+            AddSpecial::Yes => (&self.vocabulary.prefix[..], &self.vocabulary.suffix[..]),
+            AddSpecial::No => Default::default(),
+        };
+        let mut tokens = prefix.to_vec();
+        match parse {
+            ParseSpecial::No => tokens.extend(self.vocabulary.tokenize_plain(text)),
+            ParseSpecial::Yes => {
+                let cut = self.cut_text(text.to_owned());
+                tokens.extend(cut.pieces.iter().flat_map(|piece| match piece {
+                    Piece::Special { token, .. } => vec![*token],
+                    Piece::Text(range) => self.vocabulary.tokenize_plain(&cut.fragment(range)),
+                }));
+            }
+        }
+        tokens.extend_from_slice(suffix);
+        tokens
     }
 
     /// Returns the text of `tokens`, control tokens spelled out, what is not UTF-8 replaced.
@@ -276,6 +293,7 @@ impl PromptMaker {
     }
 
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
+        end_if_cancelled();
         self.template_of(request)?.rendered(request)
     }
 
@@ -298,6 +316,11 @@ impl PromptMaker {
             text.truncate(text.len() - info.eos_text.len());
         }
         text
+    }
+
+    /// Cuts a text at its special tokens, whoever wrote them.
+    fn cut_text(&self, text: String) -> Cut {
+        Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins: None }
     }
 
     /// Cuts a rendered request at the control tokens that are the template's own.

@@ -12,11 +12,17 @@ use llama_cpp_2::token_type::LlamaTokenAttr;
 use warmpath_common::ids::Token;
 
 use crate::backend::backend;
+use crate::cancel::end_if_cancelled;
 use crate::error::OpenError;
 use crate::least_tokens::{LeastTokens, Tokenizer};
 use crate::partition::Special;
 use crate::runs;
 use crate::words::{self, Words, allows_cuts};
+
+/// Text that is tokenized at a time, if it may be cut there: behind each portion work that was cancelled ends. Units: bytes.
+///
+/// Source: own choice: some ten milliseconds' work.
+const PORTION_BYTES: usize = 64 << 10;
 
 /// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +104,8 @@ pub(crate) struct Vocabulary {
     pub suffix: Vec<Token>,
     /// Remembers words; absent where the vocabulary's tokens may reach across them.
     words: Option<Words>,
+    /// Whether white space only separates words: each is tokenized by itself.
+    splits_at_space: bool,
     /// Whether long runs of one kind of character are cut, as llama.cpp would end the process on them.
     cuts_runs: bool,
     /// Bounds the number of a text's tokens; absent where they may stand for texts of any length.
@@ -118,8 +126,10 @@ impl Vocabulary {
         let words = cuts_at_words(&model).then(Words::default);
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
+        let splits_at_space = kind(&model) == WORD_PIECE;
         let (prefix, suffix) = (Vec::new(), Vec::new());
-        let mut vocabulary = Self { model, info, prefix, suffix, words, cuts_runs, least_tokens: None };
+        let mut vocabulary =
+            Self { model, info, prefix, suffix, words, splits_at_space, cuts_runs, least_tokens: None };
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();
         Ok(vocabulary)
@@ -154,15 +164,38 @@ impl Vocabulary {
         self.words.is_some()
     }
 
-    /// Returns the tokens of a text without control tokens, as [`Self::tokenize`] would.
+    /// Returns the tokens of a text without control tokens, as [`Self::tokenize`] would, portion by portion.
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
+        self.portions(text).flat_map(|portion| self.tokenize_portion(portion)).collect()
+    }
+
+    /// Returns the tokens of a portion of a text without control tokens.
+    pub fn tokenize_portion(&self, portion: &str) -> Vec<Token> {
         let tokenize = |text: &str| self.tokenize(text, AddSpecial::No, ParseSpecial::No);
-        self.words.as_ref().map_or_else(|| tokenize(text), |words| words.tokens(text, tokenize))
+        self.words.as_ref().map_or_else(|| tokenize(portion), |words| words.tokens(portion, tokenize))
+    }
+
+    /// Cuts a text into portions whose tokens, one behind the other, are the text's; one portion where it may not be cut.
+    ///
+    /// The work of a request that was cancelled ends before the next portion.
+    pub fn portions<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
+        let mut rest = Some(text);
+        std::iter::from_fn(move || {
+            let text = rest.take()?;
+            end_if_cancelled();
+            let portion = self.beginning(text, PORTION_BYTES);
+            rest = portion.map(|portion| &text[portion.len()..]);
+            portion.or(Some(text))
+        })
     }
 
     /// Returns the shortest beginning of a text, of at least so many bytes, whose tokens are those with which the text's begin.
-    pub fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
-        self.words.as_ref().and_then(|_| words::beginning(text, bytes_min))
+    fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
+        match &self.words {
+            Some(_) => words::beginning(text, bytes_min),
+            None if self.splits_at_space => words::beginning_before_space(text, bytes_min),
+            None => None,
+        }
     }
 
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
@@ -239,6 +272,9 @@ fn cuts_at_words(model: &LlamaModel) -> bool {
     matches!(kind(model).as_str(), "gpt2" | "gemma4") && (0..vocab.n_tokens()).all(allows)
 }
 
+/// Kind of vocabularies of word pieces. Source: llama.cpp's `llm_tokenizer_wpm_session`: it cuts at white space first.
+const WORD_PIECE: &str = "bert";
+
 /// Returns the kind of a model's tokenizer as its file names it; llama-cpp-2's own answer knows two kinds and panics at others.
 fn kind(model: &LlamaModel) -> String {
     model.meta_val_str("tokenizer.ggml.model").unwrap_or_default()
@@ -251,7 +287,7 @@ fn check(model: &LlamaModel) -> Result<(), String> {
     if matches!(kind.as_str(), "" | "none" | "no_vocab") || vocab.n_tokens() <= 0 {
         return Err("it has no tokenizer".to_owned());
     }
-    let wpm = kind == "bert";
+    let wpm = kind == WORD_PIECE;
     if (vocab.should_add_bos() || wpm) && vocab.bos().0 < 0 {
         return Err("texts must start with BOS, but there is no BOS token".to_owned());
     }

@@ -108,6 +108,12 @@ pub(crate) fn beginning(text: &str, bytes_min: usize) -> Option<&str> {
     (bytes_min.max(1)..text.len()).find(|at| is_cut(text.as_bytes(), *at)).map(|end| &text[..end])
 }
 
+/// Returns the shortest beginning of a text, of at least so many bytes, behind which there is a space, if there is one.
+pub(crate) fn beginning_before_space(text: &str, bytes_min: usize) -> Option<&str> {
+    let bytes_min = bytes_min.max(1).min(text.len());
+    memchr::memchr(b' ', &text.as_bytes()[bytes_min..]).map(|at| &text[..bytes_min + at])
+}
+
 /// Cuts a text before each space that stands behind a word's end and before an ASCII letter.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
@@ -150,6 +156,10 @@ mod tests {
         assert_eq!(beginning(text, 3), Some("ab cd  ef"));
         assert_eq!(beginning(text, 10), None, "the text itself is no beginning of it");
         assert_eq!(beginning("", 0), None);
+        assert_eq!(beginning_before_space(text, 6), Some("ab cd "));
+        assert_eq!(beginning_before_space("é é", 1), Some("é"));
+        assert_eq!(beginning_before_space("ab", 1), None);
+        assert_eq!(beginning_before_space("", 0), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use warmpath_common::openai::ChatPrompt;
 use super::{Cut, PromptMaker};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
+use crate::least_tokens::assumed;
 use crate::partition::Piece;
 
 /// Longest text that is tokenized to its end however many tokens come of it: clients that cut their prompts count on
@@ -19,11 +20,6 @@ use crate::partition::Piece;
 ///
 /// Source: own choice: it takes a tenth of a second at most, and is some context's text or more.
 const COUNTED_BYTES_MAX: usize = 128 << 10;
-
-/// Text that is tokenized at a time where there may be too much of it, if it may be cut there. Units: bytes.
-///
-/// Source: own choice: some ten milliseconds' work.
-const PORTION_BYTES: usize = 64 << 10;
 
 /// Is a prompt of which only text is left to be tokenized that was not seen before.
 #[derive(Debug)]
@@ -62,8 +58,7 @@ impl PromptMaker {
     ///
     /// Cost: finding control tokens; nothing is tokenized.
     pub fn begin_text(&self, text: String, scope: Scope) -> BegunPrompt {
-        let pieces = self.partitioner.partition(text.as_bytes());
-        self.begin(Cut { text, pieces, stand_ins: None }, scope)
+        self.begin(self.cut_text(text), scope)
     }
 
     fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {
@@ -146,7 +141,8 @@ impl PromptMaker {
 
     /// Returns a number of tokens that a text without special tokens has at least; counting stops at `enough`.
     fn least_tokens(&self, text: &str, enough: usize) -> usize {
-        self.vocabulary.least_tokens.as_ref().map_or(0, |least| least.count(text.as_bytes(), enough))
+        let least = self.vocabulary.least_tokens.as_ref();
+        least.map_or_else(|| assumed(text.as_bytes()), |least| least.count(text.as_bytes(), enough))
     }
 
     /// Checks that a text without special tokens is not far longer than so many tokens, as far as can be seen without
@@ -169,15 +165,13 @@ impl PromptMaker {
         fragment: &str,
         n_tokens_max: usize,
     ) -> Result<Arc<[Token]>, TooManyTokens> {
-        let (mut tokens, mut rest) = (Vec::new(), fragment);
-        while let Some(portion) = self.vocabulary.beginning(rest, PORTION_BYTES) {
-            tokens.extend(self.vocabulary.tokenize_plain(portion));
+        let mut tokens = Vec::new();
+        for portion in self.vocabulary.portions(fragment) {
             if tokens.len() > n_tokens_max {
                 return Err(TooManyTokens { n_tokens_min: tokens.len() });
             }
-            rest = &rest[portion.len()..];
+            tokens.extend(self.vocabulary.tokenize_portion(portion));
         }
-        tokens.extend(self.vocabulary.tokenize_plain(rest));
         Ok(self.fragments.add(scope, fragment, tokens))
     }
 }

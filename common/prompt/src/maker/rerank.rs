@@ -8,7 +8,6 @@ use warmpath_common::ids::Token;
 use super::PromptMaker;
 use crate::error::TooManyTokens;
 use crate::partition::Piece;
-use crate::vocabulary::{AddSpecial, ParseSpecial};
 
 /// Is the name of the template for a pair, and how it names the two texts. Source: llama-server (`format_prompt_rerank`).
 const TEMPLATE: &str = "rerank";
@@ -38,7 +37,7 @@ impl PromptMaker {
         let mut text = String::new();
         let flush = |text: &mut String, tokens: &mut Vec<Token>| {
             self.check_plain(text, n_tokens_max)?;
-            tokens.extend(self.vocabulary.tokenize(text, AddSpecial::No, ParseSpecial::No));
+            tokens.extend(self.vocabulary.tokenize_plain(text));
             text.clear();
             Ok(())
         };

@@ -78,7 +78,7 @@ impl PromptMaker {
 
 /// Returns what llama-server makes of a rendered prompt.
 fn whole(maker: &PromptMaker, text: &str) -> Vec<Token> {
-    maker.tokenize(text, AddSpecial::Yes, ParseSpecial::Yes)
+    maker.vocabulary.tokenize(text, AddSpecial::Yes, ParseSpecial::Yes)
 }
 
 const TEXTS: &[&str] = &[

@@ -1,6 +1,10 @@
 //! Tests of the bound on a prompt's length: it is never above the length, and what is far too long is not tokenized.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
+use crate::cancel::unless_cancelled;
 use crate::error::TooManyTokens;
 use crate::least_tokens::LeastTokens;
 
@@ -61,6 +65,48 @@ fn where_texts_may_be_cut_tokenizing_stops_when_there_are_too_many() {
     let begun = maker.begin_text(text, Scope::default());
     let refused = maker.tokens_within(&begun, 1_000_000).unwrap_err();
     assert!((1_000_001..1_100_000).contains(&refused.n_tokens_min), "{refused:?}");
+}
+
+/// Returns whatever comes of tokenizing a text until so many portions of it have begun, and how many have.
+fn tokenized_until(maker: &PromptMaker, text: &str, n_portions_max: usize) -> (Option<Vec<Token>>, usize) {
+    let n_begun = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&n_begun);
+    let is_cancelled = move || {
+        counted.set(counted.get() + 1);
+        counted.get() > n_portions_max
+    };
+    let tokens = unless_cancelled(is_cancelled, || maker.text(text));
+    (tokens, n_begun.get())
+}
+
+#[test]
+fn work_that_was_cancelled_ends_at_the_next_portion() {
+    for vocab in ["qwen2", "llama-bpe", "bert-bge"] {
+        let maker = open(vocab, "");
+        let text = format!("{vocab} counts words that come again and again. ").repeat(20_000);
+        let (tokens, n_portions) = tokenized_until(&maker, &text, usize::MAX);
+        assert!(n_portions >= text.len() >> 17, "{vocab}: {n_portions} portions of {} bytes", text.len());
+        assert_eq!(tokens.unwrap(), whole(&maker, &text), "{vocab}");
+        let other = text.to_uppercase();
+        let tokenized_before = maker.cache_counters().tokenized_bytes;
+        assert_eq!(tokenized_until(&maker, &other, 3), (None, 4), "{vocab}");
+        assert_eq!(maker.cache_counters().tokenized_bytes, tokenized_before, "{vocab}: half a text is no fragment");
+        assert_eq!(maker.text(&other), whole(&maker, &other), "{vocab}: the next request finds all as it was");
+    }
+}
+
+#[test]
+fn texts_far_too_long_for_an_encoder_are_not_tokenized() {
+    let maker = PromptMaker::open(&fixtures().join("vocab/bert-bge.gguf"), PromptOptions::default()).unwrap();
+    for text in [".", "a", "word ", "\u{4e16}"].map(|text| text.repeat((4 << 20) / text.len())) {
+        let begun = maker.begin_text(text.clone(), Scope::default());
+        let refused = maker.tokens_within(&begun, 512).unwrap_err();
+        assert!(refused.n_tokens_min > 512, "{:?}: {refused:?}", &text[..3]);
+        assert!(maker.pair("a question", &text, 512).is_err(), "{:?}", &text[..3]);
+    }
+    assert_eq!(maker.cache_counters().tokenized_bytes, 0);
+    let spaced = format!("a{}b", " ".repeat(1 << 20));
+    assert_eq!(maker.text(&spaced), whole(&maker, &spaced), "white space is no token");
 }
 
 proptest! {
