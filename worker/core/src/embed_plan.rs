@@ -4,7 +4,8 @@
 //!
 //! A batch starts with the oldest request and then takes one text of each request in turn. So a request of a thousand
 //! texts delays one of a single text by a batch, not by a thousand texts. No request starves: the oldest one's next
-//! text is in every batch.
+//! text is in every batch. A text that is longer than a batch and may be cut is computed piece by piece, with batches of
+//! other requests' texts between the pieces.
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,48 @@ pub struct Place {
     pub request_idx: usize,
     /// Index of the text.
     pub text_idx: usize,
+}
+
+/// What is computed next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// These texts, together.
+    Batch(Vec<Place>),
+    /// Another piece of the first text that this request still has.
+    Piece {
+        /// Place of the request.
+        request_idx: usize,
+    },
+}
+
+/// Whose turn it is where texts are computed in pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Place of the request of whose first text some pieces are computed; absent where there is none.
+    pub begun: Option<usize>,
+    /// Whether a piece may come next: the last step was not one.
+    pub is_due: bool,
+}
+
+/// Returns what is computed next where texts longer than a batch go in pieces; `None` where nothing waits.
+///
+/// Shape: `waiting` as for [`plan`]. One text at a time goes in pieces; between two pieces a batch is taken of texts that fit into
+/// one.
+pub fn step_in_pieces(waiting: &[&[u32]], turn: Turn, room: Room) -> Option<Step> {
+    let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
+    let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };
+    let beside: Vec<&[u32]> = waiting.iter().enumerate().map(|of| &of.1[..short(of)]).collect();
+    let batch = if turn.is_due { Vec::new() } else { plan(&beside, room) };
+    if !batch.is_empty() {
+        return Some(Step::Batch(batch));
+    }
+    if let Some(request_idx) = turn.begun {
+        return Some(Step::Piece { request_idx });
+    }
+    let batch = plan(waiting, room);
+    let first = batch.first()?;
+    let is_long = waiting[first.request_idx][first.text_idx] > room.tokens;
+    Some(if is_long { Step::Piece { request_idx: first.request_idx } } else { Step::Batch(batch) })
 }
 
 /// Returns the texts of the next batch.
@@ -75,6 +118,69 @@ mod tests {
         check(&[&[50, 1]], (10, 4), &[(0, 0)]);
         check(&[&[4], &[50], &[4]], (10, 4), &[(0, 0), (2, 0)]);
         check(&[&[50], &[4]], (10, 4), &[(0, 0)]);
+    }
+
+    #[test]
+    fn a_long_text_and_the_texts_of_others_take_turns() {
+        let room = Room { tokens: 10, sequences: 4 };
+        let next = |waiting: &[&[u32]], (begun, is_due)| step_in_pieces(waiting, Turn { begun, is_due }, room);
+        let batch = |places: &[(usize, usize)]| {
+            let place =
+                |(request_idx, text_idx): &(usize, usize)| Place { request_idx: *request_idx, text_idx: *text_idx };
+            Some(Step::Batch(places.iter().map(place).collect()))
+        };
+        let piece = |request_idx| Some(Step::Piece { request_idx });
+        assert_eq!(next(&[], (None, true)), None);
+        assert_eq!(next(&[&[4, 50], &[3]], (None, true)), batch(&[(0, 0), (1, 0)]));
+        assert_eq!(next(&[&[50, 4], &[3]], (None, true)), piece(0));
+        assert_eq!(
+            next(&[&[50, 4], &[3]], (None, false)),
+            batch(&[(1, 0)]),
+            "a piece of another has just been computed"
+        );
+        assert_eq!(next(&[&[50, 4], &[3, 60, 1], &[70]], (Some(0), false)), batch(&[(1, 0)]));
+        assert_eq!(next(&[&[50, 4], &[3, 60, 1], &[70]], (Some(0), true)), piece(0));
+        assert_eq!(next(&[&[50, 4], &[60, 1]], (Some(0), false)), piece(0), "one long text at a time");
+        assert_eq!(next(&[&[4], &[50]], (Some(1), false)), batch(&[(0, 0)]));
+    }
+
+    proptest! {
+        #[test]
+        fn in_pieces_every_text_is_computed_and_none_waits_for_a_long_one_s_end(
+            mut waiting in prop::collection::vec(prop::collection::vec(1_u32..60, 0..5), 0..5),
+            tokens in 1_u32..20,
+            sequences in 1_u16..4,
+        ) {
+            let room = Room { tokens, sequences };
+            let (mut turn, mut n_computed) = (Turn { begun: None, is_due: true }, 0);
+            loop {
+                let texts: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
+                let Some(step) = step_in_pieces(&texts, turn, room) else { break };
+                match step {
+                    Step::Batch(batch) => {
+                        prop_assert!(!batch.is_empty());
+                        let lengths = batch.iter().map(|place| waiting[place.request_idx][place.text_idx]);
+                        prop_assert!(lengths.sum::<u32>() <= tokens, "what is longer goes in pieces");
+                        for place in batch.iter().rev() {
+                            waiting[place.request_idx].remove(place.text_idx);
+                        }
+                        turn.is_due = true;
+                    }
+                    Step::Piece { request_idx } => {
+                        let fits = |(idx, texts): (usize, &Vec<u32>)| idx != request_idx && texts.first().is_some_and(|n| *n <= tokens);
+                        prop_assert!(turn.is_due || !waiting.iter().enumerate().any(fits), "a short text waits");
+                        prop_assert!(turn.begun.is_none_or(|begun| begun == request_idx));
+                        n_computed += tokens;
+                        turn = Turn { begun: Some(request_idx), is_due: false };
+                        if n_computed >= waiting[request_idx][0] {
+                            waiting[request_idx].remove(0);
+                            (turn.begun, n_computed) = (None, 0);
+                        }
+                    }
+                }
+            }
+            prop_assert!(waiting.iter().all(Vec::is_empty));
+        }
     }
 
     proptest! {

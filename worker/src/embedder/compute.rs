@@ -1,7 +1,8 @@
 //! The calls into llama.cpp: a context that embeds, and one batch of texts at a time.
 //!
 //! Not here: which texts (`thread`). The idea: a model without a memory computes all of a batch in one micro-batch, so that must be as long as
-//! the longest text; one with a memory that looks at a text's end alone can take it in pieces.
+//! the longest text; one with a memory that looks at a text's end alone can take it in pieces. Such a text has a sequence and
+//! cells of its own, so that other texts can be computed between its pieces.
 
 use std::num::NonZeroU32;
 
@@ -15,14 +16,18 @@ use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
 use super::layout::{Layout, ModelFacts};
 use super::{EmbedConfig, EmbedFacts};
-use crate::engine::{StartError, describe_model};
+use crate::engine::{SLOTS_MAX, StartError, describe_model};
 
 /// Computes batches of texts; sequence ids are places in the batch.
 pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
-    pooling: Pooling,
+    layout: Layout,
+    n_slots: u16,
 }
+
+/// What the model gives for one text: one vector, or without pooling one for each token.
+type Vectors = Vec<Vec<f32>>;
 
 impl<'m> Computer<'m> {
     /// Makes the context and tries it with one token.
@@ -66,41 +71,14 @@ impl<'m> Computer<'m> {
     }
 
     fn with_context(model: &'m LlamaModel, config: &EmbedConfig, layout: Layout) -> Result<Self, StartError> {
-        let engine = &config.engine;
-        let threads = |n: u16| match n {
-            0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
-            given => i32::from(given),
-        };
-        let flash_attn = match engine.flash_attn_settled() {
-            true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-            false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        };
-        let params = LlamaContextParams::default()
-            .with_n_ctx(NonZeroU32::new(layout.batch_tokens))
-            .with_n_seq_max(u32::from(engine.n_slots))
-            .with_n_batch(layout.batch_tokens)
-            .with_n_ubatch(layout.ubatch_tokens)
-            .with_n_threads(threads(engine.threads))
-            .with_n_threads_batch(threads(if engine.threads_batch == 0 {
-                engine.threads
-            } else {
-                engine.threads_batch
-            }))
-            .with_flash_attention_policy(flash_attn)
-            // In a buffer for each sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
-            .with_kv_unified(true)
-            .with_embeddings(true)
-            .with_pooling_type(pooling_type(layout.pooling))
-            .with_offload_kqv(engine.n_gpu_layers > 0)
-            .with_op_offload(engine.n_gpu_layers > 0)
-            .with_no_perf(true);
-        let context = model.new_context(warmpath_prompt::backend(), params).map_err(|error| StartError::Context {
-            n_slots: engine.n_slots,
+        let context = model.new_context(warmpath_prompt::backend(), context_params(config, layout));
+        let context = context.map_err(|error| StartError::Context {
+            n_slots: config.engine.n_slots,
             context_tokens_total: layout.batch_tokens,
             reason: error.to_string(),
         })?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
-        Ok(Self { context, batch, pooling: layout.pooling })
+        Ok(Self { context, batch, layout, n_slots: config.engine.n_slots })
     }
 
     /// Computes one token; returns whether the model has a memory.
@@ -117,17 +95,23 @@ impl<'m> Computer<'m> {
         Ok(has_memory)
     }
 
+    /// Returns the longest piece of a text that is computed at once; absent where texts are computed as a whole.
+    pub(super) fn piece_tokens(&self) -> Option<u32> {
+        self.layout.piece_tokens()
+    }
+
+    /// Returns the most texts of a batch.
+    pub(super) fn n_sequences(&self) -> u16 {
+        if self.piece_tokens().is_some() { n_sequences(self.n_slots) - 1 } else { self.n_slots }
+    }
+
     /// Returns the vectors of texts, each computed as if it were alone.
     ///
-    /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a batch. Errors: says what failed.
-    pub(super) fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<Vec<f32>>>, String> {
+    /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a micro-batch. Errors: says what failed.
+    pub(super) fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vectors>, String> {
         self.batch.clear();
         for (sequence, text) in (0..).zip(texts) {
-            for (position, token) in (0..).zip(*text) {
-                let token = LlamaToken(i32::try_from(*token).expect("tokens were checked against the vocabulary"));
-                let added = self.batch.add(token, position, &[sequence], true);
-                added.expect("the batch plan keeps to the batch's size");
-            }
+            self.push(sequence, text, 0);
         }
         let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
         let vectors = decoded.and_then(|()| {
@@ -139,13 +123,55 @@ impl<'m> Computer<'m> {
             };
             (0..).zip(texts).map(vectors).collect()
         });
-        self.context.clear_kv_cache();
+        (0..).zip(texts).for_each(|(sequence, _)| self.clear(sequence));
         vectors
     }
 
-    fn vectors(&self, sequence: i32, tokens: std::ops::Range<i32>) -> Result<Vec<Vec<f32>>, String> {
+    /// Computes the next piece of a text, whose first `n_computed` tokens are; returns its vectors once it is computed to its end.
+    ///
+    /// Shape: one text at a time is computed in pieces. Errors: says what failed; then nothing of the text is left.
+    pub(super) fn extend(&mut self, text: &[Token], n_computed: usize) -> Result<Option<Vectors>, String> {
+        let rest = &text[n_computed..];
+        let piece_tokens = self.piece_tokens().map_or(rest.len(), |n| rest.len().min(n as usize));
+        let sequence = self.own_sequence();
+        self.batch.clear();
+        self.push(sequence, &rest[..piece_tokens], n_computed);
+        let decoded = self.context.decode(&mut self.batch).map_err(|error| error.to_string());
+        if decoded.is_ok() && piece_tokens < rest.len() {
+            return Ok(None);
+        }
+        let vectors = decoded.and_then(|()| self.vectors(sequence, 0..0));
+        self.give_up();
+        vectors.map(Some)
+    }
+
+    /// Forgets the text that is computed in pieces.
+    pub(super) fn give_up(&mut self) {
+        self.clear(self.own_sequence());
+    }
+
+    /// Returns the sequence of the text that is computed in pieces.
+    fn own_sequence(&self) -> i32 {
+        i32::from(n_sequences(self.n_slots)) - 1
+    }
+
+    fn push(&mut self, sequence: i32, tokens: &[Token], position: usize) {
+        let position = i32::try_from(position).expect("a position is below the context's size, an i32");
+        for (position, token) in (position..).zip(tokens) {
+            let token = LlamaToken(i32::try_from(*token).expect("tokens were checked against the vocabulary"));
+            let added = self.batch.add(token, position, &[sequence], true);
+            added.expect("the batch plan keeps to the batch's size");
+        }
+    }
+
+    fn clear(&mut self, sequence: i32) {
+        let cleared = self.context.clear_kv_cache_seq(Some(sequence.unsigned_abs()), None, None);
+        debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
+    }
+
+    fn vectors(&self, sequence: i32, tokens: std::ops::Range<i32>) -> Result<Vectors, String> {
         let none = |_| "llama.cpp gave no vector".to_owned();
-        let vectors: Vec<Vec<f32>> = if self.pooling == Pooling::None {
+        let vectors: Vectors = if self.layout.pooling == Pooling::None {
             let of_token = |token| {
                 self.context.embeddings_ith(token).map(<[f32]>::to_vec).map_err(|error| none(error.to_string()))
             };
@@ -162,6 +188,43 @@ impl<'m> Computer<'m> {
     }
 }
 
+/// Returns the settings of a context for batches of texts and, where texts are computed in pieces, for one of these beside them.
+pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaContextParams {
+    let engine = &config.engine;
+    let (n_sequences, piece_cells) = match layout.piece_tokens() {
+        Some(piece_tokens) => (n_sequences(engine.n_slots), piece_tokens),
+        None => (engine.n_slots, 0),
+    };
+    let threads = |n: u16| match n {
+        0 => std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
+        given => i32::from(given),
+    };
+    let flash_attn = match engine.flash_attn_settled() {
+        true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    };
+    LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(layout.batch_tokens + piece_cells))
+        .with_n_seq_max(u32::from(n_sequences))
+        .with_n_batch(layout.batch_tokens.max(u32::from(n_sequences)))
+        .with_n_ubatch(layout.ubatch_tokens)
+        .with_n_threads(threads(engine.threads))
+        .with_n_threads_batch(threads(if engine.threads_batch == 0 { engine.threads } else { engine.threads_batch }))
+        .with_flash_attention_policy(flash_attn)
+        // In a buffer for each sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
+        .with_kv_unified(true)
+        .with_embeddings(true)
+        .with_pooling_type(pooling_type(layout.pooling))
+        .with_offload_kqv(engine.n_gpu_layers > 0)
+        .with_op_offload(engine.n_gpu_layers > 0)
+        .with_no_perf(true)
+}
+
+/// Returns the sequences of a context in which a text is computed in pieces: the last one is its own.
+fn n_sequences(n_slots: u16) -> u16 {
+    n_slots.saturating_add(1).min(SLOTS_MAX)
+}
+
 /// Errors: says why where a model is to give scores and has no head for them.
 fn check_head(config: &EmbedConfig) -> Result<(), String> {
     let files = warmpath_gguf::Model::open(&config.engine.model).map_err(|error| error.to_string())?;
@@ -171,7 +234,7 @@ fn check_head(config: &EmbedConfig) -> Result<(), String> {
     }
 }
 
-pub(super) fn pooling_type(pooling: Pooling) -> LlamaPoolingType {
+fn pooling_type(pooling: Pooling) -> LlamaPoolingType {
     match pooling {
         Pooling::None => LlamaPoolingType::None,
         Pooling::Mean => LlamaPoolingType::Mean,

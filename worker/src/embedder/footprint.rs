@@ -3,10 +3,8 @@
 //! Not here: a worker that generates (`engine::footprint`), how much memory there is (`machine`).
 //! The idea: llama.cpp says what a context for one batch would take, without taking it.
 
-use llama_cpp_sys_2 as sys;
-
 use super::EmbedConfig;
-use super::compute::pooling_type;
+use super::compute::context_params;
 use super::layout::{Layout, ModelFacts};
 use crate::engine::{Bytes, MemoryUse, Outline, StartError};
 
@@ -24,7 +22,8 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
     let facts = ModelFacts { meta: &|key| outline.meta(key), n_ctx_train: outline.n_ctx_train() };
     let layout = Layout::new(&facts, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
-    let Some(memory) = outline.context(params(config, layout, asked_tokens)) else { return Ok(None) };
+    let asked = Layout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
+    let Some(memory) = outline.context(&context_params(config, asked)) else { return Ok(None) };
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
     let (context, compute, copied) = (grown(memory.context), grown(memory.compute), memory.weights_repacked);
     let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
@@ -48,25 +47,4 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         false => "a smaller --ctx-size or --ubatch-size may fit".to_owned(),
     };
     Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
-}
-
-/// Returns the settings of `compute`'s context, for so many tokens.
-fn params(config: &EmbedConfig, layout: Layout, n_tokens: u32) -> sys::llama_context_params {
-    let engine = &config.engine;
-    // SAFETY: no arguments.
-    let mut params = unsafe { sys::llama_context_default_params() };
-    params.n_ctx = n_tokens;
-    params.n_batch = n_tokens;
-    params.n_ubatch = layout.ubatch_tokens.min(n_tokens);
-    params.n_seq_max = engine.n_slots.into();
-    params.flash_attn_type = match engine.flash_attn_settled() {
-        true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-        false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
-    };
-    params.kv_unified = true;
-    params.embeddings = true;
-    params.pooling_type = pooling_type(layout.pooling).into();
-    params.offload_kqv = engine.n_gpu_layers > 0;
-    params.op_offload = engine.n_gpu_layers > 0;
-    params
 }

@@ -59,6 +59,11 @@ impl Layout {
         Self { pooling, text_tokens_max, batch_tokens, ubatch_tokens }
     }
 
+    /// Returns the longest piece of a text that is computed at once; absent where texts must not be cut.
+    pub(super) fn piece_tokens(self) -> Option<u32> {
+        (self.ubatch_tokens < self.batch_tokens).then_some(self.ubatch_tokens)
+    }
+
     /// Returns the layout whose batches are computed at once.
     pub(super) fn unsplit(self) -> Self {
         Self { ubatch_tokens: self.batch_tokens, ..self }

@@ -1,7 +1,8 @@
 //! The embedder's thread: its start, its loop, its batches.
 //!
 //! Not here: the calls into llama.cpp (`compute`). The idea: as the engine's thread, it sleeps while nothing waits, and looks at its
-//! commands between two batches, so that a client that has left costs at most the batch that runs.
+//! commands between two batches, so that a client that has left costs at most the batch that runs. A text that is computed in
+//! pieces is a batch for each piece; texts of others are computed between two of them.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -12,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embed_plan::{Place, Room, plan};
+use warmpath_worker_core::embed_plan::{Place, Room, Step, Turn, plan, step_in_pieces};
 use warmpath_worker_core::rates::Averages;
 
 use super::compute::Computer;
@@ -27,16 +28,30 @@ struct Waiting {
     lengths: Vec<u32>,
     /// Lists what was made of its first texts.
     done: Vec<Embedded>,
+    /// Tokens of its next text that are computed: 0 but for a text in pieces.
+    n_computed: u32,
 }
 
 impl Waiting {
     fn new(job: Job) -> Self {
         let lengths = job.texts.iter().map(|text| u32::try_from(text.len()).unwrap_or(u32::MAX)).collect();
-        Self { job, lengths, done: Vec::new() }
+        Self { job, lengths, done: Vec::new(), n_computed: 0 }
     }
 
     fn lengths_left(&self) -> &[u32] {
         &self.lengths[self.done.len()..]
+    }
+
+    fn tokens_left(&self) -> u64 {
+        let all: u64 = self.lengths_left().iter().map(|length| u64::from(*length)).sum();
+        all - u64::from(self.n_computed)
+    }
+
+    /// Takes what was made of its next text.
+    fn finish_text(&mut self, vectors: Vec<Vec<f32>>) {
+        let n_tokens = self.lengths[self.done.len()];
+        self.done.push(Embedded { n_tokens, vectors });
+        self.n_computed = 0;
     }
 
     /// Returns one of the texts that are left.
@@ -101,7 +116,7 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
         Ok(opened) => opened,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let room = Room { tokens: config.engine.ubatch_tokens, sequences: config.engine.n_slots };
+    let room = Room { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
     let free_cells = u64::from(facts.text_tokens_max) * u64::from(facts.n_sequences);
     if ready.send(Ok(facts)).is_err() {
         return;
@@ -109,8 +124,9 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
     let Inside { commands, updates, counters, _running } = inside;
     let report = Report::new(updates);
     let averages = Averages::default();
-    Loop { computer, commands, counters, report, averages, room, free_cells, waiting: Vec::new(), deadline: None }
-        .run();
+    let (waiting, deadline) = (Vec::new(), None);
+    let piece_is_due = true;
+    Loop { computer, commands, counters, report, averages, room, free_cells, waiting, piece_is_due, deadline }.run();
 }
 
 /// Is the thread's loop.
@@ -125,6 +141,8 @@ struct Loop<'m> {
     free_cells: u64,
     /// Lists the requests, the oldest first.
     waiting: Vec<Waiting>,
+    /// Whether the last step was no piece of a text.
+    piece_is_due: bool,
     /// Is when what still runs is given up; absent unless draining.
     deadline: Option<Instant>,
 }
@@ -196,6 +214,9 @@ impl Loop<'_> {
     fn drop_abandoned(&mut self) {
         for waiting in self.waiting.extract_if(.., |waiting| waiting.job.reply.is_closed()) {
             let n_texts = waiting.lengths_left().len() as u64;
+            if waiting.n_computed > 0 {
+                self.computer.give_up();
+            }
             // Who sees them counted finds the place free.
             drop(waiting);
             self.counters.cancelled.fetch_add(n_texts, Relaxed);
@@ -204,41 +225,82 @@ impl Loop<'_> {
         self.counters.queued.store(self.waiting.len() as u64, Relaxed);
     }
 
-    /// Computes one batch and answers whoever has everything now.
+    /// Computes one batch, or a piece of a text, and answers whoever has everything now.
     fn step(&mut self) {
         let lengths: Vec<&[u32]> = self.waiting.iter().map(Waiting::lengths_left).collect();
-        let batch = plan(&lengths, self.room);
-        if batch.is_empty() {
-            return;
+        let begun = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
+        let step = match self.computer.piece_tokens() {
+            Some(_) => step_in_pieces(&lengths, Turn { begun, is_due: self.piece_is_due }, self.room),
+            None => Some(Step::Batch(plan(&lengths, self.room))).filter(|step| *step != Step::Batch(Vec::new())),
+        };
+        match step {
+            Some(Step::Batch(batch)) => self.compute(&batch),
+            Some(Step::Piece { request_idx }) => self.compute_piece(request_idx),
+            None => return,
         }
         self.report.touch();
-        if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
-            self.tell(&batch);
-        }
-        self.counters.busy_slots.store(batch.len() as u64, Relaxed);
+    }
+
+    fn compute(&mut self, batch: &[Place]) {
+        self.begin(batch);
         let text = |place: &Place| self.waiting[place.request_idx].text(place.text_idx);
         let texts: Vec<&[Token]> = batch.iter().map(text).collect();
         let n_tokens = texts.iter().map(|text| text.len()).sum::<usize>();
         let began = Instant::now();
         let embedded = self.computer.embed(&texts);
-        self.averages.step(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0, began.elapsed());
-        self.counters.steps.fetch_add(1, Relaxed);
-        self.counters.busy_slots.store(0, Relaxed);
+        self.end(n_tokens, began);
+        self.piece_is_due = true;
         match embedded {
             Ok(vectors) => {
                 self.counters.prompt_tokens.fetch_add(n_tokens as u64, Relaxed);
-                self.counters.prefill_tokens.fetch_add(n_tokens as u64, Relaxed);
                 self.counters.finished.fetch_add(batch.len() as u64, Relaxed);
                 for (place, vectors) in batch.iter().zip(vectors) {
-                    let waiting = &mut self.waiting[place.request_idx];
-                    let n_tokens = waiting.lengths[waiting.done.len()];
-                    waiting.done.push(Embedded { n_tokens, vectors });
+                    self.waiting[place.request_idx].finish_text(vectors);
                 }
+                self.answer_finished();
+            }
+            Err(reason) => self.fail(batch, reason),
+        }
+    }
+
+    fn compute_piece(&mut self, request_idx: usize) {
+        let batch = [Place { request_idx, text_idx: 0 }];
+        self.begin(&batch);
+        let waiting = &self.waiting[request_idx];
+        let (text, n_before) = (waiting.text(0), waiting.n_computed as usize);
+        let n_text = text.len();
+        let n_after = self.computer.piece_tokens().map_or(n_text, |n| n_text.min(n_before + n as usize));
+        let began = Instant::now();
+        let extended = self.computer.extend(text, n_before);
+        self.end(n_after - n_before, began);
+        self.piece_is_due = false;
+        match extended {
+            Ok(None) => self.waiting[request_idx].n_computed = u32::try_from(n_after).unwrap_or(u32::MAX),
+            Ok(Some(vectors)) => {
+                self.counters.prompt_tokens.fetch_add(n_text as u64, Relaxed);
+                self.counters.finished.fetch_add(1, Relaxed);
+                self.waiting[request_idx].finish_text(vectors);
                 self.answer_finished();
             }
             Err(reason) => self.fail(&batch, reason),
         }
+    }
+
+    /// Tells what is about to be computed.
+    fn begin(&mut self, batch: &[Place]) {
         self.report.touch();
+        if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
+            self.tell(batch);
+        }
+        self.counters.busy_slots.store(batch.len() as u64, Relaxed);
+    }
+
+    /// Counts what was computed since `began`.
+    fn end(&mut self, n_tokens: usize, began: Instant) {
+        self.averages.step(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0, began.elapsed());
+        self.counters.steps.fetch_add(1, Relaxed);
+        self.counters.prefill_tokens.fetch_add(n_tokens as u64, Relaxed);
+        self.counters.busy_slots.store(0, Relaxed);
     }
 
     fn answer_finished(&mut self) {
@@ -265,9 +327,13 @@ impl Loop<'_> {
 
     /// Tells routers the load while `batch` runs.
     fn tell(&mut self, batch: &[Place]) {
-        let running_prefill_tokens: u64 =
-            batch.iter().map(|place| u64::from(self.waiting[place.request_idx].lengths_left()[place.text_idx])).sum();
-        let all: u64 = self.waiting.iter().flat_map(Waiting::lengths_left).map(|length| u64::from(*length)).sum();
+        let in_batch = |place: &Place| {
+            let waiting = &self.waiting[place.request_idx];
+            let n_computed = if place.text_idx == 0 { waiting.n_computed } else { 0 };
+            u64::from(waiting.lengths_left()[place.text_idx] - n_computed)
+        };
+        let running_prefill_tokens: u64 = batch.iter().map(in_batch).sum();
+        let all: u64 = self.waiting.iter().map(Waiting::tokens_left).sum();
         let runs = |idx: usize| batch.iter().any(|place| place.request_idx == idx);
         let n_queued = (0..self.waiting.len()).filter(|idx| !runs(*idx)).count();
         let load = Load {

@@ -57,10 +57,19 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
 /// Is the cells of a shared buffer beyond those of the slots, so that a chunk can come in while every slot is full.
 const SPARE_CELLS: u32 = 256;
 
-/// Makes the context of `model`, with `spare` sequences beyond those of the slots.
-fn context<'m>(model: &'m LlamaModel, config: &EngineConfig, spare: Spare) -> Result<LlamaContext<'m>, StartError> {
+/// Makes the context of `model`.
+fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
     let n_ctx = config.cells_wanted(model.n_ctx_train());
-    let (spare_sequences, spare_cells) = match spare {
+    model.new_context(warmpath_prompt::backend(), context_params(config, n_ctx)).map_err(|error| StartError::Context {
+        n_slots: config.n_slots,
+        context_tokens_total: n_ctx,
+        reason: error.to_string(),
+    })
+}
+
+/// Returns the settings of a context of `n_cells` cells for slots, with the spare sequence and its cells beyond them.
+fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
+    let (spare_sequences, spare_cells) = match Spare::of(config) {
         Spare::One => (1, SPARE_CELLS),
         Spare::None => (0, 0),
     };
@@ -73,8 +82,8 @@ fn context<'m>(model: &'m LlamaModel, config: &EngineConfig, spare: Spare) -> Re
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
-    let params = LlamaContextParams::default()
-        .with_n_ctx(NonZeroU32::new(n_ctx.saturating_add(spare_cells)))
+    LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(n_cells.saturating_add(spare_cells)))
         .with_n_seq_max(u32::from(config.n_slots) + spare_sequences)
         .with_n_batch(config.batch_tokens)
         .with_n_ubatch(config.ubatch_tokens)
@@ -88,12 +97,7 @@ fn context<'m>(model: &'m LlamaModel, config: &EngineConfig, spare: Spare) -> Re
         .with_swa_full(true)
         .with_offload_kqv(config.n_gpu_layers > 0)
         .with_op_offload(config.n_gpu_layers > 0)
-        .with_no_perf(true);
-    model.new_context(warmpath_prompt::backend(), params).map_err(|error| StartError::Context {
-        n_slots: config.n_slots,
-        context_tokens_total: n_ctx,
-        reason: error.to_string(),
-    })
+        .with_no_perf(true)
 }
 
 /// Is what was found out about a model besides what llama.cpp says.
@@ -127,6 +131,12 @@ enum Spare {
     None,
 }
 
+impl Spare {
+    fn of(config: &EngineConfig) -> Self {
+        if config.kv_unified_settled() && config.n_slots < SLOTS_MAX { Self::One } else { Self::None }
+    }
+}
+
 /// Runs batches on one context; sequence ids are slot ids.
 pub(super) struct Llama<'m> {
     context: LlamaContext<'m>,
@@ -149,16 +159,14 @@ impl<'m> Llama<'m> {
     ///
     /// Errors: `Context` where llama.cpp refuses, as when memory runs out.
     pub(super) fn open(model: &'m LlamaModel, config: &EngineConfig) -> Result<Self, StartError> {
-        let kv_unified = config.kv_unified_settled();
-        let spare = if kv_unified && config.n_slots < SLOTS_MAX { Spare::One } else { Spare::None };
-        let context = context(model, config, spare)?;
+        let context = context(model, config)?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
         Ok(Self {
             context,
             batch,
             n_slots: config.n_slots,
-            kv_unified,
-            spare,
+            kv_unified: config.kv_unified_settled(),
+            spare: Spare::of(config),
             window_tokens: window_tokens(model),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],

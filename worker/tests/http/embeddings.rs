@@ -96,6 +96,79 @@ async fn a_causal_model_s_batches_do_so_too_also_in_pieces() {
     }
 }
 
+/// Tokens of a text that a causal model computes in a hundred pieces.
+const LONG_TOKENS: u32 = 1600;
+
+/// Most long texts that are tried; on a busy machine one may be over before anything is done beside it.
+const LONG_TEXTS_MAX: u32 = 20;
+
+fn long_text(seed: u32) -> Vec<u32> {
+    (0..LONG_TOKENS).map(|n| (n * (seed + 3) + n / 7) % 250).collect()
+}
+
+/// Returns a long text on its way to its vector, of which a piece is computed.
+async fn begin_long(worker: &TestWorker, seed: u32) -> tokio::task::JoinHandle<Value> {
+    let n_before = worker.metric("prefill_tokens_total").await;
+    let request = worker.post(PATH, &json!({"input": long_text(seed), "embd_normalize": -1}));
+    let asked =
+        tokio::spawn(async move { request.send().await.expect("an answer").json().await.expect("it is whole") });
+    worker.until("a piece is computed", async |worker| worker.metric("prefill_tokens_total").await > n_before).await;
+    asked
+}
+
+#[tokio::test]
+async fn a_short_text_waits_for_a_piece_of_a_long_one_and_both_get_their_vectors() {
+    let flags = "--embedding --pooling last --ctx-size 2048";
+    let whole = TestWorker::start(&format!("{flags} --ubatch-size 2048")).await;
+    let expected =
+        async |input: Value| vectors(&whole.ask(PATH, json!({"input": input, "embd_normalize": -1})).await).remove(0);
+    // One place for texts beside the long one, and many.
+    for slots in ["1", "8"] {
+        let worker = TestWorker::start(&format!("{flags} --ubatch-size 16 --slots {slots}")).await;
+        let mut n_beside = 0;
+        for seed in 1..=LONG_TEXTS_MAX {
+            let n_finished = worker.metric("sequences_finished_total").await;
+            let asked = begin_long(&worker, seed).await;
+            let short: Vec<u32> = (0..10).map(|n| n + seed).collect();
+            let answer = worker.ask(PATH, json!({"input": short, "embd_normalize": -1})).await;
+            n_beside += u32::from(worker.metric("sequences_finished_total").await - n_finished < 1.5);
+            assert!(distance(&vectors(&answer)[0], &expected(json!(short)).await) < 0.05, "short {seed}");
+            let long = vectors(&asked.await.expect("no panic")).remove(0);
+            assert!(distance(&long, &expected(json!(long_text(seed))).await) < 0.05, "long {seed}");
+            if n_beside == 3 {
+                break;
+            }
+        }
+        assert!(n_beside > 0, "short texts waited for the ends of {LONG_TEXTS_MAX} long ones");
+    }
+}
+
+#[tokio::test]
+async fn a_long_text_whose_client_has_gone_is_computed_no_further() {
+    let worker = TestWorker::start("--embedding --pooling last --ctx-size 2048 --ubatch-size 16 --slots 4").await;
+    for seed in 1..=LONG_TEXTS_MAX {
+        let n_before = worker.metric("prefill_tokens_total").await;
+        let n_cancelled = worker.metric("sequences_cancelled_total").await;
+        let n_finished = worker.metric("sequences_finished_total").await;
+        begin_long(&worker, seed).await.abort();
+        let is_over = async |worker: &TestWorker| {
+            worker.metric("sequences_cancelled_total").await > n_cancelled
+                || worker.metric("sequences_finished_total").await > n_finished
+        };
+        worker.until("it is given up", is_over).await;
+        if worker.metric("sequences_cancelled_total").await > n_cancelled {
+            let n_computed = worker.metric("prefill_tokens_total").await - n_before;
+            assert!(n_computed < f64::from(LONG_TOKENS), "all of it was computed for nobody");
+            // Nothing of it is left beside the next one.
+            let again = vectors(&begin_long(&worker, seed).await.await.expect("no panic")).remove(0);
+            let once_more = vectors(&begin_long(&worker, seed).await.await.expect("no panic")).remove(0);
+            assert!(distance(&again, &once_more) < 0.05);
+            return;
+        }
+    }
+    panic!("all of {LONG_TEXTS_MAX} texts was computed for nobody");
+}
+
 #[tokio::test]
 async fn many_clients_at_once_get_their_own_vectors() {
     let worker = embedder("--slots 3 --ubatch-size 64").await;

@@ -1,16 +1,17 @@
 //! Asks llama.cpp what a model and its context would take of the machine's memory, without taking it.
 //!
 //! Not here: what is concluded (`footprint`). The idea: llama.cpp can load a model's metadata alone and lay out contexts
-//! over it, as its own `--fit` does. The context's settings are those of `context`.
+//! over it, as its own `--fit` does. The context's settings are those with which it would be made.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
 
+use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;
 use warmpath_llama_chat::{ContextMemory, context_memory};
 
-use super::{SPARE_CELLS, kv_type};
-use crate::engine::config::{EngineConfig, SLOTS_MAX};
+use super::context_params;
+use crate::engine::config::EngineConfig;
 use crate::engine::footprint::{Asked, Taken};
 
 /// Longest value of the metadata that is read, with the byte behind it. Source: architectures and types have some twenty bytes.
@@ -62,7 +63,8 @@ impl Outline {
     }
 
     /// Returns what a context would take; absent where llama.cpp cannot say.
-    pub(crate) fn context(&self, params: sys::llama_context_params) -> Option<ContextMemory> {
+    pub(crate) fn context(&self, params: &LlamaContextParams) -> Option<ContextMemory> {
+        let params = raw(params);
         // SAFETY: the model is alive, and stays so until the context is freed below.
         let context = NonNull::new(unsafe { sys::llama_init_from_model(self.0.as_ptr(), params) })?;
         // SAFETY: the context is alive and this thread's.
@@ -74,27 +76,31 @@ impl Outline {
 
     /// Returns what a context for generating of at least `n_cells` cells in all would take.
     fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<ContextMemory> {
-        // SAFETY: no arguments.
-        let mut params = unsafe { sys::llama_context_default_params() };
-        let is_unified = config.kv_unified_settled();
-        let has_spare = is_unified && config.n_slots < SLOTS_MAX;
-        let (spare_sequences, spare_cells) = if has_spare { (1, SPARE_CELLS) } else { (0, 0) };
-        params.n_ctx = u32::try_from(n_cells).ok()?.checked_add(spare_cells)?;
-        params.n_seq_max = u32::from(config.n_slots) + spare_sequences;
-        params.n_batch = config.batch_tokens;
-        params.n_ubatch = config.ubatch_tokens;
-        params.type_k = kv_type(config.cache_type_k).into();
-        params.type_v = kv_type(config.cache_type_v).into();
-        params.flash_attn_type = match config.flash_attn_settled() {
-            true => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-            false => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        };
-        params.kv_unified = is_unified;
-        params.swa_full = true;
-        params.offload_kqv = config.n_gpu_layers > 0;
-        params.op_offload = config.n_gpu_layers > 0;
-        self.context(params)
+        self.context(&context_params(config, u32::try_from(n_cells).ok()?))
     }
+}
+
+/// Returns a context's settings as llama.cpp has them: llama-cpp-2 gives its own away one by one only.
+fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
+    // SAFETY: no arguments.
+    let mut raw = unsafe { sys::llama_context_default_params() };
+    raw.n_ctx = params.n_ctx().map_or(0, std::num::NonZeroU32::get);
+    raw.n_seq_max = params.n_seq_max();
+    raw.n_batch = params.n_batch();
+    raw.n_ubatch = params.n_ubatch();
+    raw.n_threads = params.n_threads();
+    raw.n_threads_batch = params.n_threads_batch();
+    raw.type_k = params.type_k().into();
+    raw.type_v = params.type_v().into();
+    raw.flash_attn_type = params.flash_attention_policy();
+    raw.kv_unified = params.kv_unified();
+    raw.swa_full = params.swa_full();
+    raw.embeddings = params.embeddings();
+    raw.pooling_type = params.pooling_type().into();
+    raw.offload_kqv = params.offload_kqv();
+    raw.op_offload = params.op_offload();
+    raw.no_perf = params.no_perf();
+    raw
 }
 
 /// Returns what a configuration would take; absent where llama.cpp cannot say.
