@@ -161,7 +161,7 @@ pub struct NewPin {
 }
 
 /// Carries an answer to whoever asked.
-type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 
 /// Is one thing to look at or to change.
 pub(super) enum Inquiry {
@@ -297,7 +297,7 @@ impl Stepper<'_> {
             Inquiry::Clear(reply) => drop(reply.send(Ok(self.clear_cache()))),
             Inquiry::Pin(pin, chain, reply) => drop(reply.send(self.pin(pin, &chain))),
             Inquiry::Unpin(name, reply) => drop(reply.send(Ok(self.unpin(&name)))),
-            Inquiry::Export(slot, reply) => drop(reply.send(self.export_slot(slot))),
+            Inquiry::Export(slot, reply) => self.begin_export(slot, reply),
             Inquiry::Import(slot, state, reply) => drop(reply.send(self.import_slot(slot, &state))),
             Inquiry::Erase(slot, reply) => drop(reply.send(Ok(self.erase_slot(slot)))),
         }

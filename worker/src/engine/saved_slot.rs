@@ -2,18 +2,19 @@
 //!
 //! Not here: the file that it is written to (`crate::store::slot_file`), when a slot is idle (`thread`).
 //! The idea: an export of memory that cannot be cut back serves the next turn only. So the checkpoints of the slot's tokens go with
-//! it, and come into the store when it is taken in: the same prompt, and one that branches off earlier, resume there.
+//! it, and come into the store when it is taken in: the same prompt, and one that branches off earlier, resume there. Those on
+//! disk alone are read first; meanwhile the slot is free for others, as its own state has been taken.
 
 use std::sync::Arc;
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::checkpoints;
-use warmpath_worker_core::chunk_index::Prefix;
+use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 
 use super::cache::Kept;
-use super::inspect::CacheError;
+use super::inspect::{CacheError, Reply};
 use super::step::{Owner, Stepper};
 
 /// Most checkpoints that go with a slot's state.
@@ -45,8 +46,59 @@ pub struct SlotCheckpoint {
     pub partial: Arc<[u8]>,
 }
 
+/// Slot's state that was taken and waits for those of its checkpoints that are on disk alone.
+pub(super) struct Export {
+    taken: SlotState,
+    /// Tokens before each of these checkpoints, and the chunk that is being read.
+    awaited: Vec<(usize, ChunkId)>,
+    reply: Reply<SlotState>,
+}
+
+impl Export {
+    fn chunks(&self) -> Vec<ChunkId> {
+        self.awaited.iter().map(|(_, chunk)| *chunk).collect()
+    }
+}
+
 impl Stepper<'_> {
-    pub(super) fn export_slot(&mut self, slot: SlotId) -> Result<SlotState, CacheError> {
+    /// Takes a slot's state and answers once all of it is in memory.
+    pub(super) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
+        match self.export_slot(slot) {
+            Ok((taken, awaited)) => {
+                let export = Export { taken, awaited, reply };
+                self.cache.fetch(&export.chunks());
+                self.exports.push(export);
+                self.finish_exports();
+            }
+            Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Returns whether a slot's state waits for the disk.
+    pub(super) fn is_export_reading(&self) -> bool {
+        self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
+    }
+
+    /// Hands out what was taken of slots and is complete; a checkpoint that could not be read is left out.
+    pub(super) fn finish_exports(&mut self) {
+        let cache = &self.cache;
+        let is_complete = |export: &mut Export| !cache.is_reading(&export.chunks());
+        let complete: Vec<Export> = self.exports.extract_if(.., is_complete).collect();
+        for Export { mut taken, awaited, reply } in complete {
+            let read = awaited.iter().filter_map(|(n_tokens, chunk)| {
+                Some(SlotCheckpoint { n_tokens: *n_tokens, partial: self.cache.payload(*chunk)? })
+            });
+            taken.checkpoints.extend(read);
+            taken.checkpoints.sort_by_key(|checkpoint| checkpoint.n_tokens);
+            let chunks: Vec<ChunkId> = awaited.iter().map(|(_, chunk)| *chunk).collect();
+            self.cache.let_go(&chunks);
+            // Whoever has gone meanwhile misses nothing.
+            drop(reply.send(Ok(taken)));
+        }
+    }
+
+    /// Returns a slot's state with the checkpoints in memory, and what else is to go with it.
+    fn export_slot(&mut self, slot: SlotId) -> Result<(SlotState, Vec<(usize, ChunkId)>), CacheError> {
         let held = self.table.slot(slot);
         let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
             return Err(CacheError::SlotEmpty { slot });
@@ -54,22 +106,27 @@ impl Stepper<'_> {
         let state = self.llama.export(slot).map(<[u8]>::to_vec);
         let state = state.map_err(|error| CacheError::Export { slot, reason: error.to_string() })?;
         let (tokens, n_exact) = (held.tokens().to_vec(), held.exact_tokens().len());
-        Ok(SlotState { root, n_exact, state, checkpoints: self.checkpoints_of(&root, &tokens[..n_exact]), tokens })
+        let (mut checkpoints, mut awaited) = (Vec::new(), Vec::new());
+        for (n_tokens, chunk) in self.checkpoints_of(&root, &tokens[..n_exact]) {
+            match self.cache.payload(chunk) {
+                Some(partial) => checkpoints.push(SlotCheckpoint { n_tokens, partial }),
+                None => awaited.push((n_tokens, chunk)),
+            }
+        }
+        Ok((SlotState { root, tokens, n_exact, state, checkpoints }, awaited))
     }
 
-    /// Returns the checkpoints in memory from which a sequence with these tokens could go on, as many as may go with its state.
-    fn checkpoints_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<SlotCheckpoint> {
+    /// Returns the checkpoints from which a sequence with these tokens could go on, as many as may go with its state, each with
+    /// the number of tokens before it.
+    fn checkpoints_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<(usize, ChunkId)> {
         if self.table.memory().stored_state_rewinds() {
             return Vec::new();
         }
         let chain = self.table.tree().chain_of(root, tokens);
         let stored = self.cache.index().checkpoints(&Prefix { root: *root, chain: &chain, tokens });
         let block_size = self.table.block_size_tokens() as usize;
-        let at_hand = stored.iter().filter_map(|stored| {
-            let partial = self.cache.payload(stored.chunk)?;
-            Some(SlotCheckpoint { n_tokens: stored.n_blocks * block_size, partial })
-        });
-        checkpoints::spread(at_hand.collect(), CHECKPOINTS_MAX)
+        let places = stored.iter().map(|stored| (stored.n_blocks * block_size, stored.chunk));
+        checkpoints::spread(places.collect(), CHECKPOINTS_MAX)
     }
 
     pub(super) fn import_slot(&mut self, slot: SlotId, saved: &SlotState) -> Result<u32, CacheError> {

@@ -33,6 +33,7 @@ use super::inspect::PinNames;
 use super::llama::Llama;
 use super::messages::{EngineError, Event, FinishReason, SlotView};
 use super::report::Report;
+use super::saved_slot::Export;
 use super::sequence::{Chosen, Purpose, Sequence};
 
 /// Is everything that the engine thread owns.
@@ -76,6 +77,8 @@ pub(super) struct Stepper<'m> {
     /// Is the adapter, or none, whose sequences the last batch was of; absent before the first.
     pub(super) last_adapter: Option<Option<Applied>>,
     pub(super) planned: Planned,
+    /// States of slots that wait for the disk.
+    pub(super) exports: Vec<Export>,
 }
 
 /// For whom a slot's state is kept: what the last request in it says.
@@ -97,13 +100,14 @@ impl Owner {
 impl Stepper<'_> {
     /// Returns whether nothing runs or waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.iter().all(Option::is_none)
+        self.waiting.is_empty() && self.exports.is_empty() && self.running.iter().all(Option::is_none)
     }
 
     /// Returns whether nothing runs, and whatever waits does so for the disk.
     pub(super) fn only_waits_for_disk(&self) -> bool {
         let is_reading = |waiting: &Waiting| self.cache.is_reading(&waiting.fetching);
-        self.running.iter().all(Option::is_none) && self.waiting.iter().any(is_reading)
+        let is_awaited = self.waiting.iter().any(is_reading) || self.is_export_reading();
+        self.running.iter().all(Option::is_none) && is_awaited
     }
 
     /// Returns whether all that runs waits for its readers.
@@ -130,6 +134,7 @@ impl Stepper<'_> {
     /// Does everything that can be done at once: frees, admits, computes one micro-batch, tells.
     pub(super) fn step(&mut self) {
         self.cache.take_disk_events();
+        self.finish_exports();
         self.drop_abandoned();
         self.admit();
         self.shift_full();

@@ -190,6 +190,7 @@ fn prepare<'m>(
         adapters,
         last_adapter: None,
         planned: Planned::default(),
+        exports: Vec::new(),
     };
     Ok((stepper, facts))
 }

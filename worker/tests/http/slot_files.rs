@@ -82,13 +82,27 @@ async fn come_back(kind: Preset, buffer: &str) {
 async fn a_restored_slot_serves_the_same_prompt_again_and_one_that_branches_off_earlier() {
     for kind in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         for buffer in ["on", "off"] {
-            resume(kind, buffer).await;
+            resume(kind, (buffer, Saved::FromMemory)).await;
         }
     }
 }
 
-async fn resume(kind: Preset, buffer: &str) {
-    let saves = saves(&format!("resume-{kind:?}-{buffer}"));
+#[tokio::test]
+async fn a_slot_is_saved_with_its_checkpoints_that_are_on_disk_alone() {
+    for kind in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
+        resume(kind, ("off", Saved::FromDisk)).await;
+    }
+}
+
+/// Where checkpoints are when a slot is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Saved {
+    FromMemory,
+    FromDisk,
+}
+
+async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
+    let saves = saves(&format!("resume-{kind:?}-{buffer}-{saved:?}"));
     let flags = format!(
         "--slots 2 --block-size 32 --checkpoint-stride 64 --flash-attn off --kv-unified {buffer} --slot-save-path {}",
         saves.display()
@@ -110,6 +124,16 @@ async fn resume(kind: Preset, buffer: &str) {
         uncached["cache_prompt"] = json!(false);
         expected.push(worker.ask(COMPLETIONS, uncached).await["choices"].clone());
     }
+    let worker = match saved {
+        Saved::FromMemory => worker,
+        Saved::FromDisk => {
+            let with_disk = format!("{flags} --cache-disk {}", saves.join("cache").display());
+            let earlier = TestWorker::start_model(&model(kind, 1), &with_disk).await;
+            compute(&earlier, &first).await;
+            earlier.stop().await.expect("a good end");
+            TestWorker::start_model(&model(kind, 1), &with_disk).await
+        }
+    };
     compute(&worker, &first).await;
     worker.until("a slot shows the prompt", async |worker| holding(worker, 300).await.is_some()).await;
     let slot = holding(&worker, 300).await.expect("it holds the prompt");
