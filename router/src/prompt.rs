@@ -259,7 +259,9 @@ struct Begun {
 impl Begun {
     fn read(view: &FleetView, draft: Draft) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
-        let Body { options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        let Body { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        // An empty name is none: llama.vim sends it.
+        options.model.take_if(|name| name.is_empty());
         let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();
         if let Parsed::Chat(chat) = &mut parsed {
             // What has been tokenized under other salts is not known to it.

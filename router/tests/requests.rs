@@ -50,7 +50,7 @@ async fn an_unknown_model_is_not_found_and_the_known_ones_are_listed() {
     let error = error_of(router.post("/v1/chat/completions", body("other")).await, 404).await;
     assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
     assert_eq!(error["message"], "the model `other` does not exist; there is `tiny`, `alias`");
-    for model in ["tiny", "alias"] {
+    for model in ["tiny", "alias", ""] {
         assert_eq!(router.post("/v1/chat/completions", body(model)).await.status(), 200);
     }
 }

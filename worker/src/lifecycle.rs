@@ -118,7 +118,7 @@ pub struct Options {
     sse_ping_interval: Option<i64>,
     /// Says whether what is cached is used and what is computed is kept; absent means yes.
     cache_prompt: Option<bool>,
-    /// Is the slot that is preferred where it costs no reuse; -1 is any.
+    /// Slot that is preferred where it costs no reuse, counted from 0 again beyond the last one; -1 is any.
     #[schemars(range(min = -1))]
     id_slot: Option<i32>,
     /// Says how long what the request leaves in the cache should stay there, compared with that of others.
@@ -361,12 +361,15 @@ fn shift_fields(options: &Options) -> Result<ShiftFields, RequestError> {
 }
 
 /// Returns the slot that the body names; -1 is llama-server's word for any.
+/// Returns the slot that a request names. llama.vim counts its requests in `id_slot`, so slots repeat beyond the last one, as
+/// llama-server has it.
 fn wanted_slot(serving: &Serving, options: &Options) -> Result<Option<SlotId>, RequestError> {
     match options.id_slot {
         None | Some(-1) => Ok(None),
         Some(id) => {
-            let slot = u16::try_from(id).ok().filter(|slot| *slot < serving.model.n_slots);
-            let reason = || format!("`id_slot` must be below {}, or -1; it is {id}", serving.model.n_slots);
+            let n_slots = u32::from(serving.model.n_slots.max(1));
+            let slot = u32::try_from(id).ok().and_then(|id| u16::try_from(id % n_slots).ok());
+            let reason = || format!("`id_slot` must be -1 or more; it is {id}");
             slot.map(|slot| Some(SlotId(slot))).ok_or_else(|| RequestError::field("id_slot", reason()))
         }
     }

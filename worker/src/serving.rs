@@ -173,12 +173,12 @@ impl Serving {
     }
 }
 
-/// Checks that `wanted`, where a request names a model, is a name of `model`.
+/// Checks that `wanted`, where a request names a model, is a name of `model`. An empty name is none: llama.vim sends it.
 ///
 /// Errors: `ModelUnknown`.
 pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), RequestError> {
     match wanted {
-        Some(wanted) if !model.answers_to(wanted) => {
+        Some(wanted) if !wanted.is_empty() && !model.answers_to(wanted) => {
             Err(RequestError::ModelUnknown { model: wanted.to_owned(), names: model.all_names().collect() })
         }
         _ => Ok(()),

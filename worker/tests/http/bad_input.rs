@@ -68,7 +68,7 @@ async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
         (COMPLETIONS, r#"{"prompt": "a", "temperature": "hot"}"#, refused("temperature", "invalid type")),
         (COMPLETIONS, r#"{"prompt": "a", "top_p": 2}"#, refused("top_p", "must be 0 to 1")),
         (COMPLETIONS, r#"{"prompt": "a", "stop": [1]}"#, refused("stop", "array of strings")),
-        (COMPLETIONS, r#"{"prompt": "a", "id_slot": 1}"#, refused("id_slot", "below 1")),
+        (COMPLETIONS, r#"{"prompt": "a", "id_slot": -2}"#, refused("id_slot", "-1 or more")),
         (COMPLETIONS, r#"{"prompt": "a", "grammar": "root ::= ("}"#, refused("grammar", "")),
         (
             COMPLETIONS,

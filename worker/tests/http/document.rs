@@ -18,7 +18,6 @@ const EXCUSES: &[&str] = &[
     "`prompt` has a text that is empty",
     "choices are asked for",
     "prompts are given",
-    "`id_slot` must be below",
     "the grammar does not parse",
     "needs `logprobs` to be true",
     "cannot be combined with",

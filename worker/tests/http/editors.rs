@@ -1,6 +1,7 @@
 //! Requests as editors and chat front ends send them to llama-server, and what their own fields do.
 //!
-//! Source: the shapes are those of llama.vim, llama.vscode, SillyTavern and Continue, with other texts.
+//! Source: the shapes are those of llama.vim (a1c8e6e, `autoload/llama.vim`), llama.vscode (3938fb3, `src/llama-server.ts`), SillyTavern 1.18
+//! (`public/scripts/textgen-settings.js`, its settings as they are at first) and Continue, with other texts.
 
 use serde_json::{Value, json};
 
@@ -22,37 +23,62 @@ fn of_vim() -> Value {
         "stop": [],
         "n_indent": 4,
         "top_k": 40,
-        "top_p": 0.99,
-        "stream": false,
+        "top_p": 0.90,
         "samplers": ["top_k", "top_p", "infill"],
+        "stream": false,
         "cache_prompt": true,
         "t_max_prompt_ms": 500,
         "t_max_predict_ms": 60000,
-        "response_fields": ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "tokens_cached"],
-        "seed": 7,
+        "response_fields": ["content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms",
+            "timings/prompt_per_second", "timings/predicted_n", "timings/predicted_ms", "timings/predicted_per_token_ms",
+            "timings/predicted_per_second", "truncated", "tokens_cached"],
+        "model": "",
     })
 }
 
-/// Returns SillyTavern's request for a completion.
-fn of_silly_tavern() -> Value {
+/// Returns what llama.vim sends ahead, so that what stands around the gap is cached.
+fn of_vim_ahead() -> Value {
+    json!({
+        "id_slot": 0, "input_prefix": "", "input_suffix": "",
+        "input_extra": [{"text": "struct A;\n", "time": [1, 2], "filename": "a.rs"}], "prompt": "", "n_predict": 0,
+        "temperature": 0.0, "samplers": [], "stream": false, "cache_prompt": true, "t_max_prompt_ms": 1,
+        "t_max_predict_ms": 1, "response_fields": [""], "model": "",
+    })
+}
+
+/// Returns a gap as llama.vscode asks for it to be filled, in so many ways.
+fn of_vscode(n_completions: u32) -> Value {
+    json!({
+        "id_slot": 0, "input_prefix": "let a = 1;\n", "input_suffix": "\nlet c = 3;\n",
+        "input_extra": [{"text": "struct A;\n", "time": 1_700_000_000, "filename": "a.rs"}], "prompt": "let b",
+        "n_predict": 8, "n_cmpl": n_completions, "top_k": 40, "top_p": 0.99, "stream": false,
+        "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true, "n_indent": 4, "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 2500,
+    })
+}
+
+/// Returns SillyTavern's request for a completion, with `changes`.
+fn of_silly_tavern(changes: &Value) -> Value {
     let body = r#"{
-        "prompt": "Once upon a time", "model": "tiny", "max_new_tokens": 8, "max_tokens": 8, "n_predict": 8,
-        "num_predict": 8, "num_ctx": 512, "temperature": 1, "top_p": 0.9, "typical_p": 1, "typical": 1,
-        "sampler_seed": 5, "seed": 5, "min_p": 0.05, "repetition_penalty": 1.1, "rep_pen": 1.1, "repeat_penalty": 1.1,
-        "frequency_penalty": 0, "presence_penalty": 0, "top_k": 0, "skew": 0, "min_tokens": 0, "add_bos_token": true,
-        "smoothing_factor": 0, "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0.8, "dry_base": 1.75,
+        "prompt": "Once upon a time", "model": "tiny", "max_new_tokens": 8, "max_tokens": 8, "temperature": 0.7,
+        "top_p": 0.5, "typical_p": 1, "typical": 1, "min_p": 0, "repetition_penalty": 1.2, "frequency_penalty": 0,
+        "presence_penalty": 0, "top_k": 40, "skew": 0, "min_tokens": 0, "add_bos_token": true, "smoothing_factor": 0,
+        "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0, "dry_base": 1.75,
         "dry_sequence_breakers": ["\n", ":", "\"", "*"], "dry_penalty_last_n": 0, "max_tokens_second": 0,
-        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "top_p", "min_p", "xtc",
-            "temperature", "adaptive_p"],
+        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+            "adaptive_p"],
         "stopping_strings": ["\nUser:"], "stop": ["\nUser:"], "truncation_length": 512, "ban_eos_token": false,
-        "ignore_eos": false, "skip_special_tokens": true, "top_a": 0, "tfs": 1, "tfs_z": 1, "mirostat_mode": 0,
-        "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "rep_pen_range": 64, "repeat_last_n": 64,
-        "xtc_threshold": 0.1, "xtc_probability": 0, "nsigma": 0, "top_n_sigma": 0, "min_keep": 0,
-        "adaptive_target": -0.01, "adaptive_decay": 0.9, "dynatemp_range": 0, "dynatemp_exponent": 1, "n_probs": 10,
-        "logit_bias": [], "grammar": "", "cache_prompt": true, "custom_token_bans": "", "banned_strings": [],
-        "api_type": "llamacpp", "stream": false
+        "skip_special_tokens": true, "include_reasoning": true, "top_a": 0, "tfs": 1, "mirostat_mode": 0,
+        "mirostat_tau": 5, "mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [], "api_type": "llamacpp",
+        "api_server": "http://127.0.0.1:8080/", "xtc_threshold": 0.1, "xtc_probability": 0, "nsigma": 0,
+        "top_n_sigma": 0, "min_keep": 0, "adaptive_target": -0.01, "adaptive_decay": 0.9, "n": 1, "rep_pen": 1.2,
+        "rep_pen_range": 0, "repetition_penalty_range": 0, "guidance_scale": 1, "negative_prompt": "",
+        "repeat_penalty": 1.2, "repeat_last_n": 0, "n_predict": 8, "num_predict": 8, "num_ctx": 512, "mirostat": 0,
+        "ignore_eos": false, "rep_pen_slope": 1, "logit_bias": [], "grammar": "", "cache_prompt": true, "stream": false
     }"#;
-    serde_json::from_str(body).expect("the request is JSON")
+    let mut body: Value = serde_json::from_str(body).expect("the request is JSON");
+    body.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+    body
 }
 
 #[tokio::test]
@@ -60,13 +86,14 @@ async fn editors_and_front_ends_are_answered() {
     let worker = TestWorker::start("--slots 2").await;
     let gap = worker.ask(INFILL, of_vim()).await;
     assert!(gap["content"].is_string() && gap["timings/predicted_n"].as_u64() > Some(0), "{gap}");
-    let prepared = json!({
-        "input_prefix": "", "input_suffix": "", "input_extra": [{"text": "struct A;\n", "filename": "a.rs"}],
-        "prompt": "", "n_predict": 0, "samplers": [], "cache_prompt": true, "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1,
-    });
-    let prepared = worker.ask(INFILL, prepared).await;
-    assert_eq!((&prepared["content"], &prepared["tokens_predicted"]), (&json!(""), &json!(0)));
+    // None of its fields is one of the answer's.
+    assert_eq!(worker.ask(INFILL, of_vim_ahead()).await, json!({}));
+    let mut ahead = of_vim_ahead();
+    ahead["response_fields"] = Value::Null;
+    let ahead = worker.ask(INFILL, ahead).await;
+    assert_eq!((&ahead["content"], &ahead["tokens_predicted"]), (&json!(""), &json!(0)));
+    assert!(worker.ask(INFILL, of_vscode(1)).await["content"].is_string());
+    assert_eq!(worker.ask(INFILL, of_vscode(3)).await.as_array().map(Vec::len), Some(3));
     let edit = json!({
         "messages": user("Rename x"), "stream": false, "cache_prompt": true, "samplers": "edkypmxt", "temperature": 0.8,
         "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1,
@@ -75,16 +102,37 @@ async fn editors_and_front_ends_are_answered() {
         "dry_penalty_last_n": -1, "max_tokens": 8, "timings_per_token": false,
     });
     assert!(worker.ask(CHAT, edit).await["choices"][0]["message"].is_object());
+    // llama.vim counts its requests in `id_slot`, however many slots there are.
     let ahead = json!({
-        "messages": user("Rename x"), "n_predict": 0, "samplers": [], "cache_prompt": true, "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1,
+        "id_slot": 7, "messages": user("Rename x"), "samplers": [], "n_predict": 0, "stream": false, "cache_prompt": true,
+        "response_fields": [""], "model": "",
     });
     let ahead = worker.ask(CHAT, ahead).await;
     assert_eq!(
         (&ahead["choices"][0]["finish_reason"], &ahead["usage"]["completion_tokens"]),
         (&json!("length"), &json!(0))
     );
-    assert_eq!(worker.ask(COMPLETION, of_silly_tavern()).await["stop"], true);
+    let instructed = json!({
+        "id_slot": 8, "messages": user("Rename x"), "min_p": 0.1, "temperature": 0.1,
+        "samplers": ["min_p", "temperature"], "stream": true, "cache_prompt": true, "max_tokens": 8,
+    });
+    let events = worker.post(CHAT, &instructed).send().await.expect("a response");
+    assert!(events.text().await.expect("a body").ends_with("data: [DONE]\n\n"));
+    for changes in [
+        json!({}),
+        json!({"dynamic_temperature": true, "dynatemp_low": 0, "dynatemp_high": 2, "dynatemp_range": 1,
+            "dynatemp_exponent": 1, "temperature": 1, "seed": 5, "sampler_seed": 5, "dry_multiplier": 0.8}),
+        json!({"logprobs": 10, "n_probs": 10, "logit_bias": [[5, 2.5], [6, false]], "custom_token_bans": "6"}),
+        json!({"samplers": ["top_k", "tfs_z", "typical_p", "top_p", "min_p", "temperature"], "tfs_z": 1,
+            "grammar_string": "root ::= [a-z]+", "grammar": "root ::= [a-z]+"}),
+    ] {
+        assert_eq!(worker.ask(COMPLETION, of_silly_tavern(&changes)).await["stop"], true, "{changes}");
+    }
+    let swipes = worker.ask(COMPLETION, of_silly_tavern(&json!({"n": 2}))).await;
+    assert_eq!(swipes.as_array().map(Vec::len), Some(2));
+    let mut schema = of_silly_tavern(&json!({"json_schema": {"type": "object"}}));
+    schema.as_object_mut().expect("an object").remove("grammar");
+    assert_eq!(worker.ask(COMPLETION, schema).await["stop"], true);
     let continued = json!({
         "prompt": "let x =", "stream": false, "n_predict": 4, "frequency_penalty": 0.5, "presence_penalty": 0.5,
         "min_p": 0.1, "mirostat": 2, "stop": ["\n"], "top_k": 20, "top_p": 0.5, "temperature": 0.01,
