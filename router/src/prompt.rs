@@ -9,6 +9,7 @@ mod body;
 mod chains;
 mod reading;
 
+use std::borrow::Cow;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -343,6 +344,12 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
 /// Hashes messages, all alike for as long as the router runs, with secret seeds.
 static MARKS: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
+/// Most of a message's beginning, and of its end, by which it is known when something in it has changed; no more than a quarter
+/// of it. Units: bytes.
+///
+/// Source: own choice: longer than what system prompts of different agents have in common.
+const MARKED_BYTES_MAX: usize = 64;
+
 /// Returns what is remembered of a message: what it says and whose it is.
 fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
     let mut hasher = MARKS.build_hasher();
@@ -354,7 +361,14 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
         }
     }
     let role = message.get("role").and_then(|role| role.as_str()).unwrap_or_default();
-    Mark { hash: hasher.finish(), role: Role::of(role) }
+    let content = message.get("content").map(|content| match content {
+        serde_json::Value::String(text) => Cow::Borrowed(text.as_bytes()),
+        other => Cow::Owned(other.to_string().into_bytes()),
+    });
+    let content = content.unwrap_or_default();
+    let n_marked = (content.len() / 4).min(MARKED_BYTES_MAX);
+    let ends = [&content[..n_marked], &content[content.len() - n_marked..]].map(|end| MARKS.hash_one(end));
+    Mark { hash: hasher.finish(), ends, role: Role::of(role) }
 }
 
 /// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its

@@ -177,6 +177,26 @@ async fn a_conversation_that_changes_its_past_is_told_where() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sub_agent_with_a_system_prompt_of_its_own_breaks_no_prefix() {
+    let worker = FakeWorker::start(1);
+    let router = TestRouter::ready(&[&worker], &[]).await;
+    let (system, other, question) = (long_text("rules"), long_text("memory"), long_text("bread"));
+    let mut main: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
+    assert_eq!(prefix_break(&router, &main).await, "new");
+    for _ in 0..3 {
+        // It shares what the user has said.
+        let mut sub: Vec<(&str, &str)> = main.iter().filter(|(role, _)| *role == "user").copied().collect();
+        sub.insert(0, ("system", &other));
+        sub.push(("user", "What is worth to be remembered?"));
+        let told = prefix_break(&router, &sub).await;
+        assert!(["new", "none"].contains(&told.as_str()), "{told}");
+        main.extend([("assistant", "Some."), ("user", "And salt?")]);
+        assert_eq!(prefix_break(&router, &main).await, "none");
+    }
+    assert_eq!(router.metric("warmpath_router_conversations_total{continuity=\"broken\"}").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn conversations_are_counted_where_nobody_asks() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;

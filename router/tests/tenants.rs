@@ -212,7 +212,9 @@ async fn nothing_is_told_of_another_tenant_s_conversations() {
     let turns = second.as_array_mut().expect("messages");
     turns.extend([message("assistant", &long_text("flour")), message("user", "And salt?")]);
     let mut changed = second.clone();
-    changed[0] = message("system", "Other rules.");
+    changed[0] = message("system", &format!("{system} It is 12:01."));
+    let turns = changed.as_array_mut().expect("messages");
+    turns.extend([message("assistant", "Some."), message("user", "And yeast?")]);
     assert_eq!(prefix_break(&tenants, &router, 0, &first).await, "new");
     assert_eq!(prefix_break(&tenants, &router, 0, &second).await, "none");
     // What the other tenant hears is what it would hear of a router that nobody has asked.

@@ -2,10 +2,12 @@
 //!
 //! Not here: who holds a prefix (`index`). Losing this memory costs a diagnosis, never a hit.
 //!
-//! The idea: of each conversation's latest prompt two things are kept: a hash of each message and the keys of its blocks.
-//! A new prompt whose chain holds the end of a remembered one continues it. One that does not, but repeats one of its
-//! questions, is the same conversation with something changed before its end: the first differing block says at which
-//! token, the first differing message says where the client changed it. Where no message differs, the template did it.
+//! The idea: of each conversation's latest prompt two things are kept: a mark of each message and the keys of its blocks.
+//! A new prompt whose chain holds the end of a remembered one continues it. So does one whose messages part from it at the
+//! last one, as when a question is asked anew: two branches are two conversations. One that parts earlier is the same
+//! conversation with something changed only if it goes on from its end, with the answer; a sub-agent that shares questions
+//! does not. Then the first differing block says at which token, the first differing message says where the client changed
+//! it. Where no message differs, the template did it.
 
 use std::collections::VecDeque;
 
@@ -26,6 +28,14 @@ const KEYS_MAX: usize = 1 << 21;
 ///
 /// Source: own choice: a hundred turns with two calls of tools each.
 const MESSAGES_MAX: usize = 512;
+
+/// Most conversations with one question that a prompt is compared with, the last ones first.
+///
+/// Source: own choice: a main chat and its sub-agents.
+const SAME_QUESTION_MAX: usize = 4;
+
+/// Most conversations that a prompt is compared with. Source: own choice: it bounds the work for prompts of many questions.
+const COMPARED_MAX: usize = 16;
 
 /// Is how many of a prompt's last blocks need not return: they may hold the opening of the answer, which is another one
 /// in the next prompt of many templates.
@@ -75,6 +85,8 @@ impl Role {
 pub struct Mark {
     /// Is the hash of the whole message.
     pub hash: u64,
+    /// Hashes of the text's beginning and end: where both are others it is another text, not one that was changed.
+    pub ends: [u64; 2],
     /// Says whose it is.
     pub role: Role,
 }
@@ -93,11 +105,11 @@ pub struct Spoken {
 /// Says how a prompt stands to what was said before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Continuity {
-    /// No remembered conversation has any of its questions.
+    /// It continues no remembered conversation.
     New,
-    /// It continues one.
+    /// It continues one, at its end or earlier.
     Intact,
-    /// It repeats one, with something changed.
+    /// It continues one, with something changed before its end.
     Broken(PrefixBreak),
 }
 
@@ -125,8 +137,8 @@ pub struct Conversations {
     by_id: HashMap<u64, Spoken>,
     /// Finds a conversation by the last of its blocks that must return.
     by_end: HashMap<BlockKey, u64>,
-    /// Finds a conversation by its root and one of its questions.
-    by_question: HashMap<(BlockHash, u64), u64>,
+    /// Finds the last conversations by their root and one of their questions, the latest one last.
+    by_question: HashMap<(BlockHash, u64), Vec<u64>>,
     /// Lists the conversations from the one that was spoken in longest ago; some may have been replaced.
     order: VecDeque<u64>,
     next_id: u64,
@@ -143,13 +155,18 @@ impl Conversations {
             spoken.marks.clear();
         }
         let (previous, continuity) = self.compare(&spoken);
+        // One that it does not replace may go on: it is another branch.
         previous.into_iter().for_each(|id| self.forget(id));
         let id = self.next_id;
         self.next_id += 1;
         self.n_keys += spoken.keys.len();
         self.by_end.insert(end, id);
         for question in questions(&spoken.marks) {
-            self.by_question.insert((spoken.root, question), id);
+            let same = self.by_question.entry((spoken.root, question)).or_default();
+            same.retain(|other| *other != id);
+            same.push(id);
+            let n_over = same.len().saturating_sub(SAME_QUESTION_MAX);
+            same.drain(..n_over);
         }
         self.by_id.insert(id, spoken);
         self.order.push_back(id);
@@ -157,6 +174,7 @@ impl Conversations {
         continuity
     }
 
+    /// Returns how a prompt stands to what was said before, and which conversation it replaces.
     fn compare(&self, spoken: &Spoken) -> (Option<u64>, Continuity) {
         let by_end = spoken.keys.iter().rev().find_map(|key| self.by_end.get(key));
         let is_continued = |id: &&u64| self.by_id.get(*id).is_some_and(|before| before.root == spoken.root);
@@ -166,11 +184,10 @@ impl Conversations {
         // The last message is new: what others have asked first as well says nothing.
         let earlier = &spoken.marks[..spoken.marks.len().saturating_sub(1)];
         let asked: Vec<u64> = questions(earlier).collect();
-        let same = asked.iter().rev().find_map(|question| self.by_question.get(&(spoken.root, *question)));
-        match same.and_then(|id| Some((*id, self.by_id.get(id)?))) {
-            Some((id, before)) => (Some(id), Continuity::Broken(first_difference(before, spoken))),
-            None => (None, Continuity::New),
-        }
+        let same = asked.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
+        let before = same.flat_map(|ids| ids.iter().rev()).filter_map(|id| self.by_id.get(id));
+        let found = before.take(COMPARED_MAX).find_map(|before| continuity(before, spoken));
+        (None, found.unwrap_or(Continuity::New))
     }
 
     fn forget(&mut self, id: u64) {
@@ -180,7 +197,9 @@ impl Conversations {
         end.map(|end| self.by_end.remove(&end));
         for question in questions(&spoken.marks) {
             let question = (spoken.root, question);
-            if self.by_question.get(&question) == Some(&id) {
+            let Some(same) = self.by_question.get_mut(&question) else { continue };
+            same.retain(|other| *other != id);
+            if same.is_empty() {
                 self.by_question.remove(&question);
             }
         }
@@ -200,7 +219,11 @@ impl Conversations {
 
 /// Returns the last block that the next prompt of a conversation must begin with.
 fn end_of(keys: &[BlockKey]) -> Option<BlockKey> {
-    keys.get(keys.len().saturating_sub(1 + BLOCKS_OF_OPENING)).copied()
+    keys.get(end_idx(keys)).copied()
+}
+
+fn end_idx(keys: &[BlockKey]) -> usize {
+    keys.len().saturating_sub(1 + BLOCKS_OF_OPENING)
 }
 
 fn questions(marks: &[Mark]) -> impl Iterator<Item = u64> + '_ {
@@ -211,8 +234,32 @@ fn n_common_blocks(before: &Spoken, now: &Spoken) -> usize {
     before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count()
 }
 
-fn first_difference(before: &Spoken, now: &Spoken) -> PrefixBreak {
-    let message = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
+/// Returns how a prompt that does not hold the end of a conversation continues it all the same; `None` where it does not.
+fn continuity(before: &Spoken, now: &Spoken) -> Option<Continuity> {
+    let parts_at = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
+    let is_continued = match parts_at {
+        // A prompt of fewer messages may be held where it ends.
+        None if n_common_blocks(before, now) > end_idx(&now.keys) => return Some(Continuity::Intact),
+        None => true,
+        Some(idx) if idx + 1 == now.marks.len() => return Some(Continuity::Intact),
+        Some(idx) => is_alike(&before.marks[idx], &now.marks[idx]) && goes_on(before, &now.marks[idx..]),
+    };
+    is_continued.then(|| Continuity::Broken(difference(before, now, parts_at)))
+}
+
+/// Returns whether messages from where they part on hold a conversation's last message with an answer behind it.
+fn goes_on(before: &Spoken, now: &[Mark]) -> bool {
+    let last = before.marks.last();
+    now.windows(2).any(|pair| Some(&pair[0]) == last && pair[1].role == Role::Assistant)
+}
+
+/// Returns whether a message can be another one that was changed: a system prompt keeps its beginning or its end.
+fn is_alike(before: &Mark, now: &Mark) -> bool {
+    let is_system = before.role == Role::System && now.role == Role::System;
+    !is_system || before.ends.iter().zip(&now.ends).any(|(before, now)| before == now)
+}
+
+fn difference(before: &Spoken, now: &Spoken, message: Option<usize>) -> PrefixBreak {
     let index = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     PrefixBreak {
         block: index(n_common_blocks(before, now)),
@@ -237,7 +284,9 @@ mod tests {
         }
         // The opening of the answer.
         keys.push(BlockKey(chain ^ u64::MAX));
-        let marks = messages.iter().map(|&(role, hash)| Mark { hash, role }).collect();
+        // Hashes below a hundred are texts with one beginning and one end.
+        let ends = |hash: u64| [hash / 100, hash / 100];
+        let marks = messages.iter().map(|&(role, hash)| Mark { hash, ends: ends(hash), role }).collect();
         Spoken { root: ROOT, marks, keys }
     }
 
@@ -277,7 +326,46 @@ mod tests {
         check(&third(|messages| drop(messages.drain(1..3))), broken(2, 1, Role::User));
         check(&[(Role::System, 1), (Role::User, 8)], Continuity::New);
         check(&[(Role::System, 7), (Role::User, 2)], Continuity::New);
-        check(&[(Role::System, 7), (Role::User, 2), (Role::Tool, 3)], broken(0, 0, Role::System));
+        check(&third(|messages| messages[0].1 = 900), Continuity::New);
+    }
+
+    #[test]
+    fn branches_are_conversations_of_their_own_and_break_nothing() {
+        let mut conversations = Conversations::default();
+        let mut observe = |messages: &[(Role, u64)]| conversations.observe(spoken(messages));
+        observe(&FIRST);
+        observe(&SECOND);
+        // Sub-agents with system prompts of their own: of the users' messages, of the whole transcript.
+        let memory = [(Role::System, 500), FIRST[1], SECOND[3], (Role::User, 50)];
+        let title = [(Role::System, 600), FIRST[1], SECOND[2], SECOND[3], (Role::Assistant, 5), (Role::User, 60)];
+        let first_turn = [(Role::System, 1), (Role::User, 2), (Role::User, 51)];
+        for branch in [&memory[..], &title, &first_turn] {
+            assert!(!matches!(observe(branch), Continuity::Broken(_)), "{branch:?}");
+        }
+        // Questions asked anew, and the same one again.
+        let again = |n: usize, question: u64| [&SECOND[..n], &[(Role::User, question)]].concat();
+        for branch in [again(3, 70), again(3, 71), again(1, 72), SECOND.to_vec(), FIRST.to_vec()] {
+            assert!(!matches!(observe(&branch), Continuity::Broken(_)), "{branch:?}");
+        }
+        // Each goes on.
+        for branch in [&SECOND[..], &memory, &title, &again(3, 70), &again(3, 71)] {
+            let longer = [branch, &[(Role::Assistant, 80), (Role::User, 81)]].concat();
+            assert_eq!(observe(&longer), Continuity::Intact, "{branch:?}");
+        }
+    }
+
+    #[test]
+    fn a_system_prompt_that_changes_at_every_turn_is_told_of_beside_branches() {
+        let mut conversations = Conversations::default();
+        let mut turns = FIRST.to_vec();
+        for turn in 0..10 {
+            turns[0].1 = 10 + turn;
+            let told = conversations.observe(spoken(&turns));
+            assert_eq!(told, if turn == 0 { Continuity::New } else { broken(0, 0, Role::System) });
+            let sub_agent = [(Role::System, 500), turns[1], (Role::User, 1000 + turn)];
+            assert!(!matches!(conversations.observe(spoken(&sub_agent)), Continuity::Broken(_)));
+            turns.extend([(Role::Assistant, 20 + turn), (Role::User, 40 + turn)]);
+        }
     }
 
     #[test]
@@ -326,10 +414,11 @@ mod tests {
         assert_eq!(conversations.by_id.len(), CONVERSATIONS_MAX);
         assert!(conversations.order.len() <= 2 * CONVERSATIONS_MAX);
         assert!(conversations.by_question.len() <= 2 * CONVERSATIONS_MAX);
+        assert!(conversations.by_question.values().all(|same| (1..=SAME_QUESTION_MAX).contains(&same.len())));
         assert!(conversations.by_end.len() <= CONVERSATIONS_MAX);
         let long = |seed: u64| Spoken {
             root: ROOT,
-            marks: vec![Mark { hash: seed, role: Role::User }; MESSAGES_MAX + 1],
+            marks: vec![Mark { hash: seed, ends: [seed; 2], role: Role::User }; MESSAGES_MAX + 1],
             keys: (0..KEYS_MAX as u64 / 2).map(|n| BlockKey(seed + n)).collect(),
         };
         for seed in 1..5 {
