@@ -91,6 +91,7 @@ impl Router {
             awaited: Vec::new(),
             joined_at: Instant::now(),
             load: Load::default(),
+            measured_at: Instant::now(),
             link: Link::Connecting,
             trouble: None,
             excluded: None,
@@ -195,8 +196,9 @@ impl Router {
                 Books::Rival(rival) => rival.accepted(worker, id),
             }
         }
+        let now = self.start + now;
         let view = self.view_mut(worker);
-        view.load = load.clone();
+        view.hear(load.clone(), now);
         view.link = Link::Live;
     }
 

@@ -88,7 +88,7 @@ mod tests {
 
     fn check(load: Load, expected: Room) {
         let worker = crate::fleet::WorkerView { load, ..worker(0) };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
         assert_eq!(OPTIONS.room(&standing), expected, "{:?}", worker.load);
     }
 

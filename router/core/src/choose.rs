@@ -10,6 +10,7 @@
 use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Instant;
 
 use rand::{Rng, RngExt};
 use warmpath_common::block_hash::BlockKey;
@@ -350,13 +351,19 @@ pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'
     }
 }
 
-/// Returns the standing of `worker` for [`Candidate::weigh`]; of its speed `assumed` says what it has not measured.
-pub(crate) fn standing(worker: &WorkerView, unreported: crate::cost::Unreported, assumed: Speeds) -> Standing<'_> {
+/// Returns the standing of `worker` for [`Candidate::weigh`]; of its speed `assumed` says what it has not measured of late.
+pub(crate) fn standing(
+    worker: &WorkerView,
+    unreported: crate::cost::Unreported,
+    assumed: Speeds,
+    now: Instant,
+) -> Standing<'_> {
+    let age = now.saturating_duration_since(worker.measured_at);
     Standing {
         load: &worker.load,
         unreported,
         n_slots: worker.model.as_ref().map_or(1, |model| model.n_slots),
-        speeds: Speeds::measured_or(&worker.load.rates, assumed),
+        speeds: Speeds::measured_or(&worker.load.rates, assumed).faded(assumed, age),
     }
 }
 

@@ -41,6 +41,8 @@
 //! - **worth**: the tokens that the fleet has reused for each that it computed. That is what a stored token has been worth
 //!   before it left the cache, so what is lost with each token that the new ones displace. Nothing where there is room.
 
+use std::time::Duration;
+
 use warmpath_common::summary::{Load, Rates, Tier};
 
 /// Is the time to bring one token's KV state from RAM. Units: milliseconds.
@@ -63,6 +65,17 @@ const OWN_PREFILLS_PER_AHEAD_MAX: f64 = 3.0;
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
 pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
 
+/// Time for which a measured prefill rate counts in full while its worker computes no prompts.
+///
+/// Source: own choice: a worker with traffic computes prompts more often, so its own measurement counts.
+const RATE_FRESH: Duration = Duration::from_secs(30);
+
+/// Time after that in which a measured prefill rate comes half as close to the best rate of the fleet.
+///
+/// Source: own choice: a worker of a sixth of the best rate is tried again after a minute without prompts, and one that is as slow
+/// as it was then gets one request for each such pause.
+const RATE_HALF_LIFE: Duration = Duration::from_secs(30);
+
 /// Is how fast a worker is, every part known or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speeds {
@@ -84,6 +97,16 @@ impl Speeds {
             decode_step_ms: rates.decode_step_ms.map_or(assumed.decode_step_ms, f64::from),
             answer_tokens: rates.answer_tokens.map_or(assumed.answer_tokens, f64::from),
         }
+    }
+
+    /// Returns the same where the prefill rate was measured so long ago: the older, the nearer to what is assumed.
+    ///
+    /// A rate that a burst has left behind says little of an idle worker, which would never measure another one.
+    pub fn faded(self, assumed: Speeds, age: Duration) -> Self {
+        let half_lives = age.saturating_sub(RATE_FRESH).as_secs_f64() / RATE_HALF_LIFE.as_secs_f64();
+        let faded = 1.0 - 0.5_f64.powf(half_lives);
+        let lacking = assumed.prefill_tokens_per_ms - self.prefill_tokens_per_ms;
+        Self { prefill_tokens_per_ms: self.prefill_tokens_per_ms + faded * lacking, ..self }
     }
 
     /// Returns what to assume of a worker that has measured nothing: the best that any of `fleet` has measured.
@@ -269,9 +292,11 @@ impl Standing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use warmpath_common::ids::SlotId;
+
     use super::*;
     use crate::testing::idle;
-    use warmpath_common::ids::SlotId;
 
     const SPEEDS: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 10.0, answer_tokens: 100.0 };
 
@@ -392,5 +417,23 @@ mod tests {
         );
         assert_eq!(Speeds::measured_or(&fleet[0], assumed).prefill_tokens_per_ms, 0.5);
         assert_eq!(Speeds::assumed([].iter()), SPEEDS_DEFAULT);
+    }
+
+    proptest! {
+        #[test]
+        fn an_old_rate_fades_towards_the_best_and_a_fresh_one_does_not(
+            own in 0.01f64..10.0,
+            more in 0.0f64..10.0,
+            ages in [0u64..1_000_000, 0u64..1_000_000],
+        ) {
+            let speeds = |prefill_tokens_per_ms| Speeds { prefill_tokens_per_ms, ..SPEEDS_DEFAULT };
+            let best = own + more;
+            let at = |age| speeds(own).faded(speeds(best), Duration::from_millis(age)).prefill_tokens_per_ms;
+            let [earlier, later] = [ages[0].min(ages[1]), ages[0].max(ages[1])].map(at);
+            prop_assert!(own <= earlier && earlier <= later && later <= best + 1e-9);
+            prop_assert_eq!(at(30_000), own);
+            prop_assert!((at(60_000) - (own + best) / 2.0).abs() < 1e-9);
+            prop_assert!(best - at(1_000_000) < 1e-6);
+        }
     }
 }

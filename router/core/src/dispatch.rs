@@ -338,7 +338,7 @@ impl Dispatch {
 
     fn weigh<'a>(&self, worker: &'a WorkerView, ask: &Ask<'_>, assumed: Speeds) -> (Candidate<'a>, Room) {
         let givers = if self.others.may_be_there(ask.now) { Givers::All } else { Givers::Own };
-        let standing = standing(worker, self.account(worker.idx).unreported, assumed);
+        let standing = standing(worker, self.account(worker.idx).unreported, assumed, ask.now);
         let mut candidate = Candidate::weigh(worker, ask.prompt, ask.model.block_size_tokens, standing);
         candidate.given_tokens = self.given.of(worker.idx, givers);
         let room = self.options.admission.map_or(Room::Yes, |options| options.room(&standing));

@@ -95,6 +95,8 @@ pub struct WorkerView {
     pub joined_at: Instant,
     /// Last load that the worker reported; as old as `link` tells, at most a second while the stream is live.
     pub load: Load,
+    /// Time at which it last computed prompts, or reported another prefill rate.
+    pub measured_at: Instant,
     /// State of the connection to the worker.
     pub link: Link,
     /// Reason why the last try to open the summary stream failed; absent while the stream is open.
@@ -178,6 +180,15 @@ impl WorkerView {
             Link::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => Some(Unavailable::Stale),
             Link::Stale { .. } | Link::Live => self.load.draining.then_some(Unavailable::Draining),
         }
+    }
+
+    /// Takes in a load that the worker reports.
+    pub fn hear(&mut self, load: Load, now: Instant) {
+        let is_computing = load.running_prefill_tokens > 0 || self.load.running_prefill_tokens > 0;
+        if is_computing || load.rates.prefill_tokens_per_s != self.load.rates.prefill_tokens_per_s {
+            self.measured_at = now;
+        }
+        self.load = load;
     }
 
     /// Returns every model that the worker declares.

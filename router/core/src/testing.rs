@@ -50,6 +50,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         awaited: Vec::new(),
         joined_at: Instant::now(),
         load: idle(),
+        measured_at: Instant::now(),
         link: Link::Live,
         trouble: None,
         excluded: None,

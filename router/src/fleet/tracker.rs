@@ -141,6 +141,7 @@ impl Tracker {
             awaited: Vec::new(),
             joined_at: Instant::now(),
             load: Load::default(),
+            measured_at: Instant::now(),
             link: Link::Connecting,
             trouble: None,
             excluded: None,
@@ -194,7 +195,7 @@ impl Tracker {
         }
         view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
-        view.load = opening.load;
+        view.hear(opening.load, Instant::now());
         (view.link, view.trouble) = (Link::Live, None);
         let name = view.name.clone();
         self.models_changed |= !same_model || !same_life || was != Link::Live;
@@ -226,7 +227,7 @@ impl Tracker {
         if load.draining && !view.load.draining {
             tracing::info!(worker = %view.name, "worker is draining");
         }
-        view.load = load;
+        view.hear(load, Instant::now());
     }
 
     fn view_mut(&mut self, worker: WorkerIdx) -> Option<&mut WorkerView> {

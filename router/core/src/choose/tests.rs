@@ -45,7 +45,14 @@ fn decide(policy: Policy, held: &[Held], turn: Turn) -> (u32, Reason) {
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
     let mut candidates: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, BLOCK, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| {
+            Candidate::weigh(
+                worker,
+                prompt,
+                BLOCK,
+                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+            )
+        })
         .collect();
     charge(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -104,7 +111,7 @@ fn of_equals_the_one_wins_that_was_given_least() {
 fn of_given<const N: usize>(loads: [Load; N], given: [f64; N]) -> u32 {
     let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
     let weigh = |(worker, given_tokens)| {
-        let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT);
+        let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
         let prompt = PromptView::Estimated { n_tokens: N_TOKENS };
         Candidate { given_tokens, ..Candidate::weigh(worker, prompt, BLOCK, standing) }
     };
@@ -163,7 +170,14 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
     let prompt = PromptView::Estimated { n_tokens: 10 };
     let all: Vec<_> = workers
         .iter()
-        .map(|worker| Candidate::weigh(worker, prompt, BLOCK, standing(worker, Unreported::default(), SPEEDS_DEFAULT)))
+        .map(|worker| {
+            Candidate::weigh(
+                worker,
+                prompt,
+                BLOCK,
+                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+            )
+        })
         .collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
@@ -188,7 +202,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT);
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
         assert_eq!(Candidate::weigh(&worker, prompt, BLOCK, standing).cached_blocks, expected, "{n_tokens} tokens");
     }
 }

@@ -33,7 +33,7 @@ impl Dispatch {
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
             let account = self.account(worker.idx);
-            let standing = standing(worker, account.unreported, assumed);
+            let standing = standing(worker, account.unreported, assumed, now);
             let own_ms = standing.start_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
             is_first = false;

@@ -347,6 +347,55 @@ fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
 }
 
 #[test]
+fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
+    world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
+    // One cold prompt every ten seconds: the worker that gets it says so, the other stays silent.
+    let mut sent = [0, 0];
+    for n in 0..24 {
+        let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
+        let (idx, now) = (decision.worker.0 as usize, world.now);
+        sent[idx] += 1;
+        world.dispatch.ended(ticket);
+        world.change(idx, |worker| {
+            let mut load = worker.load.clone();
+            // It was the burst.
+            load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
+            worker.hear(load, now);
+        });
+        world.now += Duration::from_secs(10);
+    }
+    assert!(sent[0] >= 6, "{sent:?}");
+}
+
+#[test]
+fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
+    world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
+    let mut sent = [0, 0];
+    for n in 0..100 {
+        let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
+        let (idx, now) = (decision.worker.0 as usize, world.now);
+        sent[idx] += 1;
+        world.dispatch.ended(ticket);
+        world.change(idx, |worker| {
+            let computing = Load { running_prefill_tokens: 100, ..worker.load.clone() };
+            let idle = worker.load.clone();
+            worker.hear(computing, now);
+            worker.hear(idle, now);
+        });
+        world.now += Duration::from_secs(1);
+    }
+    assert_eq!(sent, [1, 99], "once a minute");
+    // While it computes, its rate is its own.
+    let now = world.now;
+    world.change(0, |worker| worker.hear(Load { running_prefill_tokens: 1, ..worker.load.clone() }, now));
+    assert_eq!(world.send("now", &[]).expect("sent").0.worker, WorkerIdx(1));
+}
+
+#[test]
 fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
     let mut world = full_world(3);
     world.change(0, |worker| worker.load = full(5000));
