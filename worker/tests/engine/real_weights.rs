@@ -1,11 +1,12 @@
-//! Every way that state can take, on real weights: SmolLM2-135M-Instruct.
+//! Every way that state can take, on real weights: SmolLM2-135M-Instruct and Gemma 3 270M, whose layers look back a
+//! window.
 //!
 //! Not here: the same on models made by code, whose answers tie nowhere (`property`, `tiers`, `sharing`, `shifts`), how
 //! answers are checked (`uncached`). `make models` fetches the models.
 
 use std::path::PathBuf;
 
-use warmpath_bench::model::real::smollm2;
+use warmpath_bench::model::real::{gemma3, smollm2};
 use warmpath_common::ids::Token;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions};
 use warmpath_worker::engine::{
@@ -52,6 +53,11 @@ impl Subject {
 
     fn smollm2() -> Self {
         Self::new("SmolLM2", smollm2().unwrap(), 220)
+    }
+
+    /// Its prompts are longer than its window.
+    fn gemma3() -> Self {
+        Self::new("Gemma 3", gemma3().unwrap(), 560)
     }
 
     fn text(&self, text: &str) -> Vec<Token> {
@@ -171,6 +177,12 @@ async fn real_weights_answer_the_same_whatever_way_their_state_takes() {
     for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
         check_all_ways(&subject, kind).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn real_weights_with_a_sliding_window_answer_the_same_whatever_way_their_state_takes() {
+    let subject = Subject::gemma3();
+    check_all_ways(&subject, (Switch::Off, Switch::Off)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
