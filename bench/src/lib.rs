@@ -2,6 +2,7 @@
 //!
 //! Nothing here runs in production.
 
+pub mod agents;
 pub mod chat_load;
 pub mod client;
 pub mod demo;

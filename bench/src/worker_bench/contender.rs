@@ -163,6 +163,11 @@ impl Running {
         Ok(())
     }
 
+    /// Returns the address of its API.
+    pub fn base_url(&self) -> String {
+        self.server.base_url()
+    }
+
     /// Returns the last lines of its log.
     pub fn log(&self) -> String {
         self.server.log()

@@ -1,0 +1,219 @@
+//! `warmpath-bench agents`: what is reused of coding agents' requests, step by step, beside llama-server on the same model.
+//!
+//! Not here: what agents send (`shape`), how a conversation becomes requests (`session`), one request and its answer (`asked`).
+//! The idea: requests have the sizes and the changing places of recorded ones, with texts of our own. How much of each prompt is the
+//! prefix of an earlier one is counted in the model's tokens, so that what a server reused can be held against what there was.
+
+mod asked;
+mod prefix;
+mod session;
+mod shape;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use self::asked::{Api, Asked};
+use self::prefix::Prefixes;
+use self::session::{Session, Step};
+use self::shape::Shape;
+use crate::fleet::bin_dir;
+use crate::peers;
+use crate::worker_bench::Peer;
+use crate::worker_bench::contender::{Contender, Programs, Setup};
+use crate::worker_bench::tables::{Section, percent};
+
+/// Command line of `agents`.
+#[derive(Debug, Args)]
+pub struct AgentsArgs {
+    /// GGUF file that every server serves, or that the server at --url serves.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Agent whose requests are sent, several times for several. The default is all.
+    #[arg(long = "shape", value_name = "AGENT")]
+    shapes: Vec<Agent>,
+    /// Running router or server to ask, instead of a worker that is started.
+    #[arg(long, value_name = "URL", conflicts_with = "against")]
+    url: Option<String>,
+    /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.
+    #[arg(long, value_name = "PEER")]
+    against: Option<Peer>,
+    /// Questions of the user in the first project.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    questions: u32,
+    /// Tokens of each answer.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    answer_tokens: u32,
+    /// Share of the recorded lengths that texts have: smaller ones for a small model.
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    scale: f64,
+    /// Folder that holds warmpath-worker. The default is this program's folder.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Threads of each server.
+    #[arg(long, default_value_t = 2)]
+    threads: u16,
+    /// Slots of each server.
+    #[arg(long, default_value_t = 2)]
+    slots: u16,
+    /// Context of a slot, in tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = 32768)]
+    slot_ctx: u32,
+    /// Seed of all texts.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Agent whose requests were recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Agent {
+    /// Claude Code 2.1, `/v1/messages`.
+    ClaudeCode,
+    /// Codex CLI, `/v1/responses`.
+    Codex,
+    /// opencode, `/v1/chat/completions`.
+    Opencode,
+    /// qwen-code 0.15, `/v1/chat/completions`.
+    QwenCode,
+    /// aider, `/v1/chat/completions`.
+    Aider,
+}
+
+/// Sums of the requests of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Sum {
+    n_requests: u32,
+    prompt_tokens: u64,
+    /// Tokens that some earlier prompt of the run begins with.
+    shared_tokens: u64,
+    cached_tokens: u64,
+    ttft_ms: f64,
+}
+
+/// Sends the requests of each agent to each server and prints what was reused.
+///
+/// Errors: a server that does not start; a request that fails is told in the table.
+pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
+    anyhow::ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale must be above 0 and at most 1");
+    let prefixes = Prefixes::open(&args.model)?;
+    let agents = if args.shapes.is_empty() { Agent::value_variants() } else { &args.shapes };
+    let mut section = Section::new(&HEADER);
+    for &agent in agents {
+        let session =
+            Session { shape: Shape::of(agent).scaled(args.scale), seed: args.seed, questions: args.questions };
+        for (server, outcome) in compare(args, &session, &prefixes).await? {
+            let name = agent.to_possible_value().context("no agent is hidden")?.get_name().to_owned();
+            match outcome {
+                Ok(sums) => section.rows.extend(sums.iter().map(|(step, sum)| sum.row(&name, &server, *step))),
+                Err(error) => eprintln!("{name}, {server}: {error:#}"),
+            }
+        }
+    }
+    println_table(&section);
+    anyhow::ensure!(!section.rows.is_empty(), "no agent's requests were answered");
+    Ok(())
+}
+
+type Outcome = anyhow::Result<BTreeMap<Step, Sum>>;
+
+/// Returns what each server made of a session, by its name.
+async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> anyhow::Result<Vec<(String, Outcome)>> {
+    if let Some(url) = &args.url {
+        return Ok(vec![(url.clone(), hold(args, session, prefixes, url).await)]);
+    }
+    let self_test_cache = tempfile::tempdir()?;
+    let programs = Programs {
+        worker: bin_dir(args.bin_dir.as_deref())?.join("warmpath-worker"),
+        peer: args.against.map(|Peer::LlamaServer| peers::llama_server()).transpose()?,
+        peer_best: Vec::new(),
+        model: args.model.clone(),
+        threads: args.threads,
+        self_test_cache: self_test_cache.path().to_owned(),
+    };
+    let setup = Setup { n_slots: args.slots, slot_context_tokens: args.slot_ctx, ..Setup::default() };
+    let peer = programs.peer.is_some().then_some(Contender::PeerDefaults);
+    let mut outcomes = Vec::new();
+    for contender in [Contender::Worker].into_iter().chain(peer) {
+        let server = programs.start(contender, &setup).await?;
+        outcomes.push((contender.name().to_owned(), hold(args, session, prefixes, &server.base_url()).await));
+        server.stop().await?;
+    }
+    Ok(outcomes)
+}
+
+/// Holds a session with one server.
+async fn hold(args: &AgentsArgs, session: &Session, prefixes: &Prefixes, url: &str) -> Outcome {
+    let api = Api::new(url, session.shape.dialect)?;
+    let mut sums: BTreeMap<Step, Sum> = BTreeMap::new();
+    let mut earlier = prefixes.none_yet();
+    let mut answers = Vec::new();
+    for request in session.plan() {
+        let body = session.body(&request, &answers, args.answer_tokens);
+        let shared_tokens = earlier.shared(&body, session.shape.dialect)?;
+        let asked = api.ask(&body).await.with_context(|| format!("{:?}", request.step))?;
+        sums.entry(request.step).or_default().add(&asked, shared_tokens);
+        answers.push(asked.text);
+    }
+    Ok(sums)
+}
+
+const HEADER: [&str; 9] = [
+    "agent",
+    "server",
+    "asks for",
+    "requests",
+    "prompt tokens",
+    "in an earlier prompt",
+    "reused",
+    "of the prompt",
+    "TTFT ms, mean",
+];
+
+impl Sum {
+    fn add(&mut self, asked: &Asked, shared_tokens: u64) {
+        self.n_requests += 1;
+        self.prompt_tokens += asked.prompt_tokens;
+        self.shared_tokens += shared_tokens;
+        self.cached_tokens += asked.cached_tokens;
+        self.ttft_ms += asked.ttft_ms;
+    }
+
+    fn row(&self, agent: &str, server: &str, step: Step) -> Vec<String> {
+        let share = self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64;
+        vec![
+            agent.to_owned(),
+            server.to_owned(),
+            step.name().to_owned(),
+            self.n_requests.to_string(),
+            self.prompt_tokens.to_string(),
+            self.shared_tokens.to_string(),
+            self.cached_tokens.to_string(),
+            percent(share),
+            format!("{:.0}", self.ttft_ms / f64::from(self.n_requests.max(1))),
+        ]
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what the program is asked for")]
+fn println_table(section: &Section) {
+    println!("{}", section.render());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_tells_the_sums_of_its_requests() {
+        let mut sum = Sum::default();
+        for (prompt_tokens, cached_tokens, ttft_ms) in [(900, 0, 30.0), (1100, 1000, 10.0)] {
+            let asked = Asked { text: String::new(), prompt_tokens, cached_tokens, ttft_ms };
+            sum.add(&asked, cached_tokens);
+        }
+        let row = sum.row("codex", "w", Step::Tool);
+        assert_eq!(row[3..], ["2", "2000", "1000", "1000", "50.0 %", "20"]);
+        assert_eq!(row.len(), HEADER.len());
+    }
+}

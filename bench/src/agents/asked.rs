@@ -1,0 +1,164 @@
+//! One request in an agent's dialect and what came of it: the text, the tokens that were reused, the time to the first of the answer.
+//!
+//! Not here: what is asked (`session`).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use eventsource_stream::Eventsource as _;
+use futures::StreamExt as _;
+use serde_json::Value;
+
+use super::shape::Dialect;
+
+/// Longest time for a whole answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// An answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Asked {
+    pub(super) text: String,
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    /// Time from sending to the first event with something of the answer. Units: milliseconds.
+    pub(super) ttft_ms: f64,
+}
+
+/// Asks a server in one dialect.
+pub(super) struct Api {
+    http: reqwest::Client,
+    url: String,
+    dialect: Dialect,
+}
+
+impl Api {
+    /// Returns a client of the server at `base_url`.
+    ///
+    /// Errors: the HTTP client cannot be built.
+    pub(super) fn new(base_url: &str, dialect: Dialect) -> anyhow::Result<Self> {
+        let path = match dialect {
+            Dialect::Chat => "/v1/chat/completions",
+            Dialect::Messages => "/v1/messages",
+            Dialect::Responses => "/v1/responses",
+        };
+        let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(0).build()?;
+        Ok(Self { http, url: format!("{}{path}", base_url.trim_end_matches('/')), dialect })
+    }
+
+    /// Sends a body and reads the stream to its end.
+    ///
+    /// Errors: a refused connection, an error status with its message, a stream that breaks off.
+    pub(super) async fn ask(&self, body: &Value) -> anyhow::Result<Asked> {
+        let sent = Instant::now();
+        let response = self.http.post(&self.url).json(body).send().await.context("sending a request")?;
+        if !response.status().is_success() {
+            bail!("{}: {}", response.status(), response.text().await.unwrap_or_default());
+        }
+        let mut asked = Asked::default();
+        let mut events = response.bytes_stream().eventsource();
+        while let Some(event) = events.next().await {
+            let event = event.context("reading the answer's stream")?;
+            let Ok(event) = serde_json::from_str::<Value>(&event.data) else { continue };
+            if asked.take(&event, self.dialect)? && asked.ttft_ms == 0.0 {
+                asked.ttft_ms = sent.elapsed().as_secs_f64() * 1e3;
+            }
+        }
+        anyhow::ensure!(asked.prompt_tokens > 0, "the stream ended without a count of its prompt's tokens");
+        Ok(asked)
+    }
+}
+
+impl Asked {
+    /// Reads an event; returns whether it holds something of the answer.
+    fn take(&mut self, event: &Value, dialect: Dialect) -> anyhow::Result<bool> {
+        if event.get("error").is_some_and(|error| !error.is_null()) {
+            bail!("the stream ended with an error: {event}");
+        }
+        let count = |pointer: &str| event.pointer(pointer).and_then(Value::as_u64);
+        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        Ok(match dialect {
+            Dialect::Chat => {
+                self.text += text("/choices/0/delta/content");
+                self.count(count("/usage/prompt_tokens"), count("/usage/prompt_tokens_details/cached_tokens"));
+                let delta = &event["choices"][0]["delta"];
+                ["content", "reasoning_content", "tool_calls"].iter().any(|part| !is_empty(&delta[*part]))
+            }
+            Dialect::Messages => {
+                self.text += text("/delta/text");
+                let (fresh, read) = ("/message/usage/input_tokens", "/message/usage/cache_read_input_tokens");
+                let cached = count(read).unwrap_or_default();
+                self.count(count(fresh).map(|fresh| fresh + cached), Some(cached));
+                event["type"] == "content_block_delta"
+            }
+            Dialect::Responses => {
+                if event["type"] == "response.output_text.delta" {
+                    self.text += text("/delta");
+                }
+                let usage = "/response/usage/input_tokens";
+                self.count(count(usage), count(&format!("{usage}_details/cached_tokens")));
+                event["type"].as_str().is_some_and(|kind| kind.ends_with(".delta"))
+            }
+        })
+    }
+
+    fn count(&mut self, prompt_tokens: Option<u64>, cached_tokens: Option<u64>) {
+        if let Some(prompt_tokens) = prompt_tokens {
+            self.prompt_tokens = prompt_tokens;
+            self.cached_tokens = cached_tokens.unwrap_or_default();
+        }
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        value => value.is_null(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(dialect: Dialect, events: &[(Value, bool)], expected: (&str, u64, u64)) {
+        let mut asked = Asked::default();
+        for (event, is_content) in events {
+            assert_eq!(asked.take(event, dialect).expect("no error"), *is_content, "{event}");
+        }
+        assert_eq!((asked.text.as_str(), asked.prompt_tokens, asked.cached_tokens), expected);
+    }
+
+    #[test]
+    fn each_dialect_s_events_are_read() {
+        let delta = |delta: Value| json!({"choices": [{"delta": delta}]});
+        let usage =
+            json!({"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}});
+        let chat = [
+            (delta(json!({"role": "assistant", "content": null})), false),
+            (delta(json!({"content": "a"})), true),
+            (delta(json!({"tool_calls": [{"index": 0}]})), true),
+            (usage, false),
+        ];
+        check(Dialect::Chat, &chat, ("a", 9, 4));
+        let begin =
+            json!({"type": "message_start", "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}});
+        let text = json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}});
+        let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}});
+        check(Dialect::Messages, &[(begin, false), (text, true), (end, false)], ("a", 9, 4));
+        let usage = json!({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}});
+        let text = json!({"type": "response.output_text.delta", "delta": "a"});
+        let call = json!({"type": "response.function_call_arguments.delta", "delta": "{"});
+        let end = json!({"type": "response.completed", "response": {"error": null, "usage": usage}});
+        check(Dialect::Responses, &[(text, true), (call, true), (end, false)], ("a", 9, 4));
+    }
+
+    #[test]
+    fn an_error_event_is_an_error() {
+        let error = json!({"type": "error", "error": {"message": "full"}});
+        assert!(Asked::default().take(&error, Dialect::Messages).is_err());
+    }
+}

@@ -1,0 +1,59 @@
+//! How much of a prompt is the beginning of an earlier one, in the model's tokens.
+//!
+//! Not here: what a server reused of it. The idea: prompts are made as router and worker make them, so the count is exact.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use warmpath_common::dialects::{anthropic, responses};
+use warmpath_common::ids::Token;
+use warmpath_common::openai::ChatPrompt;
+use warmpath_prompt::{PromptMaker, PromptOptions};
+
+use super::shape::Dialect;
+
+/// Makes prompts of a model.
+pub(super) struct Prefixes {
+    prompts: PromptMaker,
+}
+
+/// Prompts that have been sent.
+pub(super) struct Earlier<'a> {
+    prompts: &'a PromptMaker,
+    sent: Vec<Vec<Token>>,
+}
+
+impl Prefixes {
+    /// Opens a model's vocabulary and template.
+    ///
+    /// Errors: the file cannot be read.
+    pub(super) fn open(model: &Path) -> anyhow::Result<Self> {
+        Ok(Self { prompts: PromptMaker::open(model, PromptOptions::default())? })
+    }
+
+    /// Returns a count that has seen no prompt.
+    pub(super) fn none_yet(&self) -> Earlier<'_> {
+        Earlier { prompts: &self.prompts, sent: Vec::new() }
+    }
+}
+
+impl Earlier<'_> {
+    /// Returns how many tokens of a body's prompt some earlier one begins with, and counts it among the earlier ones.
+    ///
+    /// Errors: no prompt can be made of the body.
+    pub(super) fn shared(&mut self, body: &Value, dialect: Dialect) -> anyhow::Result<u64> {
+        let bytes = serde_json::to_vec(body)?;
+        let chat = match dialect {
+            Dialect::Chat => bytes,
+            Dialect::Messages => anthropic::messages(&bytes)?.body,
+            Dialect::Responses => responses::responses(&bytes)?.body,
+        };
+        let chat: ChatPrompt = serde_json::from_slice(&chat).context("reading the chat")?;
+        let tokens = self.prompts.chat(&chat)?.tokens;
+        let common = |sent: &Vec<Token>| sent.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let shared = self.sent.iter().map(common).max().unwrap_or_default();
+        self.sent.push(tokens);
+        Ok(shared as u64)
+    }
+}
