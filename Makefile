@@ -33,7 +33,7 @@ test: setup fixtures models venv deploy-tools chromium ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
 
-test-clients: setup ## Run clients that are fetched for it: LangChain, LiteLLM, OpenAI's for Node, schemathesis
+test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, schemathesis, ...
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
 

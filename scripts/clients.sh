@@ -2,7 +2,7 @@
 # Installs one of the clients that `make test-clients` runs, from its registry and in the versions that tests/clients names, into
 # target/clients; does nothing where it is up to date. Called by the tests.
 #
-# Usage: scripts/clients.sh langchain|litellm|schemathesis|node     target/clients/NAME results.
+# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|node     target/clients/NAME results.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ fi
 
 if [ "$name" = node ] && ! command -v npm >/dev/null 2>&1; then
     if ! command -v apt-get >/dev/null || { [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; }; then
-        echo "clients: please install Node.js 18 or later, with npm" >&2
+        echo "clients: please install Node.js 20 or later, with npm" >&2
         exit 1
     fi
     as_root=''

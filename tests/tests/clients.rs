@@ -52,18 +52,42 @@ async fn litellm_works_through_the_router() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "installs from npm: make test-clients"]
-async fn the_official_openai_client_for_node_works_through_the_router() -> anyhow::Result<()> {
+#[ignore = "installs from PyPI: make test-clients"]
+async fn openai_agents_and_pydantic_ai_work_through_the_router() -> anyhow::Result<()> {
+    check_python("agents").await
+}
+
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn instructor_and_llama_index_work_through_the_router() -> anyhow::Result<()> {
+    check_python("frameworks").await
+}
+
+/// Runs a client's tests in JavaScript against a fleet; so many must pass.
+async fn check_node(name: &str, n_tests: usize) -> anyhow::Result<()> {
     install("node").await?;
     let rig = Rig::start(2, &[]).await?;
     let dir = root().join("target/clients/node");
     // Modules are resolved from the script's folder.
-    std::fs::copy(root().join("tests/clients/test_openai.mjs"), dir.join("test_openai.mjs"))?;
+    let script = format!("test_{name}.mjs");
+    std::fs::copy(root().join("tests/clients").join(&script), dir.join(&script))?;
     let mut command = Command::new("node");
-    command.args(["--test", "test_openai.mjs"]).current_dir(dir).env("ROUTER_URL", rig.router_url());
+    command.args(["--test", &script]).current_dir(dir).env("ROUTER_URL", rig.router_url());
     let said = said(&mut command).await?;
-    ensure!(said.contains("# pass 9") || said.contains("pass 9"), "{said}");
+    ensure!(said.contains(&format!("pass {n_tests}\n")), "{said}");
     Ok(())
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn the_official_openai_client_for_node_works_through_the_router() -> anyhow::Result<()> {
+    check_node("openai", 9).await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn the_ai_sdk_works_through_the_router() -> anyhow::Result<()> {
+    check_node("ai_sdk", 10).await
 }
 
 /// Sends the requests that schemathesis generates from a server's document.

@@ -1,0 +1,108 @@
+"""Agents of openai-agents and pydantic-ai against a fleet: test_agents.py ROUTER_URL.
+
+tests/tests/clients.rs starts the fleet: two workers with the tiny model behind a router. The tiny model calls a tool only where it must, so
+the first turn demands a call and the second brings its result.
+"""
+
+import asyncio
+import sys
+import typing
+import unittest
+
+import agents
+import openai
+from pydantic_ai import Agent, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.direct import model_request_sync
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
+
+URL = sys.argv.pop()
+City = typing.Literal["Berlin", "Oslo"]
+agents.set_tracing_disabled(True)
+
+
+def client():
+    return openai.AsyncOpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+class OpenAiAgents(unittest.TestCase):
+    def agent(self, model):
+        asked = []
+
+        @agents.function_tool
+        def get_weather(city: City) -> str:
+            """Tells the weather."""
+            asked.append(city)
+            return f"It rains in {city}."
+
+        settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=100)
+        instructions = "You answer in random words."
+        agent = agents.Agent(
+            name="A", instructions=instructions, model=model, tools=[get_weather], model_settings=settings
+        )
+        return agent, asked
+
+    def test_a_tool_is_called_and_its_result_goes_back(self):
+        for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+            agent, asked = self.agent(kind("tiny", client()))
+            result = agents.Runner.run_sync(agent, "Is it raining?", max_turns=3)
+            self.assertEqual((len(asked), len(result.raw_responses)), (1, 2), kind)
+            self.assertTrue(result.final_output, kind)
+            second = result.raw_responses[1].usage
+            self.assertGreater(second.input_tokens_details.cached_tokens, 0, kind)
+
+    def test_a_streamed_run_comes_to_the_same(self):
+        for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+            agent, asked = self.agent(kind("tiny", client()))
+
+            async def run():
+                result = agents.Runner.run_streamed(agent, "Is it raining?", max_turns=3)
+                return [event.type async for event in result.stream_events()], result.final_output
+
+            kinds, streamed = asyncio.run(run())
+            self.assertIn("raw_response_event", kinds)
+            agent, _ = self.agent(kind("tiny", client()))
+            whole = agents.Runner.run_sync(agent, "Is it raining?", max_turns=3).final_output
+            self.assertEqual((len(asked), streamed), (1, whole), kind)
+
+
+class PydanticAi(unittest.TestCase):
+    SETTINGS = {"temperature": 0, "max_tokens": 100, "parallel_tool_calls": False}
+
+    def test_a_tool_is_called_and_its_result_goes_back(self):
+        schema = {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Berlin", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+        tool = ToolDefinition(name="get_weather", description="Tells the weather.", parameters_json_schema=schema)
+        for kind in (OpenAIChatModel, OpenAIResponsesModel):
+            model = kind("tiny", provider=OpenAIProvider(openai_client=client()))
+            # Without a text as the way out a call is demanded.
+            demands = ModelRequestParameters(function_tools=[tool], allow_text_output=False)
+            history = [ModelRequest(parts=[UserPromptPart("Is it raining?")])]
+            first = model_request_sync(
+                model, history, model_settings=self.SETTINGS, model_request_parameters=demands
+            )
+            [call] = [part for part in first.parts if isinstance(part, ToolCallPart)]
+            self.assertIn(call.args_as_dict()["city"], ("Berlin", "Oslo"))
+            result = ToolReturnPart(tool_name=call.tool_name, content="It rains.", tool_call_id=call.tool_call_id)
+            history += [first, ModelRequest(parts=[result])]
+            leaves = ModelRequestParameters(function_tools=[tool], allow_text_output=True)
+            second = model_request_sync(model, history, model_settings=self.SETTINGS, model_request_parameters=leaves)
+            self.assertIsInstance(second, ModelResponse)
+            self.assertTrue(any(isinstance(part, TextPart) and part.content for part in second.parts), kind)
+            self.assertGreater(second.usage.cache_read_tokens, 0, kind)
+
+    def test_an_output_type_is_a_call_of_its_own(self):
+        for kind in (OpenAIChatModel, OpenAIResponsesModel):
+            model = kind("tiny", provider=OpenAIProvider(openai_client=client()))
+            agent = Agent(model, output_type=bool, model_settings=self.SETTINGS)
+            self.assertIsInstance(agent.run_sync("Is it raining?").output, bool, kind)
+
+
+if __name__ == "__main__":
+    unittest.main()
