@@ -81,11 +81,11 @@ pub struct Verdict {
     pub noise_max: f32,
 }
 
-/// Largest mean difference of an engine's probabilities, in those of two uncached computations: without flash attention,
-/// whose kernels give a token the same values in every batch of a prompt, and with it.
+/// Largest mean difference of an engine's probabilities, in those of two uncached computations: without flash
+/// attention, whose kernels give a token the same values in every batch of a prompt, and with it.
 ///
-/// Source: own choice: without it 0.15 (SmolLM2) and 0.41 (Gemma 3) were measured on Zen 5, with a wrong block of 16 tokens
-/// or a token too few 1.15 and more; with it 0.71.
+/// Source: own choice: without it 0.15 (SmolLM2) and 0.41 (Gemma 3) were measured on Zen 5, with a wrong block of 16
+/// tokens or a token too few 1.15 and more; with it 0.71.
 const NOISE_MAX: (f32, f32) = (0.8, 1.5);
 /// Part of a log probability that 32-bit numbers do not tell apart.
 const PRECISION: f32 = 1e-4;
