@@ -35,6 +35,10 @@ pub(super) struct Calls {
     pub(super) unconstrained: Vec<String>,
 }
 
+/// Places of tools with what their schemas were compiled to, and the places of tools whose schemas could not be compiled;
+/// or why none is.
+type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
+
 /// One request's tools on their way to a format.
 struct Asked<'a> {
     serving: &'a Serving,
@@ -96,10 +100,7 @@ impl Asked<'_> {
     /// Returns the places of tools whose schemas could be compiled with what that gave, and the places of the others.
     ///
     /// Errors: the first tool's that could not, where a call is required.
-    fn compiled<T>(
-        &self,
-        compile: impl Fn(usize, &Value) -> Result<T, RequestError>,
-    ) -> Result<(Vec<(usize, T)>, Vec<usize>), RequestError> {
+    fn compiled<T>(&self, compile: impl Fn(usize, &Value) -> Result<T, RequestError>) -> Compiled<T> {
         let (mut kept, mut others) = (Vec::new(), Vec::new());
         for (idx, tool) in self.wish.tools.iter().enumerate() {
             match compile(idx, tool) {
