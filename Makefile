@@ -5,14 +5,18 @@ CARGO ?= cargo
 MODEL ?=
 # How many inputs of each kind `make fuzz` makes.
 CASES ?= 20000
-BIN := target/release
+# Kind of GPU that the worker is built for, in a folder of its own: make build GPU=cuda, metal, vulkan or rocm
+GPU ?=
+WITH_GPU := $(if $(GPU),scripts/gpu.sh $(GPU))
+FEATURES := $(if $(GPU),--features warmpath-worker/$(GPU))
+BIN := target/$(if $(GPU),gpu-$(GPU)/)release
 STAGE := scripts/stage.sh
 # The model, if one is named, and what leaves the demo's fleet up: make demo KEEP=1
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
+.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,8 +24,9 @@ help: ## List the targets
 setup: ## Install what llama.cpp and the tests need and is missing (Debian and Ubuntu only)
 	@$(STAGE) setup scripts/setup.sh
 
-build: setup ## Build everything, llama.cpp too (minutes, once)
-	@$(STAGE) build $(CARGO) build --release --workspace
+build: setup ## Build everything, llama.cpp too (minutes, once); GPU=cuda, metal, vulkan or rocm builds the worker for one
+	@$(STAGE) build $(WITH_GPU) $(CARGO) build --release --workspace $(FEATURES)
+	@scripts/accelerator.sh $(GPU)
 
 demo: build ## Chat with a fleet: KEEP=1 leaves it up, MODEL=path.gguf serves your model, MODEL=made one made by code
 	@$(STAGE) demo $(BIN)/warmpath-bench demo $(DEMO_FLAGS)
@@ -32,6 +37,14 @@ models: setup ## Fetch the real models of the tests and the demo into target/mod
 test: setup fixtures models venv deploy-tools chromium ## Run every test
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) tests scripts/tests.sh $(CARGO) test --release --workspace --no-fail-fast
+
+# Every part of the engine that moves KV state, and identity of answers on made and real weights.
+GPU_TESTS := engine::property engine::sharing engine::tiers engine::settings engine::real_weights
+
+test-gpu: setup models ## Test the engine on a Vulkan device, or without a GPU on Mesa's llvmpipe (first build: half an hour); not in CI
+	@$(STAGE) build scripts/gpu.sh vulkan $(CARGO) test --release -p warmpath-worker --features vulkan --test engine --no-run
+	@$(STAGE) gpu-tests scripts/gpu.sh vulkan $(CARGO) test --release -p warmpath-worker --features vulkan --test engine -- \
+		$(GPU_TESTS)
 
 test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, schemathesis, ...
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run

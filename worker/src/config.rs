@@ -8,6 +8,8 @@ mod embedding;
 pub mod flags;
 pub mod generation;
 pub mod llama_server;
+pub mod placement;
+pub mod rope;
 pub mod source;
 mod store;
 
@@ -170,7 +172,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     let source = source::source(&flags.source, &|name| std::env::var_os(name))?;
     Ok(Config {
         http: http_config(&flags)?,
-        backends: BackendConfig { folder: flags.backends_dir.clone(), cpu_variant: flags.cpu_variant.clone() },
+        backends: backends(&flags),
         engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
@@ -181,6 +183,11 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         identity: identity_config(flags, &source)?,
         source,
     })
+}
+
+/// Returns what llama.cpp computes with.
+pub fn backends(flags: &Flags) -> BackendConfig {
+    BackendConfig { folder: flags.backends_dir.clone(), cpu_variant: flags.cpu_variant.clone() }
 }
 
 fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
@@ -261,7 +268,9 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
             .then(|| Fit { spare_bytes: flags.fit_target.saturating_mul(1 << 20), slot_tokens_min: flags.fit_ctx }),
         threads,
         threads_batch: flags.threads_batch.unwrap_or(threads),
-        n_gpu_layers: flags.n_gpu_layers,
+        placement: placement::placement(&flags.placement)?,
+        rope: rope::settings(&flags.rope)?,
+        metadata_overrides: rope::metadata_overrides(&flags.rope)?,
         batch_tokens: flags.batch_size,
         ubatch_tokens: flags.ubatch_size.min(flags.batch_size),
         cache_type_k: cache_type(flags.cache_type_k),
@@ -376,131 +385,4 @@ fn parse_uid(text: &str) -> Result<WorkerUid, ConfigError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config(arguments: &str) -> Result<Config, ConfigError> {
-        let arguments = format!("warmpath-worker {arguments}");
-        resolve(Flags::from_command_line(arguments.split_whitespace().map(Into::into)).expect("the flags parse"))
-    }
-
-    #[test]
-    fn names_the_model_after_its_file_unless_told_otherwise() {
-        assert_eq!(config("-m /models/qwen-2.gguf").unwrap().identity.model_names, ["qwen-2"]);
-        assert_eq!(config("-m /models/qwen-2-00001-of-00003.gguf").unwrap().identity.model_names, ["qwen-2"]);
-        assert_eq!(config("-m a.gguf --alias x --alias y,z").unwrap().identity.model_names, ["x", "y", "z"]);
-        assert_eq!(config("-m a.gguf --alias *").unwrap().identity.model_names, ["a", "*"]);
-        assert_eq!(config("-m a.gguf --alias c-*,x").unwrap().identity.model_names, ["x", "c-*"]);
-    }
-
-    #[test]
-    fn understands_the_short_forms_of_llama_server() {
-        let config = config("-m a.gguf -np 3 -c 4096 -t 2 -tb 5 -ngl 7 -b 64 -ub 32 -ctk q8_0 -fa -kvu").unwrap();
-        let engine = config.engine;
-        assert_eq!(
-            (engine.n_slots, engine.context_tokens_total, engine.threads, engine.threads_batch),
-            (3, 4096, 2, 5)
-        );
-        assert_eq!((engine.n_gpu_layers, engine.batch_tokens, engine.ubatch_tokens), (7, 64, 32));
-        assert_eq!((engine.flash_attn, engine.kv_unified), (Switch::On, Switch::On));
-    }
-
-    #[test]
-    fn the_only_adapter_with_a_scale_is_in_force_unless_told_otherwise() {
-        let adapters = |flags: &str| {
-            let config = config(&format!("-m a.gguf {flags}")).unwrap();
-            let names: Vec<String> = config.engine.adapters.into_iter().map(|file| file.name).collect();
-            (names.join(" "), config.adapter_in_force.map(|applied| (applied.adapter, f32::from(applied.scale))))
-        };
-        assert_eq!(adapters(""), (String::new(), None));
-        assert_eq!(adapters("--lora x/poet.gguf"), ("poet".to_owned(), Some((0, 1.0))));
-        assert_eq!(adapters("--lora x/poet.gguf --lora-init-without-apply"), ("poet".to_owned(), None));
-        assert_eq!(adapters("--lora-scaled a.gguf:0,b.gguf:0.5"), ("a b".to_owned(), Some((1, 0.5))));
-        assert_eq!(adapters("--lora a.gguf --lora b.gguf --lora-init-without-apply"), ("a b".to_owned(), None));
-    }
-
-    #[test]
-    fn an_embedding_worker_has_sizes_of_its_own() {
-        let embedding = |flags: &str| {
-            let config = config(&format!("-m a.gguf {flags}")).unwrap();
-            (config.embedding.map(|embedding| embedding.pooling), config.engine.n_slots)
-        };
-        assert_eq!(embedding(""), (None, 4));
-        assert_eq!(embedding("--embedding"), (Some(None), 32));
-        assert_eq!(embedding("--embeddings --pooling cls -np 2"), (Some(Some(Pooling::Cls)), 2));
-        assert_eq!(embedding("--reranking"), (Some(Some(Pooling::Rank)), 32));
-    }
-
-    #[test]
-    fn shifts_only_where_it_is_asked_for() {
-        let shifts = |flags: &str| config(&format!("-m a.gguf {flags}")).unwrap().engine.shifts;
-        let reuse = |cache_reuse_tokens| ShiftConfig { cache_reuse_tokens, ..ShiftConfig::default() };
-        assert_eq!(shifts(""), reuse(0));
-        assert_eq!(shifts("--cache-reuse 64"), reuse(64));
-        assert_eq!(shifts("--cache-reuse"), reuse(32));
-        assert_eq!(shifts("--context-shift").at_context_end, AtContextEnd::Shift);
-        assert_eq!(shifts("--no-context-shift"), reuse(0));
-        assert_eq!(shifts("--context-shift --no-context-shift"), reuse(0));
-    }
-
-    #[test]
-    fn a_context_that_is_not_given_is_fitted_and_0_is_all_of_the_models() {
-        let wanted = |flags: &str, n_ctx_train| {
-            let engine = config(&format!("-m a.gguf -np 2 {flags}")).unwrap().engine;
-            (engine.cells_wanted(n_ctx_train), engine.fit.map(|fit| (fit.spare_bytes >> 20, fit.slot_tokens_min)))
-        };
-        assert_eq!(wanted("", 131_072), (2 * 8192, Some((1024, 4096))));
-        assert_eq!(wanted("-c 0", 131_072), (2 * 131_072, Some((1024, 4096))));
-        assert_eq!(wanted("-c 0 -fitt 256 -fitc 512", 2048), (2 * 2048, Some((256, 512))));
-        assert_eq!(wanted("-c 1024 -fit off", 131_072), (1024, None));
-    }
-
-    #[test]
-    fn a_chat_template_is_named_or_written_down() {
-        let template = |flags: &[&str]| {
-            let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
-            resolve(Flags::from_command_line(arguments.map(Into::into)).unwrap()).unwrap().prompt.chat_template
-        };
-        assert_eq!(template(&[]), None);
-        assert!(template(&["--chat-template", "llama3"]).unwrap().contains("<|start_header_id|>"));
-        assert_eq!(template(&["--chat-template", "{{ messages }}"]).unwrap(), "{{ messages }}");
-    }
-
-    #[test]
-    fn names_the_flag_whose_value_cannot_be_used() {
-        let cases = [
-            ("--slots 0", "--slots: must be at least 1"),
-            (
-                "-c 100 --slots 8",
-                "--ctx-size: 100 tokens for 8 slots are 12 for each, and a slot has at least 256: give 2048 or more, or \
-                 fewer --slots",
-            ),
-            ("--block-size 0", "--block-size: must be at least 1"),
-            ("--sse-ping-interval -2", "--sse-ping-interval: must be -1 to 86400 seconds"),
-            ("--pooling mean", "--pooling: needs --embedding"),
-            ("--lora a.gguf --lora b/a.gguf", "--lora: two adapters would be named a; rename a file"),
-            ("--lora-scaled a.gguf", "--lora-scaled: must be FILE:SCALE, not a.gguf"),
-            ("--lora-scaled a.gguf:nan", "--lora-scaled: a scale must be within -100 and 100"),
-            (
-                "--lora a.gguf,b.gguf",
-                "--lora: one adapter is applied at a time; with several give --lora-init-without-apply",
-            ),
-            ("--embedding --lora a.gguf", "--lora: an embedding worker applies no adapters"),
-            ("--rerank --pooling mean", "--pooling: --rerank needs rank"),
-            ("--embedding --embd-normalize -2", "--embd-normalize: must be -1, 0 or the p of a norm"),
-            ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
-            ("--idle-timeout=-1", "--idle-timeout: must be 0 to 86400 seconds"),
-            ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
-            ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
-            ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
-            (
-                "--chat-template llama",
-                "--chat-template: llama is neither Jinja nor a built-in template; those are chatml, ",
-            ),
-        ];
-        for (flags, expected) in cases {
-            let error = config(&format!("-m a.gguf {flags}")).expect_err(flags);
-            assert!(error.to_string().starts_with(expected), "{error}");
-        }
-    }
-}
+mod tests;

@@ -14,7 +14,7 @@ pub mod vector;
 use tokio::sync::mpsc;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
-pub use footprint::plan_memory;
+pub use footprint::{plan_memory, settle};
 pub use handle::{EmbedHandle, TextFault};
 
 use crate::engine::{EngineConfig, EngineUpdate, StartError};

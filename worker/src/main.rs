@@ -3,14 +3,16 @@
 //! Not here: everything else (`warmpath_worker::start` is next).
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use warmpath_shell::{descriptors, log};
+use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::{backends, config, start, waiting};
+use warmpath_worker::{config, engine, start, waiting};
 
 fn main() -> ExitCode {
     let spins = waiting::spin_shortly();
@@ -22,6 +24,9 @@ fn main() -> ExitCode {
     }
     let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
     let _log = log::start(flags.log_format);
+    if flags.placement.list_devices {
+        return list_devices(config::backends(&flags));
+    }
     flags.log_ignored();
     if let Err(error) = spins {
         tracing::warn!(%error, "threads wait as the system has it: this program could not start itself again");
@@ -39,6 +44,24 @@ fn main() -> ExitCode {
 /// Tries CPU kernels, in the process that a worker starts for it.
 fn check(library: &Path) -> ExitCode {
     match serde_json::to_writer(std::io::stdout(), &backends::check(library)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Prints the devices that llama.cpp can compute on here, a line for each.
+#[tokio::main]
+async fn list_devices(backends: BackendConfig) -> ExitCode {
+    if let Err(error) = backends::load(&backends).await {
+        tracing::error!("{:#}", anyhow::Error::new(error));
+        return ExitCode::FAILURE;
+    }
+    let mut lines = String::from("Available devices:\n");
+    for device in engine::list_devices() {
+        let (total, free) = (device.memory_total >> 20, device.memory_free >> 20);
+        lines += &format!("  {}: {} ({total} MiB, {free} MiB free)\n", device.name, device.description);
+    }
+    match std::io::stdout().write_all(lines.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

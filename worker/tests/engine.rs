@@ -22,6 +22,7 @@ mod engine {
     mod refusals;
     mod reports;
     mod schemas;
+    mod settings;
     mod sharing;
     mod shifts;
     mod soak;

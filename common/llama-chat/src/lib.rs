@@ -17,6 +17,6 @@ mod templates;
 
 pub use error::ChatError;
 pub use format::{ChatFormat, FormatInputs, ReasoningFormat, ToolChoice, Trigger};
-pub use memory::{ContextMemory, context_memory};
+pub use memory::{ContextMemory, DeviceMemory, context_memory, device_memory};
 pub use reader::{CallDelta, DEPTH_MAX, Delta, Reader};
 pub use templates::ChatTemplates;

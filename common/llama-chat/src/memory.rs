@@ -1,8 +1,14 @@
-//! Memory that a context of llama.cpp takes.
+//! Memory that a context of llama.cpp takes of the machine and of its devices.
 //!
 //! The worker creates contexts and knows how much memory the machine has.
 
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
 use llama_cpp_sys_2::llama_context;
+
+/// Most devices that are told of. Source: twice llama.cpp's `LLAMA_MAX_DEVICES`.
+const DEVICES_MAX: usize = 32;
 
 /// Memory that a context and its model take. Units: bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,7 +24,33 @@ pub struct ContextMemory {
     pub compute: u64,
 }
 
+/// Memory that a context and its model take of a device. Units: bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Name of the device.
+    pub name: String,
+    /// Memory that is free there; [`u64::MAX`] where the device does not tell.
+    pub available: u64,
+    /// Weights.
+    pub weights: u64,
+    /// KV cache and recurrent state.
+    pub context: u64,
+    /// Buffers of the computation.
+    pub compute: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RawDeviceMemory {
+    name: *const c_char,
+    available: u64,
+    weights: u64,
+    context: u64,
+    compute: u64,
+}
+
 unsafe extern "C" {
+    fn wp_device_memory_of(context: *const llama_context, devices: *mut RawDeviceMemory, n_max: usize) -> usize;
     fn wp_context_memory(context: *const llama_context, memory: *mut ContextMemory);
 }
 
@@ -32,4 +64,25 @@ pub unsafe fn context_memory(context: *const llama_context) -> ContextMemory {
     // SAFETY: the caller vouches for the context; the C++ side fills the struct, whose layout is C's.
     unsafe { wp_context_memory(context, &raw mut memory) };
     memory
+}
+
+/// Returns the same of each device that is not the CPU.
+///
+/// # Safety
+///
+/// As [`context_memory`].
+pub unsafe fn device_memory(context: *const llama_context) -> Vec<DeviceMemory> {
+    let nothing = RawDeviceMemory { name: ptr::null(), available: 0, weights: 0, context: 0, compute: 0 };
+    let mut devices = [nothing; DEVICES_MAX];
+    // SAFETY: the caller vouches for the context; the other side fills at most as many structs as it is told.
+    let n_devices = unsafe { wp_device_memory_of(context, devices.as_mut_ptr(), DEVICES_MAX) };
+    let one = |raw: &RawDeviceMemory| DeviceMemory {
+        // SAFETY: a device's name lives as long as the program.
+        name: unsafe { CStr::from_ptr(raw.name) }.to_string_lossy().into_owned(),
+        available: raw.available,
+        weights: raw.weights,
+        context: raw.context,
+        compute: raw.compute,
+    };
+    devices[..n_devices].iter().map(one).collect()
 }

@@ -18,6 +18,8 @@ use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
+use super::placement::PlacementFlags;
+use super::rope::RopeFlags;
 use super::source::SourceFlags;
 
 /// Is the flags of one start, unchecked.
@@ -94,9 +96,13 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CPU_VARIANT", value_name = "NAME")]
     pub cpu_variant: Option<String>,
 
-    /// Layers to keep in GPU memory (-ngl), in a build that has a GPU backend.
-    #[arg(long, visible_alias = "gpu-layers", env = "WARMPATH_N_GPU_LAYERS", value_name = "N", default_value_t = 0)]
-    pub n_gpu_layers: u32,
+    /// Those of devices and of reading the model's file.
+    #[command(flatten)]
+    pub placement: PlacementFlags,
+
+    /// Those of rotation, and of the model's metadata.
+    #[command(flatten)]
+    pub rope: RopeFlags,
 
     /// Most prompt tokens that are planned together; they are computed in steps of --ubatch-size.
     #[arg(short, long, env = "WARMPATH_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
@@ -351,7 +357,11 @@ impl Flags {
     /// Errors: clap's, which also carries `--help` and `--version`.
     pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
-        let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
+        let Translated { mut arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
+        if arguments.iter().any(|argument| argument == "--list-devices") {
+            // What only asks for devices has no model.
+            arguments.push("--model=none".into());
+        }
         let mut flags: Self = environment::parse(arguments).map_err(with_page)?;
         flags.ignored = ignored;
         Ok(flags)

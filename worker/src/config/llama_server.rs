@@ -58,6 +58,21 @@ pub const ROWS: &[Row] = &[
     row("-hff", Value, Same("--hf-file")),
     row("-hft", Value, Same("--hf-token")),
     row("-mu", Value, Same("--model-url")),
+    row("-dev", Value, Same("--device")),
+    row("-mg", Value, Same("--main-gpu")),
+    row("-ts", Value, Same("--tensor-split")),
+    row("-sm", Value, Same("--split-mode")),
+    row("-ot", Value, Same("--override-tensor")),
+    row("-cmoe", Nothing, Same("--cpu-moe")),
+    row("-ncmoe", Value, Same("--n-cpu-moe")),
+    row("-ncffn", Value, Same("--n-cpu-ffn")),
+    row("-nkvo", Nothing, Same("--no-kv-offload")),
+    row("-nr", Nothing, Same("--no-repack")),
+    row("-lm", Value, Same("--load-mode")),
+    row("--mmap", Nothing, Same("--load-mode=mmap")),
+    row("--no-mmap", Nothing, Same("--load-mode=none")),
+    row("--mlock", Nothing, Same("--load-mode=mlock")),
+    row("-dio --direct-io", Nothing, Same("--load-mode=dio")),
     row("-ub", Value, Same("--ubatch-size")),
     row("-fit", Value, Same("--fit")),
     row("-fitt", Value, Same("--fit-target")),
@@ -75,11 +90,12 @@ pub const ROWS: &[Row] = &[
     row("--usage", Nothing, Same("--help")),
     row("--metrics --props", Nothing, Ignored("it is always served")),
     row(
-        "-cb --cont-batching --jinja --cache-prompt --repack -kvo --kv-offload --op-offload --prefill-assistant \
-         --no-skip-chat-parsing --reasoning-preserve",
+        "-cb --cont-batching --jinja --cache-prompt --prefill-assistant --no-skip-chat-parsing --reasoning-preserve \
+         --swa-full",
         Nothing,
         Ignored("it is always so"),
     ),
+    row("--repack -kvo --kv-offload --op-offload -ndio --no-direct-io", Nothing, Ignored("it is the default")),
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
          --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload \
@@ -89,12 +105,12 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "--perf --no-perf --warmup --no-warmup --cache-idle-slots --no-cache-idle-slots -e --escape --no-escape \
-         --verbose-prompt --mmap --no-mmap --mlock -dio --direct-io -ndio --no-direct-io --reuse-port",
+         --verbose-prompt --reuse-port",
         Nothing,
         Ignored("the worker decides that itself"),
     ),
     row(
-        "-lm --load-mode -lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
+        "-lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
          --swa-checkpoints -cms --checkpoint-min-step -to --timeout \
          --threads-http",
         Value,
@@ -102,7 +118,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch \
-         --cpu-strict-batch --prio-batch --poll-batch --numa",
+         --cpu-strict-batch --prio-batch --poll-batch",
         Value,
         Ignored("the system places threads: taskset, numactl and nice tell it how"),
     ),
@@ -143,18 +159,12 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("there is no speculative decoding"),
     ),
+    row("--rpc", Value, Refused("devices of other machines are not used: start a worker there, and a router")),
     row(
-        "-ts --tensor-split -sm --split-mode -mg --main-gpu -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe \
-         --n-cpu-moe -ncffn --n-cpu-ffn -nkvo --no-kv-offload --no-op-offload --no-host --rpc --list-devices",
+        "--control-vector --control-vector-scaled --control-vector-layer-range --keep --kv-unified-per-slot -bs \
+         --backend-sampling",
         Value,
-        Refused("--n-gpu-layers alone says what is computed where"),
-    ),
-    row(
-        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor \
-         --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv --control-vector --control-vector-scaled \
-         --control-vector-layer-range --swa-full --check-tensors --keep --kv-unified-per-slot -bs --backend-sampling",
-        Value,
-        Refused("it is not there; the model's file says how it is computed"),
+        Refused("it is not there"),
     ),
     row(
         "--samplers --sampler-seq --sampling-seq --ignore-eos --top-nsigma --top-n-sigma --xtc-probability \
@@ -168,7 +178,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing \
-         --no-reasoning-preserve -nr --no-repack",
+         --no-reasoning-preserve",
         Nothing,
         Refused("that cannot be switched off"),
     ),

@@ -14,9 +14,9 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
-use super::layout::{Layout, ModelFacts};
+use super::layout::Layout;
 use super::{EmbedConfig, EmbedFacts};
-use crate::engine::{SLOTS_MAX, StartError, describe_model};
+use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
 
 /// Computes batches of texts; sequence ids are places in the batch.
 pub(super) struct Computer<'m> {
@@ -39,8 +39,10 @@ impl<'m> Computer<'m> {
         fingerprint: Fingerprint,
     ) -> Result<(Self, EmbedFacts), StartError> {
         let unsupported = |reason: String| StartError::Unsupported { path: config.engine.model.clone(), reason };
-        let facts = ModelFacts { meta: &|key| model.meta_val_str(key).ok(), n_ctx_train: model.n_ctx_train() };
-        let mut layout = Layout::new(&facts, config);
+        let file = |key: &str| model.meta_val_str(key).ok();
+        let metadata = config.engine.metadata(&file);
+        let n_ctx_train = config.engine.rope.extended(&metadata);
+        let mut layout = Layout::new(&metadata, config);
         if layout.pooling == Pooling::Rank {
             check_head(config).map_err(unsupported)?;
         }
@@ -60,7 +62,7 @@ impl<'m> Computer<'m> {
             text_tokens_max,
             n_sequences: config.engine.n_slots,
             n_vocab: model.n_vocab().unsigned_abs(),
-            n_ctx_train: model.n_ctx_train(),
+            n_ctx_train,
             embedding: EmbeddingInfo { pooling, dimensions: n_out },
             model_fingerprint: fingerprint,
             description: describe_model(model, &config.engine.model),
@@ -203,7 +205,7 @@ pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaConte
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
-    LlamaContextParams::default()
+    let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(layout.batch_tokens + piece_cells))
         .with_n_seq_max(u32::from(n_sequences))
         .with_n_batch(layout.batch_tokens.max(u32::from(n_sequences)))
@@ -215,9 +217,10 @@ pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaConte
         .with_kv_unified(true)
         .with_embeddings(true)
         .with_pooling_type(pooling_type(layout.pooling))
-        .with_offload_kqv(engine.n_gpu_layers > 0)
-        .with_op_offload(engine.n_gpu_layers > 0)
-        .with_no_perf(true)
+        .with_offload_kqv(engine.placement.offloads_kv())
+        .with_op_offload(engine.placement.offloads_products())
+        .with_no_perf(true);
+    with_rope(params, &engine.rope)
 }
 
 /// Returns the sequences of a context in which a text is computed in pieces: the last one is its own.

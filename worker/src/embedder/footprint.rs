@@ -3,10 +3,12 @@
 //! Not here: a worker that generates (`engine::footprint`), how much memory there is (`machine`).
 //! The idea: llama.cpp says what a context for one batch would take, without taking it.
 
+use warmpath_llama_chat::DeviceMemory;
+
 use super::EmbedConfig;
 use super::compute::context_params;
-use super::layout::{Layout, ModelFacts};
-use crate::engine::{Bytes, MemoryUse, Outline, StartError};
+use super::layout::Layout;
+use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 
 /// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is the least that they take.
 ///
@@ -16,18 +18,25 @@ const ASKED_TOKENS_MAX: u32 = 1 << 16;
 /// Returns what a model's weights, context and computation take; absent where llama.cpp cannot say: then the loading itself will say
 /// why.
 ///
-/// Cost: reads the model's metadata. Errors: `Memory` where they need more memory than is available.
+/// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` where they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
     let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
-    let facts = ModelFacts { meta: &|key| outline.meta(key), n_ctx_train: outline.n_ctx_train() };
-    let layout = Layout::new(&facts, config);
+    let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
     let asked = Layout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
-    let Some(memory) = outline.context(&context_params(config, asked)) else { return Ok(None) };
+    let Some((memory, devices)) = outline.context(&context_params(config, asked)) else { return Ok(None) };
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
-    let (context, compute, copied) = (grown(memory.context), grown(memory.compute), memory.weights_repacked);
+    let devices = devices.into_iter().map(|device| {
+        let (context, compute) = (grown(device.context), grown(device.compute));
+        DeviceMemory { context, compute, ..device }
+    });
+    engine::check_devices(&devices.collect::<Vec<_>>())?;
+    let (mapped, copied) = match config.engine.placement.load_mode.gives_back() {
+        true => (memory.weights_as_in_file, memory.weights_repacked),
+        false => (0, memory.weights_as_in_file.saturating_add(memory.weights_repacked)),
+    };
+    let (context, compute) = (grown(memory.context), grown(memory.compute));
     let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
-    let mapped = memory.weights_as_in_file;
     let shown = MemoryUse { mapped, copied, context, compute, stored: 0, available };
     shown.log();
     if needed <= available {
@@ -47,4 +56,22 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         false => "a smaller --ctx-size or --ubatch-size may fit".to_owned(),
     };
     Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
+}
+
+/// Returns a configuration that says what lies on which device, as the engine's does.
+///
+/// Errors: `Config` for a device or a buffer that there is not.
+pub fn settle(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
+    let pooling = config.pooling;
+    let wanted = |engine: &EngineConfig| {
+        let config = EmbedConfig { engine: engine.clone(), pooling };
+        let layout = layout(&Outline::load(engine)?, &config);
+        Some(context_params(&config, layout))
+    };
+    Ok(EmbedConfig { engine: engine::settle_with(config.engine, wanted)?, pooling })
+}
+
+fn layout(outline: &Outline, config: &EmbedConfig) -> Layout {
+    let file = |key: &str| outline.meta(key);
+    Layout::new(&config.engine.metadata(&file), config)
 }

@@ -5,20 +5,7 @@
 use warmpath_common::model::Pooling;
 
 use super::{EmbedConfig, TEXT_TOKENS_DEFAULT_MAX};
-
-/// What a model's file says of itself.
-pub(super) struct ModelFacts<'a> {
-    /// Returns the value of a key of the file's metadata.
-    pub(super) meta: &'a dyn Fn(&str) -> Option<String>,
-    /// Context that the model was trained on; 0 where the file does not say. Units: tokens.
-    pub(super) n_ctx_train: u32,
-}
-
-impl ModelFacts<'_> {
-    fn of_architecture(&self, key: &str) -> Option<String> {
-        (self.meta)(&format!("{}.{key}", (self.meta)("general.architecture")?))
-    }
-}
+use crate::engine::Metadata;
 
 /// What is made of texts, and how long batches are. Units: tokens.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +18,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Returns the layout of a model; without pooling asked for, that of the file counts, or none, as llama.cpp has it.
-    pub(super) fn new(model: &ModelFacts<'_>, config: &EmbedConfig) -> Self {
+    pub(super) fn new(model: &Metadata<'_>, config: &EmbedConfig) -> Self {
         let own = || match model.of_architecture("pooling_type").as_deref() {
             Some("1") => Pooling::Mean,
             Some("2") => Pooling::Cls,
@@ -40,7 +27,7 @@ impl Layout {
             _ => Pooling::None,
         };
         let pooling = config.pooling.unwrap_or_else(own);
-        let trained = match model.n_ctx_train {
+        let trained = match config.engine.rope.extended(model) {
             0 => u32::MAX,
             trained => trained,
         };

@@ -75,6 +75,7 @@ pub(super) fn start(
     progress: Progress,
     updates: mpsc::UnboundedSender<EngineUpdate>,
 ) -> Result<EmbedHandle, StartError> {
+    let config = super::settle(config)?;
     config.engine.validate()?;
     let queue_max = config.engine.queue_max;
     let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);

@@ -13,6 +13,9 @@ use warmpath_worker_core::prefix_tree::BlockHasher;
 use super::SelfTestReport;
 use super::adapters::AdapterFile;
 use super::footprint::{Bytes, Fit};
+use super::metadata::MetadataOverride;
+use super::placement::Placement;
+use super::rope::RopeSettings;
 use crate::store::StoreError;
 
 /// Is the largest context that a slot gets when the size is not given.
@@ -45,8 +48,12 @@ pub struct EngineConfig {
     pub threads: u16,
     /// Is the threads that compute a step with prompts in it; 0 means as `threads`.
     pub threads_batch: u16,
-    /// Is the layers that go to the GPU; 0 means none.
-    pub n_gpu_layers: u32,
+    /// Where the model is computed, and how its file is read.
+    pub placement: Placement,
+    /// Rotation of keys and queries, as far as it is not as the model's file says.
+    pub rope: RopeSettings,
+    /// Values that take the place of those in the model's file.
+    pub metadata_overrides: Vec<MetadataOverride>,
     /// Most tokens that are planned together while nothing decodes.
     pub batch_tokens: u32,
     /// Most tokens of one step, which is a micro-batch; above `n_slots`.
@@ -192,7 +199,9 @@ impl Default for EngineConfig {
             fit: None,
             threads: 0,
             threads_batch: 0,
-            n_gpu_layers: 0,
+            placement: Placement::default(),
+            rope: RopeSettings::default(),
+            metadata_overrides: Vec::new(),
             batch_tokens: 2048,
             ubatch_tokens: 512,
             cache_type_k: CacheType::F16,
@@ -221,14 +230,14 @@ impl EngineConfig {
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix behind a cached prefix is several times slower with it.
     pub fn flash_attn_settled(&self) -> bool {
-        self.flash_attn.choice().unwrap_or(self.n_gpu_layers > 0 || self.cache_type_v.is_quantized())
+        self.flash_attn.choice().unwrap_or(self.placement.is_offloaded() || self.cache_type_v.is_quantized())
     }
 
     /// Returns whether the KV buffer is unified, unless measured: `Auto` is on where there is a GPU.
     ///
     /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
     pub fn kv_unified_settled(&self) -> bool {
-        self.kv_unified.choice().unwrap_or(self.n_gpu_layers > 0)
+        self.kv_unified.choice().unwrap_or(self.placement.is_offloaded())
     }
 
     /// Returns the cells of all slots together, for a model that was trained on a context of so many tokens.
@@ -242,8 +251,8 @@ impl EngineConfig {
     /// Names what the stored state of a model depends on, as far as it is known before the model is loaded: equal names mean equal
     /// stored state.
     pub fn state_settings(&self, model: Fingerprint) -> Fingerprint {
-        let buffer = (self.flash_attn, self.kv_unified, self.n_gpu_layers, self.context_tokens_total, self.n_slots);
-        let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens);
+        let buffer = (self.flash_attn, self.kv_unified, &self.placement, self.context_tokens_total, self.n_slots);
+        let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens, &self.rope, &self.metadata_overrides);
         let settings = format!("{model} {buffer:?} {kv:?} {}", env!("CARGO_PKG_VERSION"));
         Fingerprint(blake3::derive_key("warmpath 2026 state settings v1", settings.as_bytes()))
     }
@@ -432,6 +441,20 @@ pub enum StartError {
         parts: String,
         /// The flag to change.
         fits: String,
+    },
+    /// A device has less memory than is needed.
+    #[error(
+        "the worker needs {needed} of {device}'s memory and {available} are free there: {parts}; --n-gpu-layers auto keeps there what fits"
+    )]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// Memory that is needed.
+        needed: Bytes,
+        /// Memory that is free.
+        available: Bytes,
+        /// The parts of what is needed, each with its flags.
+        parts: String,
     },
     /// The folder for stored state cannot be used.
     #[error("cannot store state on disk")]

@@ -9,6 +9,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use warmpath_llama_chat::DeviceMemory;
 
 use super::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
 use super::llama;
@@ -36,7 +37,7 @@ pub(super) struct Taken {
 }
 
 /// What llama.cpp says about a model under a configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     /// Cells that the configuration wants.
     pub(super) wanted_cells: u64,
@@ -44,6 +45,8 @@ pub(super) struct Asked {
     pub(super) mapped: u64,
     /// Weights that are copied, and adapters.
     pub(super) copied: u64,
+    /// What each device that is not the CPU holds, for all cells that are wanted.
+    pub(super) devices: Vec<DeviceMemory>,
     /// The answer for at most [`ASKED_CELLS_MAX`] cells.
     pub(super) large: Taken,
     /// The answer for half as many.
@@ -213,20 +216,42 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Refuses what a device has no room for.
+///
+/// Errors: `DeviceMemory`.
+pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> {
+    for DeviceMemory { name, available, weights, context, compute } in devices {
+        let needed = [*weights, *context, *compute].into_iter().fold(0, u64::saturating_add);
+        tracing::debug!(device = name, needed = %Bytes(needed), available = %Bytes(*available), "memory");
+        if needed > *available {
+            let parts = format!(
+                "{} for weights (--n-gpu-layers, --override-tensor), {} for the KV cache (--ctx-size, --no-kv-offload), {} for \
+                 computing (--ubatch-size)",
+                Bytes(*weights),
+                Bytes(*context),
+                Bytes(*compute)
+            );
+            let (needed, available) = (Bytes(needed), Bytes(*available));
+            return Err(StartError::DeviceMemory { device: name.clone(), needed, available, parts });
+        }
+    }
+    Ok(())
+}
+
 /// Returns what a model's weights, context, computation and stored state take; absent where llama.cpp cannot say: then the loading
 /// itself will say why. A context whose size is not given is made smaller where it does not fit.
 ///
-/// Cost: reads the model's metadata, twice where the context is made smaller. Errors: `Memory` where they need more memory than is
+/// Cost: reads the model's metadata, twice where the context is made smaller. Errors: `Memory`, `DeviceMemory` where they need more memory than is
 /// available.
 pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
-    let Some(mut footprint) = ask(config) else { return Ok(None) };
+    let Some((mut footprint, mut devices)) = ask(config) else { return Ok(None) };
     let wanted_cells = footprint.taken.n_cells;
     let fit = config.fit.filter(|_| config.context_tokens_total == 0);
     let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
     if let Some(cells) = fitted_cells {
         // Slopes are good enough for a choice; what is shown and checked is asked for.
         let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
-        footprint = ask(&smaller).unwrap_or(footprint);
+        (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
         let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
         tracing::warn!(
             slot_tokens,
@@ -234,6 +259,7 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
             "each slot gets a smaller context, as the memory has no room for more (--fit)"
         );
     }
+    check_devices(&devices)?;
     let memory = footprint.shown(available);
     memory.log();
     if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
@@ -244,11 +270,11 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
     Ok(Some(MemoryPlan { memory, fitted_cells }))
 }
 
-fn ask(config: &EngineConfig) -> Option<Footprint> {
+fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     // Half of what is asked about leaves each slot another size.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
-    Some(Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)))
+    Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
 }
 
 #[cfg(test)]
@@ -261,7 +287,7 @@ mod tests {
         let taken = |n_cells: u64| Taken { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
         let n_cells = wanted_cells.min(ASKED_CELLS_MAX);
         let (large, small) = (taken(n_cells), taken(n_cells / 2));
-        Asked { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, large, small }
+        Asked { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, devices: Vec::new(), large, small }
     }
 
     fn footprint(wanted_cells: u64) -> Footprint {
@@ -310,6 +336,22 @@ mod tests {
         assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
         let odd = Fit { slot_tokens_min: 4000, ..fit };
         assert_eq!(large.fitted(0, odd), Some(2 * 4096));
+    }
+
+    #[test]
+    fn a_device_without_room_is_named_with_the_numbers() {
+        let device = |available| DeviceMemory {
+            name: "CUDA0".to_owned(),
+            available,
+            weights: 5 * MIB,
+            context: 2 * MIB,
+            compute: MIB,
+        };
+        assert!(check_devices(&[]).is_ok());
+        assert!(check_devices(&[device(8 * MIB), device(u64::MAX)]).is_ok());
+        let refused =
+            check_devices(&[device(8 * MIB), device(8 * MIB - 1)]).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("8.0 MiB of CUDA0's memory") && refused.contains("2.0 MiB for the KV"), "{refused}");
     }
 
     #[test]

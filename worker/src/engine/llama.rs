@@ -2,15 +2,19 @@
 //!
 //! Not here: which tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
 
+pub(super) mod devices;
 mod layout;
 pub(super) mod measure;
+mod params;
 mod shift;
 mod state;
 
 pub(super) use layout::RopeFactors;
+pub(crate) use params::with_rope;
 pub(super) use shift::obstacle as shift_obstacle;
 pub(super) use state::StateError;
 
+use std::ffi::CString;
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -19,9 +23,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
-use tracing::warn;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
@@ -29,6 +31,7 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use super::SelfTestReport;
 use super::adapters::Adapters;
 use super::config::{CacheType, EngineConfig, EngineFacts, SLOTS_MAX, StartError};
+use params::ModelParams;
 
 /// Is told the loaded share of a model and says whether to go on.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
@@ -40,12 +43,10 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     let path = &config.model;
     let fail = |reason: String| StartError::Model { path: path.clone(), reason };
     std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-    if config.n_gpu_layers > 0 && !warmpath_prompt::backend().supports_gpu_offload() {
-        warn!(config.n_gpu_layers, "no GPU that llama.cpp can use was found: the model runs on the CPU");
-    }
-    let params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers).with_progress_callback(progress);
-    let model = LlamaModel::load_from_file(warmpath_prompt::backend(), path, &params)
-        .map_err(|error| fail(format!("llama.cpp refuses it ({error}); its log says why")))?;
+    let params = ModelParams::new(config)?;
+    let c_path = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| fail(error.to_string()))?;
+    let model = params.load(&c_path, progress);
+    let model = model.ok_or_else(|| fail("llama.cpp refuses it; its log says why".to_owned()))?;
     let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
     if architecture.starts_with("t5") {
         let reason = format!("the architecture {architecture} has an encoder, and only decoders are served");
@@ -59,7 +60,7 @@ const SPARE_CELLS: u32 = 256;
 
 /// Makes the context of `model`.
 fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
-    let n_ctx = config.cells_wanted(model.n_ctx_train());
+    let n_ctx = config.cells_wanted(n_ctx_train(model, config));
     model.new_context(warmpath_prompt::backend(), context_params(config, n_ctx)).map_err(|error| StartError::Context {
         n_slots: config.n_slots,
         context_tokens_total: n_ctx,
@@ -82,7 +83,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED,
     };
-    LlamaContextParams::default()
+    let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(n_cells.saturating_add(spare_cells)))
         .with_n_seq_max(u32::from(config.n_slots) + spare_sequences)
         .with_n_batch(config.batch_tokens)
@@ -95,9 +96,10 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         .with_kv_unified(config.kv_unified_settled())
         // The whole of a sliding window's past stays in the buffer, so that a sequence can be cut back to any token.
         .with_swa_full(true)
-        .with_offload_kqv(config.n_gpu_layers > 0)
-        .with_op_offload(config.n_gpu_layers > 0)
-        .with_no_perf(true)
+        .with_offload_kqv(config.placement.offloads_kv())
+        .with_op_offload(config.placement.offloads_products())
+        .with_no_perf(true);
+    with_rope(params, &config.rope)
 }
 
 /// Is what was found out about a model besides what llama.cpp says.
@@ -167,7 +169,7 @@ impl<'m> Llama<'m> {
             n_slots: config.n_slots,
             kv_unified: config.kv_unified_settled(),
             spare: Spare::of(config),
-            window_tokens: window_tokens(model),
+            window_tokens: window_tokens(model, config),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             scratch: Vec::new(),
@@ -289,7 +291,7 @@ impl<'m> Llama<'m> {
     pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
-        let n_ctx_train = model.n_ctx_train();
+        let n_ctx_train = n_ctx_train(model, config);
         EngineFacts {
             // In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
             context_tokens: if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) },
@@ -307,17 +309,24 @@ impl<'m> Llama<'m> {
             n_params: model.n_params(),
             model_bytes: model.size(),
             adapters: probed.adapters,
-            shift_obstacle: shift_obstacle(model, (probed.memory, config.cache_type_k)),
+            shift_obstacle: shift_obstacle(model, config, probed.memory),
             self_test: probed.self_test,
         }
     }
 }
 
 /// Returns the size of the model's sliding window; 0 where it has none.
-fn window_tokens(model: &LlamaModel) -> u32 {
-    let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
-    let window = model.meta_val_str(&format!("{architecture}.attention.sliding_window"));
-    window.ok().and_then(|window| window.parse().ok()).unwrap_or(0)
+fn window_tokens(model: &LlamaModel, config: &EngineConfig) -> u32 {
+    let file = |key: &str| model.meta_val_str(key).ok();
+    config.metadata(&file).number("attention.sliding_window").unwrap_or(0)
+}
+
+/// Returns the context that the model is good for; 0 where its file does not say.
+///
+/// Not what llama.cpp says, which changes it with the first context where rotation is scaled.
+fn n_ctx_train(model: &LlamaModel, config: &EngineConfig) -> u32 {
+    let file = |key: &str| model.meta_val_str(key).ok();
+    config.rope.extended(&config.metadata(&file))
 }
 
 /// Returns the model in words: architecture, size label and name as far as the file says.

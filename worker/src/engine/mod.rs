@@ -22,8 +22,11 @@ mod keep;
 pub mod kv_codec;
 mod llama;
 mod messages;
+mod metadata;
+mod placement;
 mod promise;
 mod report;
+mod rope;
 mod rule;
 mod sampler;
 mod sampler_kind;
@@ -48,23 +51,38 @@ pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
+pub(crate) use footprint::check_devices;
 pub use footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
 pub use handle::{EngineHandle, OnTheWay};
 pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
+pub use llama::devices::list as list_devices;
+pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
-pub(crate) use llama::{Progress, describe as describe_model, load as load_model};
+pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
     ProbabilityWish, Sampling, ShiftWish, SlotView, Started, Submission,
 };
+pub(crate) use metadata::Metadata;
+pub use metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
+pub use placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
 pub(crate) use promise::{Promise, Promiser};
 pub(crate) use report::Report;
+pub use rope::{RopeScaling, RopeSettings};
 pub use sampler_kind::SamplerKind;
 pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
 pub use thoughts::ThoughtsFirst;
 
 use tokio::sync::mpsc;
+
+/// Returns a configuration that says what lies on which device.
+///
+/// What was settled once stays as it is. Cost: where `--n-gpu-layers` is left open and there is a GPU, that of reading the model's
+/// metadata several times. Errors: `Config` for a device or a buffer that there is not.
+pub fn settle(config: EngineConfig) -> Result<EngineConfig, StartError> {
+    settle_with(config, llama::measure::wanted_context)
+}
 
 /// Starts engines.
 pub struct Engine;

@@ -75,6 +75,7 @@ pub(super) fn start(
     progress: Progress,
     updates: mpsc::UnboundedSender<EngineUpdate>,
 ) -> Result<EngineHandle, StartError> {
+    let config = super::settle(config)?;
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
     let (queue_max, block_hasher) = (config.queue_max, config.block_hasher);
@@ -138,7 +139,7 @@ fn prepare<'m>(
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
-    let rope_factors = RopeFactors::of(&files);
+    let rope_factors = RopeFactors::of(&files, config);
     let (config, self_test) = &self_test::settle(model, config, model_fingerprint);
     let mut llama = Llama::open(model, config)?;
     let unsupported = |reason| StartError::Unsupported { path: config.model.clone(), reason };

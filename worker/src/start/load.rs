@@ -74,10 +74,12 @@ impl Drop for StopOnDrop {
 pub async fn load(job: Job) -> Result<Served, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
-    let Job { mut config, identity, phase, metrics } = job;
+    let Job { config, identity, phase, metrics } = job;
     let progress = Progress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
+    let settled = tokio::task::spawn_blocking(move || settle(config)).await;
+    let mut config = settled.map_err(RunError::Panicked)??;
     let planned = config.clone();
     let planned = tokio::task::spawn_blocking(move || plan_memory(&planned)).await;
     let (memory, fitted_cells) = planned.map_err(RunError::Panicked)??;
@@ -129,6 +131,15 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
             memory,
         })),
     })
+}
+
+/// Errors: `Engine` where a device or a buffer is not there.
+fn settle(config: Config) -> Result<Config, RunError> {
+    let settled = match embed_config(&config) {
+        None => engine::settle(config.engine.clone()),
+        Some(embed) => embedder::settle(embed).map(|embed| embed.engine),
+    };
+    Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
 }
 
 /// Returns what is taken of the machine's memory, and the cells of all slots where fewer fit than are wanted.

@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-use crate::harness::folder;
+use crate::harness::{folder, tiny};
 
 /// Returns what the program says of a model that is not there, with these arguments and variables besides.
 fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -35,17 +35,36 @@ fn check_refused(arguments: &[&str], variables: &[(&str, &str)], says: &str) {
 
 #[test]
 fn flags_of_llama_server_that_change_nothing_are_logged_and_others_are_named() {
-    let log = check_taken(&["--jinja", "--metrics", "--slots", "-cb", "--no-mmap", "-cram", "64", "-v"], &[]);
-    for flag in ["--jinja", "--metrics", "--slots", "-cb", "--no-mmap", "-v"] {
+    let log = check_taken(&["--jinja", "--metrics", "--slots", "-cb", "--swa-full", "-cram", "64", "-v"], &[]);
+    for flag in ["--jinja", "--metrics", "--slots", "-cb", "--swa-full", "-v"] {
         assert!(log.contains(flag), "{flag} is not logged: {log}");
     }
     check_refused(&["-dr", "user/model"], &[], "--hf-repo");
     check_refused(&["-ag"], &[], "-ag");
-    check_refused(&["-ts", "3,1"], &[], "--n-gpu-layers");
+    check_refused(&["--rpc", "a:1"], &[], "start a worker there");
     check_refused(&["--port", "8080"], &[], "--listen ADDR:PORT");
     check_refused(&["--no-such-flag"], &[], "--no-such-flag");
     check_refused(&["--no-such-flag"], &[], "docs/migration.md");
     check_refused(&["-dr", "user/model"], &[], "docs/migration.md");
+}
+
+#[test]
+fn devices_are_listed_without_a_model_and_one_that_is_not_there_is_refused_with_what_there_is() {
+    let listed = Command::new(env!("CARGO_BIN_EXE_warmpath-worker")).arg("--list-devices").output().expect("it runs");
+    let lines = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.status.success() && lines.starts_with("Available devices:\n"), "{lines}");
+    assert!(lines.lines().any(|line| line.starts_with("  CPU: ") && line.ends_with(" MiB free)")), "{lines}");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"));
+        command.args(["--listen", "127.0.0.1:0", "--model"]).arg(tiny()).args(arguments);
+        let output = command.output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, log) = run(&["--device", "Nowhere0"]);
+    assert!(code == Some(1) && log.contains("--device Nowhere0: this build and machine have "), "{log}");
+    assert!(log.contains("CPU ("), "{log}");
+    let (code, log) = run(&["--override-tensor", "blk=Nowhere0"]);
+    assert!(code == Some(1) && log.contains("there is no buffer Nowhere0; there are "), "{log}");
 }
 
 #[test]

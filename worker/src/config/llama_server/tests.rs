@@ -42,7 +42,12 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
     check("w --slots -m a.gguf", "w -m a.gguf", &["--slots"]);
     check("w -m a.gguf --slots", "w -m a.gguf", &["--slots"]);
     check("w -m a.gguf --slots 4 --slots=5", "w -m a.gguf --slots 4 --slots=5", &[]);
-    check("w --no-mmap --numa distribute -v --threads-http", "w", &["--no-mmap", "--numa", "-v", "--threads-http"]);
+    check("w --perf -to 5 -v --threads-http", "w", &["--perf", "-to", "-v", "--threads-http"]);
+    check(
+        "w -dev CUDA0 -ts 3,1 -cmoe --no-mmap --numa distribute --swa-full",
+        "w --device CUDA0 --tensor-split 3,1 --cpu-moe --load-mode=none --numa distribute",
+        &["--swa-full"],
+    );
     check("w -c4096 --seed -1 -n -1 --name -", "w -c4096 --seed -1 -n -1 --name -", &[]);
 }
 
@@ -52,7 +57,7 @@ fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
     check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
     check_refused("w -m a.gguf -md x", "speculative");
     check_refused("w -m a.gguf --spec_draft_n_max 3", "speculative");
-    check_refused("w -m a.gguf -ts 3,1", "--n-gpu-layers");
+    check_refused("w -m a.gguf --rpc a:1", "start a worker there");
     check_refused("w -m a.gguf --host 0.0.0.0 --port 80", "--listen ADDR:PORT");
     check_refused("w -m a.gguf --api-key=secret", "--api-key-file");
     check_refused("w -m a.gguf -abc", "`-abc` is no flag");

@@ -9,6 +9,8 @@ use warmpath_common::model::Fingerprint;
 use warmpath_gguf::Model;
 
 use crate::engine::config::EngineConfig;
+use crate::engine::metadata::MetadataOverride;
+use crate::engine::rope::RopeSettings;
 
 /// Variable by which llama.cpp leaves out the rotation of quantized keys and values.
 ///
@@ -28,16 +30,21 @@ pub(in crate::engine) enum RopeFactors {
 }
 
 impl RopeFactors {
-    /// Returns what a model's files say.
-    pub(in crate::engine) fn of(files: &Model) -> Self {
+    /// Returns what a model's files say, and a configuration.
+    pub(in crate::engine) fn of(files: &Model, config: &EngineConfig) -> Self {
         if !files.tensors().any(|tensor| tensor.name.ends_with(LONG_FACTORS)) {
             return Self::Alike;
         }
         let header = files.header();
-        let number = |key: &str| header.unsigned(&format!("{}.{key}", header.architecture()));
+        let file = |key: &str| match key {
+            "general.architecture" => Some(header.architecture().to_owned()),
+            number => header.unsigned(number).map(|number| number.to_string()),
+        };
+        let metadata = config.metadata(&file);
+        let number = |key: &str| metadata.number(key);
         // Source: llama.cpp's `get_rope_factors`.
         let short_cells_max = number("rope.scaling.original_context_length").or_else(|| number("context_length"));
-        Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0) }
+        Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0).into() }
     }
 
     /// Returns which factors a sequence of so many cells is rotated by; absent where there is one set.
@@ -78,6 +85,12 @@ fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option
     if no_rotation {
         layout.push_str(" rotation=off");
     }
+    if config.rope != RopeSettings::default() {
+        layout.push_str(&format!(" rope={:?}", config.rope));
+    }
+    for MetadataOverride { key, value } in &config.metadata_overrides {
+        layout.push_str(&format!(" {key}={value:?}"));
+    }
     Fingerprint(blake3::derive_key("warmpath 2026 kv layout v1", layout.as_bytes()))
 }
 
@@ -85,11 +98,19 @@ fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option
 mod tests {
     use super::*;
     use crate::engine::config::{CacheType, Switch};
+    use crate::engine::metadata::MetadataValue;
+    use crate::engine::rope::RopeScaling;
 
     #[test]
     fn every_setting_that_changes_the_state_s_bytes_changes_the_layout_s_name() {
         let base = EngineConfig { flash_attn: Switch::Off, ..EngineConfig::default() };
         let of = |config: &EngineConfig| name(config, "layers=2", (None, false));
+        let rope = |rope: RopeSettings| of(&EngineConfig { rope, ..base.clone() });
+        let (one, plain) = (Some(1.5), RopeSettings::default());
+        let replaced = |key: &str, value| {
+            let metadata_overrides = vec![MetadataOverride { key: key.to_owned(), value }];
+            of(&EngineConfig { metadata_overrides, ..base.clone() })
+        };
         let names = [
             of(&base),
             of(&EngineConfig { cache_type_k: CacheType::Q8_0, ..base.clone() }),
@@ -99,6 +120,18 @@ mod tests {
             name(&base, "layers=2", (Some("short"), false)),
             name(&base, "layers=2", (Some("long"), false)),
             name(&base, "layers=2", (None, true)),
+            rope(RopeSettings { scaling: Some(RopeScaling::None), ..plain }),
+            rope(RopeSettings { scaling: Some(RopeScaling::Yarn), ..plain }),
+            rope(RopeSettings { freq_base: one, ..plain }),
+            rope(RopeSettings { freq_scale: one, ..plain }),
+            rope(RopeSettings { yarn_orig_ctx: Some(1), ..plain }),
+            rope(RopeSettings { yarn_ext_factor: one, ..plain }),
+            rope(RopeSettings { yarn_attn_factor: one, ..plain }),
+            rope(RopeSettings { yarn_beta_slow: one, ..plain }),
+            rope(RopeSettings { yarn_beta_fast: one, ..plain }),
+            replaced("llama.expert_used_count", MetadataValue::Int(1)),
+            replaced("llama.expert_used_count", MetadataValue::Int(2)),
+            replaced("llama.attention.scale", MetadataValue::Int(1)),
         ];
         for (idx, name) in names.iter().enumerate() {
             assert!(!names[..idx].contains(name), "{idx}");

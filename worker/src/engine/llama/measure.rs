@@ -1,4 +1,4 @@
-//! Asks llama.cpp what a model and its context would take of the machine's memory, without taking it.
+//! Asks llama.cpp what a model and its context would take of the machine's memory and its devices', without taking it.
 //!
 //! Not here: what is concluded (`footprint`). The idea: llama.cpp can load a model's metadata alone and lay out contexts
 //! over it, as its own `--fit` does. The context's settings are those with which it would be made.
@@ -8,9 +8,10 @@ use std::ptr::NonNull;
 
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;
-use warmpath_llama_chat::{ContextMemory, context_memory};
+use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_memory};
 
 use super::context_params;
+use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
 use crate::engine::footprint::{Asked, Taken};
 
@@ -35,22 +36,15 @@ impl Outline {
         // llama.cpp must be initialised.
         let _ = warmpath_prompt::backend();
         let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;
-        // SAFETY: no arguments.
-        let mut params = unsafe { sys::llama_model_default_params() };
+        let owned = ModelParams::new(config).ok()?;
+        let mut params = owned.raw();
         params.no_alloc = true;
         params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
-        params.n_gpu_layers = i32::try_from(config.n_gpu_layers).unwrap_or(i32::MAX);
-        // SAFETY: `path` lives through the call.
+        // SAFETY: path and parameters live through the call.
         NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }).map(Self)
     }
 
-    /// Returns the context that the model was trained on; 0 where its file does not say. Units: tokens.
-    pub(crate) fn n_ctx_train(&self) -> u32 {
-        // SAFETY: the model is alive.
-        u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.0.as_ptr()) }).unwrap_or(0)
-    }
-
-    /// Returns the value of a key of the model's metadata, as far as it is short.
+    /// Returns the value of a key of the metadata in the model's file, as far as it is short.
     pub(crate) fn meta(&self, key: &str) -> Option<String> {
         let key = CString::new(key).ok()?;
         let mut value = [0_u8; META_BYTES_MAX];
@@ -63,25 +57,25 @@ impl Outline {
     }
 
     /// Returns what a context would take; absent where llama.cpp cannot say.
-    pub(crate) fn context(&self, params: &LlamaContextParams) -> Option<ContextMemory> {
+    pub(crate) fn context(&self, params: &LlamaContextParams) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         let params = raw(params);
         // SAFETY: the model is alive, and stays so until the context is freed below.
         let context = NonNull::new(unsafe { sys::llama_init_from_model(self.0.as_ptr(), params) })?;
         // SAFETY: the context is alive and this thread's.
-        let memory = unsafe { context_memory(context.as_ptr()) };
+        let memory = unsafe { (context_memory(context.as_ptr()), device_memory(context.as_ptr())) };
         // SAFETY: it came from llama.cpp and is freed once.
         unsafe { sys::llama_free(context.as_ptr()) };
         Some(memory)
     }
 
     /// Returns what a context for generating of at least `n_cells` cells in all would take.
-    fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<ContextMemory> {
+    fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         self.context(&context_params(config, u32::try_from(n_cells).ok()?))
     }
 }
 
 /// Returns a context's settings as llama.cpp has them: llama-cpp-2 gives its own away one by one only.
-fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
+pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     // SAFETY: no arguments.
     let mut raw = unsafe { sys::llama_context_default_params() };
     raw.n_ctx = params.n_ctx().map_or(0, std::num::NonZeroU32::get);
@@ -108,18 +102,47 @@ fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
 /// Cost: that of reading the model's metadata twice.
 pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
     let model = Outline::load(config)?;
-    let wanted_cells = u64::from(config.cells_wanted(model.n_ctx_train()));
+    let wanted_cells = wanted_cells(&model, config);
     let large_cells = wanted_cells.min(asked_cells_max);
-    let large = model.generating(config, large_cells)?;
+    let (large, large_devices) = model.generating(config, large_cells)?;
     let small_cells = (large_cells / 2).max(1);
-    let small = model.generating(config, small_cells)?;
+    let (small, small_devices) = model.generating(config, small_cells)?;
     let taken = |n_cells, memory: &ContextMemory| Taken { n_cells, context: memory.context, compute: memory.compute };
     let adapters = config.adapters.iter().filter_map(|adapter| std::fs::metadata(&adapter.path).ok());
+    let copied = adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len()));
+    let (mapped, copied) = match config.placement.load_mode.gives_back() {
+        true => (large.weights_as_in_file, copied),
+        false => (0, copied.saturating_add(large.weights_as_in_file)),
+    };
+    let n_between = large_cells.saturating_sub(small_cells).max(1);
+    let n_more = wanted_cells.saturating_sub(large_cells);
+    let devices = large_devices.into_iter().map(|large| {
+        let small = small_devices.iter().find(|small| small.name == large.name);
+        let (context, compute) = small.map_or((0, 0), |small| (small.context, small.compute));
+        let grown = |large: u64, small: u64| {
+            let cell = large.saturating_sub(small).div_ceil(n_between);
+            large.saturating_add(n_more.saturating_mul(cell))
+        };
+        DeviceMemory { context: grown(large.context, context), compute: grown(large.compute, compute), ..large }
+    });
     Some(Asked {
         wanted_cells,
-        mapped: large.weights_as_in_file,
-        copied: adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len())),
+        mapped,
+        copied,
+        devices: devices.collect(),
         large: taken(large_cells, &large),
         small: taken(small_cells, &small),
     })
+}
+
+fn wanted_cells(model: &Outline, config: &EngineConfig) -> u64 {
+    let file = |key: &str| model.meta(key);
+    config.cells_wanted(config.rope.extended(&config.metadata(&file))).into()
+}
+
+/// Returns the settings of the context that a configuration wants; absent where llama.cpp cannot read the model.
+///
+/// Cost: that of reading the model's metadata.
+pub(in crate::engine) fn wanted_context(config: &EngineConfig) -> Option<LlamaContextParams> {
+    Some(context_params(config, u32::try_from(wanted_cells(&Outline::load(config)?, config)).ok()?))
 }

@@ -12,7 +12,7 @@ use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::shift_plan::Move;
 
 use super::{Llama, StateError};
-use crate::engine::config::{CacheType, ShiftObstacle};
+use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
 /// Lists the architectures whose memory llama.cpp does not shift. Source: its `get_can_shift`, which the bindings do not show.
 const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
@@ -20,20 +20,24 @@ const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
 /// Returns why this model's state cannot be shifted; `None` where it can.
 pub(in crate::engine) fn obstacle(
     model: &LlamaModel,
-    (memory, keys): (MemoryKind, CacheType),
+    config: &EngineConfig,
+    memory: MemoryKind,
 ) -> Option<ShiftObstacle> {
-    let meta = |key: &str| model.meta_val_str(key).unwrap_or_default();
-    let architecture = meta("general.architecture");
-    let scaling = meta(&format!("{architecture}.rope.scaling.type"));
-    let factor = meta(&format!("{architecture}.rope.scaling.attn_factor"));
-    let is_scaled = scaling == "yarn" || factor.parse().is_ok_and(|factor: f32| (factor - 1.0).abs() > f32::EPSILON);
+    let file = |key: &str| model.meta_val_str(key).ok();
+    let metadata = config.metadata(&file);
+    let architecture = metadata.text("general.architecture").unwrap_or_default();
+    let scaling = metadata.of_architecture("rope.scaling.type");
+    let factor = metadata.of_architecture("rope.scaling.attn_factor").and_then(|factor| factor.parse::<f32>().ok());
+    let is_scaled = scaling.as_deref() == Some("yarn")
+        || factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
+        || config.rope.scales_keys();
     if memory != MemoryKind::Full {
         return Some(ShiftObstacle::Memory { memory });
     }
     if !matches!(model.rope_type(), Some(RopeType::Norm | RopeType::NeoX)) || UNSHIFTED.contains(&&*architecture) {
         return Some(ShiftObstacle::Positions);
     }
-    if !matches!(keys, CacheType::F32 | CacheType::F16) {
+    if !matches!(config.cache_type_k, CacheType::F32 | CacheType::F16) {
         return Some(ShiftObstacle::Keys);
     }
     is_scaled.then_some(ShiftObstacle::Scaling)

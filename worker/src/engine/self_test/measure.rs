@@ -127,7 +127,7 @@ impl<'m> Bench<'m> {
         let mut llama = Llama::open(model, &small).map_err(failed)?;
         let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
         // What a GPU does is not this process's time.
-        let share = OwnShare::new(if config.n_gpu_layers > 0 { None } else { Some(threads(config)) });
+        let share = OwnShare::new(if config.placement.is_offloaded() { None } else { Some(threads(config)) });
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
             model,

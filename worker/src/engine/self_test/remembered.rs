@@ -17,6 +17,7 @@ use warmpath_common::model::Fingerprint;
 
 use super::{Origin, SelfTestReport};
 use crate::engine::config::EngineConfig;
+use crate::engine::llama;
 
 /// Is the file's name.
 const FILE: &str = "self-test.json";
@@ -29,7 +30,7 @@ const ENTRIES_MAX: usize = 64;
 /// Is the largest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Is raised when the measuring changes.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Names a model, a setup and a machine in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,13 +38,14 @@ pub(super) struct Key(pub String);
 
 impl Key {
     pub(super) fn of(model: Fingerprint, config: &EngineConfig) -> Self {
-        let EngineConfig { n_slots, context_tokens_total, threads, threads_batch, n_gpu_layers, ubatch_tokens, .. } =
-            config;
+        let EngineConfig { n_slots, context_tokens_total, threads, threads_batch, ubatch_tokens, .. } = config;
+        let (placement, metadata) = (&config.placement, &config.metadata_overrides);
+        let devices = llama::devices::described(placement);
         let (k, v) = (config.cache_type_k, config.cache_type_v);
         let context = context_tokens_total.checked_ilog2().map_or("default".to_owned(), |log| format!("2^{log}"));
         Self(format!(
-            "model {model} | slots {n_slots} context {context} threads {threads}/{threads_batch} gpu layers {n_gpu_layers} \
-             ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?} | {} | warmpath {} measuring \
+            "model {model} | slots {n_slots} context {context} threads {threads}/{threads_batch} devices \
+             [{devices}] {placement:?} {metadata:?} ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?} | {} | warmpath {} measuring \
              {VERSION}",
             config.block_size_tokens,
             config.flash_attn,

@@ -11,6 +11,7 @@ use super::figures::rounding;
 use super::*;
 use crate::engine::config::CacheType;
 use crate::engine::llama::load;
+use crate::engine::placement::{GpuLayers, Placement};
 
 fn candidate((flash_attn, kv_unified): (bool, bool), cost_ms: f64, outcome: Outcome) -> Candidate {
     Candidate { flash_attn, kv_unified, figures: Figures::default(), cost_ms, outcome, costs: None }
@@ -56,10 +57,11 @@ fn a_second_measurement_counts_only_where_it_is_better() {
 #[test]
 fn tries_only_what_is_left_open() {
     let base = EngineConfig::default();
+    let on_gpu = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
     let check = |config: &EngineConfig, expected: &[(bool, bool)]| assert_eq!(settings(config), expected);
     check(&base, &[(false, false), (false, true), (true, false), (true, true)]);
     check(
-        &EngineConfig { n_gpu_layers: 9, ..base.clone() },
+        &EngineConfig { placement: on_gpu, ..base.clone() },
         &[(true, true), (true, false), (false, true), (false, false)],
     );
     check(&EngineConfig { flash_attn: Switch::On, ..base.clone() }, &[(true, false), (true, true)]);

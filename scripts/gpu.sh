@@ -1,0 +1,41 @@
+#!/bin/sh
+# Runs a command with what a worker for GPUs is compiled and run with, and says what is missing: scripts/gpu.sh KIND COMMAND..., KIND being
+# cuda, metal, vulkan or rocm. What it builds goes into a folder of its own, target/gpu-KIND. See docs/accelerators.md.
+set -eu
+cd "$(dirname "$0")/.."
+
+kind=$1
+shift
+have() { command -v "$1" >/dev/null 2>&1; }
+missing() {
+    echo "gpu: $1; see docs/accelerators.md" >&2
+    exit 1
+}
+
+export CARGO_TARGET_DIR="$PWD/target/gpu-$kind"
+case $kind in
+cuda)
+    PATH="$PATH:${CUDA_PATH:-/usr/local/cuda}/bin"
+    export PATH
+    have nvcc || missing 'nvcc is missing: install the CUDA toolkit, or say where it is by CUDA_PATH'
+    ;;
+metal)
+    [ "$(uname -s)" = Darwin ] || missing 'Metal is there on macOS only'
+    ;;
+vulkan)
+    settings=$(scripts/vulkan.sh)
+    # shellcheck disable=SC2086 # each line is a variable and its value
+    [ -z "$settings" ] || export $settings
+    ;;
+rocm)
+    PATH="$PATH:${ROCM_PATH:-/opt/rocm}/bin"
+    have hipconfig || missing 'hipconfig is missing: install ROCm with its HIP SDK, or say where it is by ROCM_PATH'
+    HIPCXX=$(hipconfig -l)/clang
+    HIP_PATH=$(hipconfig -R)
+    export PATH HIPCXX HIP_PATH
+    ;;
+*)
+    missing "no kind of GPU is called $kind: cuda, metal, vulkan, rocm"
+    ;;
+esac
+exec "$@"
