@@ -131,12 +131,17 @@ mod tests {
 
     #[test]
     fn every_name_of_llama_cpp_is_there_and_no_other() {
-        // SAFETY: the names are static texts, and the second call has room for as many as the first has counted.
-        let mut names =
-            vec![std::ptr::null(); unsafe { sys::llama_chat_builtin_templates(std::ptr::null_mut(), 0) } as usize];
+        // SAFETY: with no room the call writes nothing and counts the names.
+        let n_names = unsafe { sys::llama_chat_builtin_templates(std::ptr::null_mut(), 0) };
+        let mut names = vec![std::ptr::null(); n_names as usize];
+        // SAFETY: there is room for as many names as were counted.
         unsafe { sys::llama_chat_builtin_templates(names.as_mut_ptr(), names.len()) };
-        let mut expected: Vec<_> =
-            names.into_iter().map(|name| unsafe { CStr::from_ptr(name) }.to_str().expect("ASCII").to_owned()).collect();
+        let owned = |name| {
+            // SAFETY: the names are static texts that end in a zero byte.
+            let name = unsafe { CStr::from_ptr(name) };
+            name.to_str().expect("ASCII").to_owned()
+        };
+        let mut expected: Vec<_> = names.into_iter().map(owned).collect();
         expected.sort_unstable();
         let mut got: Vec<_> = builtin_chat_template_names().map(str::to_owned).collect();
         got.sort_unstable();
