@@ -24,7 +24,7 @@ metal)
     ;;
 vulkan)
     settings=$(scripts/vulkan.sh)
-    # shellcheck disable=SC2086 # each line is a variable and its value
+    # shellcheck disable=SC2086,SC2163 # each line is a variable and its value
     [ -z "$settings" ] || export $settings
     ;;
 rocm)
