@@ -161,13 +161,14 @@ fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
 /// Errors: no router answers; with `--watch` only where none answers the first time.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let admin = Admin::at(&settings.admin);
-    let mut shown = show(&admin, settings.json).await?;
+    let form = if settings.json { Form::Json } else { Form::Text };
+    let mut shown = show(&admin, form).await?;
     let Some(seconds) = settings.watch else { return print(&shown) };
     let pause = Duration::try_from_secs_f64(seconds).context("--watch takes seconds")?;
     loop {
-        print(&if settings.json { shown } else { format!("{CLEAR}{shown}") })?;
+        print(&if form == Form::Json { shown } else { format!("{CLEAR}{shown}") })?;
         tokio::time::sleep(pause).await;
-        shown = show(&admin, settings.json).await.unwrap_or_else(|error| format!("{error:#}"));
+        shown = show(&admin, form).await.unwrap_or_else(|error| format!("{error:#}"));
     }
 }
 
@@ -179,10 +180,19 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-async fn show(admin: &Admin, as_json: bool) -> anyhow::Result<String> {
+/// Form of what is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Tables for people.
+    Text,
+    /// What the router says.
+    Json,
+}
+
+async fn show(admin: &Admin, form: Form) -> anyhow::Result<String> {
     let (fleet, history, decisions) =
         tokio::try_join!(admin.get("fleet"), admin.get("history?window_s=300"), admin.get("decisions"))?;
-    if as_json {
+    if form == Form::Json {
         return Ok(json!({"fleet": fleet, "history": history, "decisions": decisions["decisions"]}).to_string());
     }
     let fleet: Fleet = read(fleet)?;

@@ -40,7 +40,10 @@ pub async fn fetch(source: &ModelSource, progress: &mut DownloadProgress) -> Res
     match source {
         ModelSource::File(path) => Ok(path.clone()),
         ModelSource::Hub { model, hub } => fetch_from_hub(model, hub, progress).await,
-        ModelSource::Url { url, file, offline } => url::fetch(url, file, *offline, progress).await,
+        ModelSource::Url { url, file, offline } => {
+            let web = if *offline { None } else { Some(Web::new("give an address that needs no login")?) };
+            url::fetch(url, file, web.as_ref(), progress).await
+        }
     }
 }
 

@@ -96,8 +96,11 @@ mod tests {
     use super::*;
     use crate::template::ChatTemplate;
 
+    /// Roles and texts, and whether the prompt of an answer follows.
+    type Conversation<'a> = (&'a [(&'a str, String)], bool);
+
     /// Returns what llama.cpp's own code renders.
-    fn by_llama_cpp(name: &str, messages: &[(&str, String)], add_generation_prompt: bool) -> String {
+    fn by_llama_cpp(name: &str, (messages, add_generation_prompt): Conversation<'_>) -> String {
         let c = |text: &str| CString::new(text).expect("no NUL");
         let texts: Vec<_> = messages.iter().map(|(role, content)| (c(role), c(content))).collect();
         let chat: Vec<_> = texts
@@ -121,7 +124,7 @@ mod tests {
         String::from_utf8(rendered).expect("UTF-8")
     }
 
-    fn by_jinja(source: &str, messages: &[(&str, String)], add_generation_prompt: bool) -> String {
+    fn by_jinja(source: &str, (messages, add_generation_prompt): Conversation<'_>) -> String {
         let template = ChatTemplate::compile(source, Arc::new(jiff::Zoned::now)).expect("it compiles");
         let messages: Vec<_> =
             messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
@@ -160,8 +163,8 @@ mod tests {
         ) {
             for (name, source) in BUILTIN {
                 prop_assert_eq!(
-                    by_jinja(source, &messages, add_generation_prompt),
-                    by_llama_cpp(name, &messages, add_generation_prompt),
+                    by_jinja(source, (&messages, add_generation_prompt)),
+                    by_llama_cpp(name, (&messages, add_generation_prompt)),
                     "{}", name
                 );
             }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
         "warmpath-router",
         &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core", "warmpath-shell"],
     ),
+    ("warmpath-cli", &[]),
     ("warmpath-worker-core", &["warmpath-common"]),
     (
         "warmpath-worker",

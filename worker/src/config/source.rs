@@ -65,15 +65,13 @@ type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 ///
 /// Errors: `Range`, naming the flag. Reads: the variables and the token file of the hub's clients.
 pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
-    let text = |name: &str| variables(name).and_then(|value| value.into_string().ok()).filter(|text| !text.is_empty());
-    let offline = flags.offline || text("HF_HUB_OFFLINE").is_some_and(|text| is_switched_on(&text));
     if let Some(repo) = &flags.hf_repo {
         let given = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
         if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
             return refuse("hf-repo", format!("the model comes from one place: leave --{flag} out"));
         }
         let model = hub_model(repo, flags)?;
-        return Ok(ModelSource::Hub { model, hub: hub_config(flags, variables, offline)? });
+        return Ok(ModelSource::Hub { model, hub: hub_config(flags, variables)? });
     }
     let of_repo = [("hf-file", flags.hf_file.is_some()), ("hf-revision", flags.hf_revision.is_some())];
     if let Some((flag, _)) = of_repo.into_iter().find(|(_, is_given)| *is_given) {
@@ -91,9 +89,9 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
         return refuse("model-url", "must be the address of a file that ends in .gguf".to_owned());
     };
     if let Some(file) = flags.model.clone() {
-        return Ok(ModelSource::Url { url, file, offline });
+        return Ok(ModelSource::Url { url, file, offline: is_offline(flags, variables) });
     }
-    let hub = hub_config(flags, variables, offline)?;
+    let hub = hub_config(flags, variables)?;
     if let Some(model) = hub_file(&url, &hub.endpoint) {
         return Ok(ModelSource::Hub { model, hub });
     }
@@ -105,7 +103,7 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
     address.set_query(None);
     let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
     let file = folder.join("models").join(&of_address[..16]).join(name);
-    Ok(ModelSource::Url { url, file, offline })
+    Ok(ModelSource::Url { url, file, offline: is_offline(flags, variables) })
 }
 
 fn refuse<T>(flag: &'static str, reason: String) -> Result<T, ConfigError> {
@@ -161,7 +159,13 @@ fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
     })
 }
 
-fn hub_config(flags: &SourceFlags, variables: Variables<'_>, offline: bool) -> Result<HubConfig, ConfigError> {
+/// Returns whether nothing may be downloaded.
+fn is_offline(flags: &SourceFlags, variables: Variables<'_>) -> bool {
+    let set = variables("HF_HUB_OFFLINE").and_then(|value| value.into_string().ok());
+    flags.offline || set.is_some_and(|text| !text.is_empty() && is_switched_on(&text))
+}
+
+fn hub_config(flags: &SourceFlags, variables: Variables<'_>) -> Result<HubConfig, ConfigError> {
     let text = |name: &str| variables(name).and_then(|value| value.into_string().ok()).filter(|text| !text.is_empty());
     let path = |name: &str| variables(name).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
     let endpoint = ["MODEL_ENDPOINT", "HF_ENDPOINT"].into_iter().find_map(text);
@@ -180,7 +184,7 @@ fn hub_config(flags: &SourceFlags, variables: Variables<'_>, offline: bool) -> R
     if token.as_ref().is_some_and(|token| !token.is_valid()) {
         return refuse("hf-token", "is no token".to_owned());
     }
-    Ok(HubConfig { endpoint, cache, token, offline })
+    Ok(HubConfig { endpoint, cache, token, offline: is_offline(flags, variables) })
 }
 
 fn http_url(flag: &'static str, text: &str) -> Result<Url, ConfigError> {

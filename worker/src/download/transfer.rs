@@ -77,7 +77,7 @@ pub async fn transfer_if_changed(
 ) -> Result<Transferred, DownloadError> {
     let host = host(&remote.url);
     let what = path_name(&remote.url);
-    let mut partial = Partial::open(path, remote.sha256.is_some()).await?;
+    let mut partial = Partial::open(path, remote.sha256.as_ref().map(|_| Sha256::new())).await?;
     if partial.len > 0 {
         info!(file = what, bytes = partial.len, "going on with a download");
     }
@@ -122,15 +122,15 @@ struct Partial {
 }
 
 impl Partial {
-    /// Opens what there is, or an empty file.
+    /// Opens what there is, or an empty file; a hasher, where there is one, takes in what there is.
     ///
     /// Errors: `File`.
-    async fn open(path: &Path, is_checked: bool) -> Result<Self, DownloadError> {
+    async fn open(path: &Path, hasher: Option<Sha256>) -> Result<Self, DownloadError> {
         let refuse = |source| DownloadError::file("write", path, source);
         let folder = path.parent().expect("a file is in a folder");
         std::fs::create_dir_all(folder).map_err(|source| DownloadError::file("make", folder, source))?;
         let file = File::options().append(true).create(true).open(path).await.map_err(refuse)?;
-        let (owned, hasher) = (path.to_owned(), is_checked.then(Sha256::new));
+        let owned = path.to_owned();
         let read = tokio::task::spawn_blocking(move || read_whole(&owned, hasher)).await;
         let (hasher, len) = read.map_err(io::Error::other).and_then(|read| read).map_err(refuse)?;
         Ok(Self { path: path.to_owned(), file, hasher, len })

@@ -19,14 +19,13 @@ use super::transfer::{Remote, Transferred, Validators, transfer_if_changed};
 
 /// Returns the path of a model's first file, once all of its files are there.
 ///
-/// Errors: every [`DownloadError`] but `Choice`.
+/// Without a client nothing is downloaded. Errors: every [`DownloadError`] but `Choice`.
 pub async fn fetch(
     url: &Url,
     file: &Path,
-    offline: bool,
+    web: Option<&Web>,
     progress: &mut DownloadProgress,
 ) -> Result<PathBuf, DownloadError> {
-    let web = Web::new("give an address that needs no login")?;
     let (folder, name) = url.path().rsplit_once('/').unwrap_or(("", url.path()));
     let names = parts(name);
     let is_split = names.len() > 1;
@@ -34,8 +33,8 @@ pub async fn fetch(
         let mut part = url.clone();
         part.set_path(&format!("{folder}/{name}"));
         let path = if is_split { file.with_file_name(name) } else { file.to_owned() };
-        if !offline {
-            ensure(&web, part, &path, progress).await?;
+        if let Some(web) = web {
+            ensure(web, part, &path, progress).await?;
         } else if !path.is_file() {
             let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
             return Err(DownloadError::NotCached { model: name.clone(), folder });

@@ -1,3 +1,5 @@
+//! Grammars of values that stand apart: which texts they take. Their use in calls is tried in `worker/tests/http`.
+
 use super::*;
 
 fn lark(schema: Value, typing: Typing) -> Result<String, String> {

@@ -1,0 +1,31 @@
+//! What `warmpath` says to command lines that cannot be served. Fleets that run are tried in `tests/tests/serve.rs`.
+
+use std::process::{Command, Output};
+
+fn warmpath(flags: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warmpath")).args(flags).output().expect("the program runs")
+}
+
+#[track_caller]
+fn check_refused(flags: &[&str], code: i32, said: &str) {
+    let output = warmpath(flags);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(said), "{flags:?}: {text}");
+    assert_eq!(output.status.code(), Some(code), "{flags:?}: {text}");
+}
+
+#[test]
+fn command_lines_that_cannot_be_served_are_refused_with_what_to_do() {
+    check_refused(&[], 2, "Usage: warmpath <COMMAND>");
+    check_refused(&["serve", "--workers", "none"], 2, "--workers <N>");
+    check_refused(&["serve", "--workers", "0"], 1, "--workers is at least 1");
+    check_refused(&["serve", "--bin-dir", "/nowhere"], 1, "/nowhere/warmpath-worker is not there");
+    check_refused(&["status", "--admin", "http://127.0.0.1:1"], 1, "no router answers at http://127.0.0.1:1");
+}
+
+#[test]
+fn help_tells_where_the_flags_of_workers_and_router_are() {
+    let output = warmpath(&["serve", "--help"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("warmpath-worker --help"), "{text}");
+}
