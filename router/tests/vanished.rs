@@ -97,18 +97,7 @@ fn worker_is_cut_off(cut: Cut) {
     near.inside(scenario);
 }
 
-/// Texts of requests: within what a host's machine takes at once, whether it is read or not, and far beyond.
-fn texts() -> [String; 2] {
-    [long_text("bread"), long_text("bread").repeat(160)]
-}
-
 fn stock_server_is_cut_off(cut: Cut) {
-    for text in texts() {
-        stock_server_is_cut_off_with(cut, &text);
-    }
-}
-
-fn stock_server_is_cut_off_with(cut: Cut, text: &str) {
     let Some((near, far)) = Network::joined() else { return };
     let away = far.inside(|| FakeStock::start_at("tiny", &format!("{FAR}:0"), ""));
     let scenario = || {
@@ -116,7 +105,8 @@ fn stock_server_is_cut_off_with(cut: Cut, text: &str) {
         runtime().block_on(async {
             at_hand.with(|script| script.health = Some(503));
             let router = TestRouter::ready_for(&[away.flag(), at_hand.flag()], &[]).await;
-            assert_eq!(answer(send(&router, text)).await.status(), 200);
+            let text = long_text("bread");
+            assert_eq!(answer(send(&router, &text)).await.status(), 200);
             at_hand.with(|script| script.health = Some(200));
             eventually("both are ready", || async { router.state_of(1).await == "ready" }).await;
             let far = Far {
@@ -126,7 +116,7 @@ fn stock_server_is_cut_off_with(cut: Cut, text: &str) {
                 be_silent: &|| away.with(|script| script.is_silent = true),
                 answer: &|| away.with(|script| script.is_silent = false),
             };
-            cut_off(&router, text, &far).await;
+            cut_off(&router, &text, &far).await;
         });
     };
     near.inside(scenario);

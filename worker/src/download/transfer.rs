@@ -93,7 +93,7 @@ pub async fn transfer_if_changed(
                 // What an earlier process has left is perhaps to blame.
                 Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
                     warn!(%error, "downloading it from its beginning");
-                    partial = Partial::open(path, true).await?;
+                    partial = Partial::open(path, Some(Sha256::new())).await?;
                 }
                 finished => return finished.map(|()| whole),
             },
