@@ -119,12 +119,20 @@ pub fn shard_path(prefix: &Path, no: u64, count: u64) -> PathBuf {
 /// number.
 pub fn model_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let without_count = stem.rsplit_once("-of-").filter(|(_, count)| is_number(count));
-    let without_both = without_count
-        .and_then(|(rest, _)| rest.rsplit_once('-'))
-        .filter(|(name, no)| is_number(no) && !name.is_empty());
-    without_both.map_or(&*stem, |(name, _)| name).to_owned()
+    shard_name(&stem).map_or(&*stem, |(name, _, _)| name).to_owned()
+}
+
+/// Returns the parts of a split model's name or path without `.gguf`: what precedes the suffix, the file's number and the
+/// number of files; absent where it has no such suffix. The numbers are as written, in range or not.
+pub fn shard_name(stem: &str) -> Option<(&str, u64, u64)> {
+    let number = |text: &str| {
+        let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse().ok()).flatten()
+    };
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (prefix, no) = rest.rsplit_once('-')?;
+    let (no, count) = (number(no)?, number(count)?);
+    (!prefix.is_empty()).then_some((prefix, no, count))
 }
 
 fn suffix(no: u64, count: u64) -> String {

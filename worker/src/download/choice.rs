@@ -3,6 +3,10 @@
 //! Not here: listing them (`hub`, `cache`). The idea: llama-server's choice, so the same flags mean the same file.
 //! Source: `find_best_model` and `get_split_files` of llama.cpp's `common/download.cpp`.
 
+use std::path::Path;
+
+use warmpath_gguf::{shard_name, shard_path};
+
 use super::source::Wanted;
 
 /// Quantizations that are taken where none is named, the best first.
@@ -75,33 +79,18 @@ pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &Wanted) -> Resu
 
 /// Returns the paths of all files of the model of which this is one.
 pub fn parts(path: &str) -> Vec<String> {
-    let Some(split) = Split::of(path) else { return vec![path.to_owned()] };
-    (1..=split.count).map(|no| format!("{}-{no:05}-of-{:05}.gguf", split.prefix, split.count)).collect()
+    let Some((prefix, _, count)) = split(path) else { return vec![path.to_owned()] };
+    let part = |no| shard_path(Path::new(prefix), no, count).to_string_lossy().into_owned();
+    (1..=count).map(part).collect()
 }
 
-/// Place of a file in a split model.
-struct Split<'a> {
-    prefix: &'a str,
-    no: u32,
-    count: u32,
-}
-
-impl<'a> Split<'a> {
-    /// Returns the place; absent where a file stands alone.
-    fn of(path: &'a str) -> Option<Self> {
-        let number = |text: &str| {
-            let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-            is_number.then(|| text.parse().ok()).flatten()
-        };
-        let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-        let (prefix, no) = rest.rsplit_once('-')?;
-        let (no, count) = (number(no)?, number(count)?);
-        (!prefix.is_empty() && (1..=count).contains(&no)).then_some(Self { prefix, no, count })
-    }
+/// Returns a file's place in a split model, as [`shard_name`] does; absent where it stands alone.
+fn split(path: &str) -> Option<(&str, u64, u64)> {
+    shard_name(path.strip_suffix(".gguf")?).filter(|(_, no, count)| (1..=*count).contains(no))
 }
 
 fn is_first(path: &str) -> bool {
-    Split::of(path).is_none_or(|split| split.no == 1)
+    split(path).is_none_or(|(_, no, _)| no == 1)
 }
 
 fn is_model(path: &str) -> bool {
