@@ -52,6 +52,12 @@ pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Ru
     (address, runtime)
 }
 
+/// Ends what [`serve_apart`] started and waits until its port is free: a server that is started there at once would find it in use.
+pub fn end(runtime: Runtime) {
+    // A runtime cannot wait inside another one.
+    std::thread::scope(|scope| scope.spawn(|| runtime.shutdown_timeout(PATIENCE)));
+}
+
 /// Returns routes all of which are under a path.
 pub fn under(base: &str, routes: axum::Router) -> axum::Router {
     if base.is_empty() { routes } else { axum::Router::new().nest(base, routes) }

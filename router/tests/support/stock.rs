@@ -18,7 +18,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 
 use super::worker::{MAKER, Seen};
-use super::{serve_apart, under};
+use super::{end, serve_apart, under};
 
 /// Says what answers say of the tokens behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl FakeStock {
     /// Ends the server with all its connections.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            end(runtime);
         }
     }
 

@@ -30,7 +30,7 @@ use warmpath_common::summary::{
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::opening::{self, Opening};
-use super::{VOCABULARY, serve_apart, under};
+use super::{VOCABULARY, end, serve_apart, under};
 use answers::{Left, late_break, refusal, trickle, vocabulary};
 
 /// Says how the worker answers chats and completions.
@@ -178,7 +178,7 @@ impl FakeWorker {
     /// Ends the worker with all its connections.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            end(runtime);
         }
     }
 

@@ -236,7 +236,7 @@ async fn thoughts_come_before_either() {
     let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");
     let worker = TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await;
-    let mut kinds = Vec::new();
+    let (mut kinds, mut n_with_thoughts) = (Vec::new(), 0);
     for seed in 0..40 {
         let mut body = at_random(chat("auto", false), seed);
         // Every token is about as likely as any other, but for the end of the thoughts.
@@ -247,10 +247,13 @@ async fn thoughts_come_before_either() {
             continue;
         }
         let message = &answer["choices"][0]["message"];
-        assert!(message["reasoning_content"].as_str().is_some_and(|thoughts| !thoughts.is_empty()), "{answer}");
+        n_with_thoughts +=
+            usize::from(message["reasoning_content"].as_str().is_some_and(|thoughts| !thoughts.is_empty()));
         let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
         let calls: Vec<Value> = calls.iter().map(|call| parsed(&call["function"]["arguments"])).collect();
         kinds.push(kind(message["content"].as_str().unwrap_or_default().trim(), &calls));
     }
+    // The end of the thoughts may be the first token.
+    assert!(n_with_thoughts > kinds.len() / 2, "{n_with_thoughts} of {}", kinds.len());
     check_both(&kinds);
 }
