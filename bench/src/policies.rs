@@ -7,7 +7,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{Table, presets};
-use warmpath_router_core::choose::Policy;
+use warmpath_router_core::routing::choose::Policy;
 
 use crate::chat_load::{Outcome, Shape, drive};
 use crate::client::ChatClient;

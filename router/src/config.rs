@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
-use warmpath_router_core::admission::AdmissionOptions;
-use warmpath_router_core::dispatch::DispatchOptions;
-use warmpath_router_core::membership::MembershipOptions;
-use warmpath_router_core::retry::{BudgetOptions, RetryOptions};
+use warmpath_router_core::fleet::membership::MembershipOptions;
+use warmpath_router_core::ledger::LedgerOptions;
+use warmpath_router_core::overload::admission::AdmissionOptions;
+use warmpath_router_core::overload::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
@@ -276,7 +276,7 @@ pub struct FleetConfig {
     /// Is the most memory of the prefix index. Units: bytes.
     pub index_bytes_max: usize,
     /// Directs the choice.
-    pub dispatch: DispatchOptions,
+    pub dispatch: LedgerOptions,
     /// How long after the start requests wait for the first look at all workers.
     pub first_look_max: Duration,
     /// Is how long a worker may take to accept a connection, TLS included.
@@ -379,11 +379,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
-            dispatch: DispatchOptions {
-                policy: flags.policy,
-                admission: Some(admission),
-                ..DispatchOptions::default()
-            },
+            dispatch: LedgerOptions { policy: flags.policy, admission: Some(admission), ..LedgerOptions::default() },
             first_look_max: FIRST_LOOK_MAX,
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
             worker_keys: flags.worker_key_files.iter().map(|text| worker_key_file(text)).collect::<Result<_, _>>()?,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use warmpath_router_core::membership::Found;
+use warmpath_router_core::fleet::membership::Found;
 
 use crate::config::{DiscoveryConfig, WorkerAddress};
 use crate::metrics::Metrics;

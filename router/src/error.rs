@@ -9,14 +9,14 @@ use warmpath_common::fields::ReadError;
 use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::TokenCount;
-use warmpath_router_core::admission::RETURN;
-use warmpath_router_core::dispatch::NoWorker;
 use warmpath_router_core::fleet::LookupError;
-use warmpath_router_core::retry::Failure;
+use warmpath_router_core::ledger::NoWorker;
+use warmpath_router_core::overload::admission::RETURN;
+use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::body::BodyError;
 use warmpath_shell::hosts::HostRefusal;
 
-use crate::keys::OverQuota;
+use crate::keys::RateLimited;
 
 /// Says why a request gets no answer from a worker.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum RequestError {
     Unauthorized,
     /// The API key may not ask now.
     #[error(transparent)]
-    OverQuota(#[from] OverQuota),
+    RateLimited(#[from] RateLimited),
     /// Nothing of this kind is stored.
     #[error("there is no response `{id}`: responses are not stored here")]
     NotStored {
@@ -252,7 +252,7 @@ impl RequestError {
             | Self::QueueFull { .. }
             | Self::QueueLate { .. }
             | Self::Paused { .. }
-            | Self::OverQuota(_) => Class::Overload,
+            | Self::RateLimited(_) => Class::Overload,
             Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
             Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
             Self::Upstream { last: Failure::Full, .. } => Class::Overload,
@@ -270,8 +270,8 @@ impl RequestError {
             | Self::QueueFull { retry_after, .. }
             | Self::QueueLate { retry_after, .. }
             | Self::RequestsFull { retry_after, .. }
-            | Self::OverQuota(OverQuota::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::OverQuota(OverQuota::AtOnce { .. }) | Self::Body(BodyError::NoRoom) => Some(RETURN),
+            | Self::RateLimited(RateLimited::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Body(BodyError::NoRoom) => Some(RETURN),
             _ if self.class() == Class::Unavailable => Some(RETURN),
             _ => None,
         }
@@ -295,7 +295,7 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::OverQuota(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
+            Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
             Self::Host(refusal) => refusal.code(),
             Self::Body(error) => error.code(),

@@ -6,7 +6,6 @@
 //! them, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any of them.
 
 pub mod client;
-pub mod given;
 pub mod loss;
 pub mod members;
 pub mod stock;
@@ -14,6 +13,7 @@ pub mod subscriber;
 pub mod tracker;
 pub mod trial;
 pub mod vocabulary;
+pub mod vocabulary_files;
 pub mod worker_keys;
 
 use std::fmt::Display;
@@ -28,19 +28,19 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::{Change, Digest, Load, Run};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::admission::Relief;
-use warmpath_router_core::dispatch::{Dispatch, NoWorker, Ticket};
-use warmpath_router_core::fleet::{FleetView, Link};
+use warmpath_router_core::fleet::{Connection, FleetView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
-use warmpath_router_core::retry::{Failure, Terms};
-use warmpath_router_core::stock::{Declared, Sending};
+use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
+use warmpath_router_core::overload::admission::CapacityForecast;
+use warmpath_router_core::overload::retry::{Failure, Terms};
+use warmpath_router_core::stock::{SentRequest, ServerInfo};
 
 use self::client::Clients;
-use self::given::Given;
 use self::members::Member;
 use self::stock::Visit;
-use self::subscriber::Outbox;
+use self::subscriber::FleetEvents;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
+use self::vocabulary_files::LoadedVocabulary;
 use crate::config::{FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
 use crate::discovery::Discovered;
 use crate::metrics::Metrics;
@@ -49,13 +49,13 @@ use crate::metrics::Metrics;
 pub struct Fleet {
     /// Has the worker of each place, also where that has left and no other has come.
     members: ArcSwap<Vec<Arc<Member>>>,
-    given: Vec<Given>,
+    given: Vec<LoadedVocabulary>,
     clients: Clients,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
     /// Guards the books of what was sent; held for one choice or one entry, never across `.await`.
-    books: Mutex<Dispatch>,
+    books: Mutex<Ledger>,
     n_shed: AtomicU64,
     started: Instant,
     /// Whether every worker that was found first has been looked at; sent again when another worker is there or serves another model.
@@ -73,7 +73,7 @@ impl Fleet {
     /// Returns a fleet without workers, and starts the tasks that let those in that are `found` and listen to them.
     pub fn start(
         config: &FleetConfig,
-        (given, found, clients): (Vec<Given>, Arc<Discovered>, Clients),
+        (given, found, clients): (Vec<LoadedVocabulary>, Arc<Discovered>, Clients),
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
@@ -85,7 +85,7 @@ impl Fleet {
             view: ArcSwap::default(),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
-            books: Mutex::new(Dispatch::new(config.dispatch)),
+            books: Mutex::new(Ledger::new(config.dispatch)),
             n_shed: AtomicU64::new(0),
             started: Instant::now(),
             looked: watch::Sender::new(false),
@@ -96,7 +96,7 @@ impl Fleet {
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
-        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), Outbox(reports.clone())));
+        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
         let tracked = Arc::clone(&fleet);
         tasks.spawn_blocking(move || tracker::track(tracked, writer, inbox));
@@ -147,14 +147,14 @@ impl Fleet {
     }
 
     /// Returns the vocabularies that the operator gives.
-    pub fn given(&self) -> &[Given] {
+    pub fn given(&self) -> &[LoadedVocabulary] {
         &self.given
     }
 
     /// Returns what is needed to tokenize for a model, if it has been given or fetched.
     pub fn vocabulary(&self, model: &ModelInfo) -> Option<VocabularyState> {
         let given = self.given.iter().find(|given| given.cuts(model));
-        let ready = |given: &Given| VocabularyState::Ready(Arc::clone(&given.vocabulary));
+        let ready = |given: &LoadedVocabulary| VocabularyState::Ready(Arc::clone(&given.vocabulary));
         given.map(ready).or_else(|| self.vocabularies.load().get(&VocabularyKey::of(model)).cloned())
     }
 
@@ -174,18 +174,18 @@ impl Fleet {
     }
 
     /// Returns the books of what was sent.
-    pub fn books(&self) -> MutexGuard<'_, Dispatch> {
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the request of `ticket` booked on `worker` until what is returned is dropped.
-    pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> Booking {
-        Booking { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
+    pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
+        InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
     }
 
     /// Returns how soon the workers of `model`, or all of them, can start one more request.
-    pub fn relief(&self, model: Option<&ModelInfo>) -> Relief {
-        self.books().relief(&self.view(), model, Instant::now())
+    pub fn relief(&self, model: Option<&ModelInfo>) -> CapacityForecast {
+        self.ledger().relief(&self.view(), model, Instant::now())
     }
 
     fn heard(&self, member: &Member) {
@@ -220,7 +220,7 @@ impl Fleet {
     /// Returns what a router that has just begun still waits for.
     fn beginning(&self, view: &FleetView) -> Option<Unready> {
         let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
-        if is_looking || view.workers.iter().any(|worker| worker.link == Link::Connecting) {
+        if is_looking || view.workers.iter().any(|worker| worker.link == Connection::Connecting) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
         let vocabularies = self.vocabularies.load();
@@ -267,7 +267,7 @@ impl Unready {
 }
 
 /// Keeps a request booked on its worker until it is dropped.
-pub struct Booking {
+pub struct InFlightGuard {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     ticket: Option<Ticket>,
@@ -275,14 +275,14 @@ pub struct Booking {
     visit: Option<Visit>,
 }
 
-impl Booking {
+impl InFlightGuard {
     /// Records that the worker has done the request, at which others have failed so before.
     pub fn answered(&self, failures: &[(WorkerIdx, Failure)]) {
-        self.fleet.books().answered(self.worker, failures, Instant::now());
+        self.fleet.ledger().answered(self.worker, failures, Instant::now());
     }
 
     /// Watches what becomes of the request, if the worker is a stock server.
-    pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> Sending) {
+    pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> SentRequest) {
         if let Some(stock) = &self.fleet.member(self.worker).stock {
             self.visit = Some(Visit::new(stock, &self.fleet.metrics, (request_id, sending())));
         }
@@ -306,7 +306,7 @@ impl Booking {
         if let Some(visit) = &self.visit {
             visit.failed(failure);
         }
-        self.fleet.books().refused(self.worker, refusal, Instant::now());
+        self.fleet.ledger().refused(self.worker, refusal, Instant::now());
     }
 
     /// Records that the worker has failed the request.
@@ -314,30 +314,30 @@ impl Booking {
         if let Some(visit) = &self.visit {
             visit.failed(failure);
         }
-        self.fleet.books().failed(self.worker, failure, Instant::now());
+        self.fleet.ledger().failed(self.worker, failure, Instant::now());
     }
 }
 
-impl Drop for Booking {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.fleet.books().ended(ticket);
+            self.fleet.ledger().ended(ticket);
         }
     }
 }
 
 /// Says why a worker cannot be followed.
 #[derive(Debug, Clone)]
-pub struct Trouble {
+pub struct ConnectError {
     /// Kind of trouble.
-    pub kind: TroubleKind,
+    pub kind: ConnectErrorKind,
     /// Says why, for a person.
     pub reason: Arc<str>,
 }
 
 /// Kind of trouble with a worker that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TroubleKind {
+pub enum ConnectErrorKind {
     /// The worker answers, and does not let this router in.
     Refusal,
     /// The worker does not answer at all: what was asked of it will not come.
@@ -380,14 +380,14 @@ pub enum Report {
         /// Names the worker.
         worker: WorkerIdx,
         /// Is what has come.
-        new: Box<warmpath_router_core::follower::NewWorker>,
+        new: Box<warmpath_router_core::fleet::summary_reader::NewWorker>,
     },
     /// A stock server was found, or lists other models than before.
     Found {
         /// Names the worker.
         worker: WorkerIdx,
         /// Is what it says of itself.
-        declared: Declared,
+        declared: ServerInfo,
     },
     /// A stock server counts tokens otherwise than the vocabulary that it was taken to have.
     Differs {
@@ -429,7 +429,7 @@ pub enum Report {
         /// Names the worker.
         worker: WorkerIdx,
         /// Says why.
-        trouble: Trouble,
+        trouble: ConnectError,
     },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,

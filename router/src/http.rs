@@ -6,6 +6,7 @@ mod access;
 mod admin;
 mod completions;
 mod cors;
+mod decisions_api;
 pub mod error;
 mod fleet_page;
 mod health;
@@ -13,7 +14,6 @@ mod hosts;
 mod models;
 mod name;
 mod openapi;
-mod recent;
 mod route;
 pub mod state;
 
@@ -91,8 +91,8 @@ pub fn admin_routes(app: App) -> Router {
         .route("/fleet.js", get(fleet_page::script))
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
-        .route("/internal/v1/decisions", get(recent::decisions))
-        .route("/internal/v1/history", get(recent::history))
+        .route("/internal/v1/decisions", get(decisions_api::decisions))
+        .route("/internal/v1/history", get(decisions_api::history))
         .route("/internal/v1/route", post(route::route))
         .route("/openapi.json", get(openapi::operators))
         .merge(health::routes(Audience::Operators))

@@ -1,6 +1,6 @@
 //! Who may ask: the clients' API keys, as a file lists them by their hashes, with what each may do.
 //!
-//! Not here: reading a key off a request (`http::access`), turns between keys (`lifecycle::turn`).
+//! Not here: reading a key off a request (`http::access`), turns between keys (`lifecycle::queue`).
 //! The idea: a key is a long random text, so its SHA-256 says as much as a slow hash would, and the file tells nobody a key. A
 //! presented key is looked up by its hash: how long that takes says nothing about any key in the file. The file is read again
 //! when it changes; a key whose entry stays as it was keeps its counts.
@@ -111,7 +111,7 @@ pub struct KeyPlace(#[expect(dead_code, reason = "held until the answer has ende
 
 /// Says why a key's request is not taken now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OverQuota {
+pub enum RateLimited {
     /// It asks too often.
     #[error("the API key `{name}` may ask {per_minute} times a minute")]
     Rate {
@@ -156,13 +156,13 @@ impl Key {
 
     /// Counts a request whose body is yet to come.
     ///
-    /// Errors: every [`OverQuota`]; `AtOnce` is what [`Self::place`] would say now.
-    pub fn count(&self) -> Result<(), OverQuota> {
+    /// Errors: every [`RateLimited`]; `AtOnce` is what [`Self::place`] would say now.
+    pub fn count(&self) -> Result<(), RateLimited> {
         if self.places.as_ref().is_some_and(|places| places.available_permits() == 0) {
             return Err(self.at_once());
         }
         let Some(limiter) = &self.limiter else { return Ok(()) };
-        limiter.check().map_err(|until| OverQuota::Rate {
+        limiter.check().map_err(|until| RateLimited::Rate {
             name: self.entry.name.clone(),
             per_minute: self.entry.requests_per_minute.map_or(0, NonZeroU32::get),
             retry_after: until.wait_time_from(DefaultClock::default().now()),
@@ -172,15 +172,15 @@ impl Key {
     /// Returns the place of a request that has arrived whole.
     ///
     /// Errors: `AtOnce`.
-    pub fn place(&self) -> Result<KeyPlace, OverQuota> {
+    pub fn place(&self) -> Result<KeyPlace, RateLimited> {
         let Some(places) = &self.places else { return Ok(KeyPlace::default()) };
         let place = Arc::clone(places).try_acquire_owned().map_err(|_| self.at_once())?;
         Ok(KeyPlace(Some(place)))
     }
 
-    fn at_once(&self) -> OverQuota {
+    fn at_once(&self) -> RateLimited {
         let at_once = self.entry.requests_at_once.map_or(0, NonZeroU32::get);
-        OverQuota::AtOnce { name: self.entry.name.clone(), at_once }
+        RateLimited::AtOnce { name: self.entry.name.clone(), at_once }
     }
 }
 
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    fn enter(key: &Key) -> Result<KeyPlace, OverQuota> {
+    fn enter(key: &Key) -> Result<KeyPlace, RateLimited> {
         key.count()?;
         key.place()
     }
@@ -315,11 +315,11 @@ mod tests {
         let key = open(&text).expect("a good file").find(key.as_bytes()).expect("it is listed");
         let first = enter(&key).expect("one");
         let _second = enter(&key).expect("two");
-        assert_eq!(enter(&key).expect_err("three"), OverQuota::AtOnce { name: "a".into(), at_once: 2 });
+        assert_eq!(enter(&key).expect_err("three"), RateLimited::AtOnce { name: "a".into(), at_once: 2 });
         drop(first);
         drop(enter(&key).expect("a place is free again"));
         let error = enter(&key).expect_err("the fourth in this minute");
-        let OverQuota::Rate { per_minute: 3, retry_after, .. } = error else { panic!("{error:?}") };
+        let RateLimited::Rate { per_minute: 3, retry_after, .. } = error else { panic!("{error:?}") };
         assert!(retry_after > Duration::ZERO && retry_after <= Duration::from_secs(20), "{retry_after:?}");
     }
 

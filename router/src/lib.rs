@@ -4,6 +4,7 @@
 //! One request: `http` -> `lifecycle` -> `prompt` -> the core's choice -> `lifecycle::upstream` -> `lifecycle::relay`.
 
 pub mod config;
+pub mod decision_history;
 pub mod discovery;
 pub mod error;
 pub mod fleet;
@@ -12,6 +13,5 @@ pub mod keys;
 pub mod lifecycle;
 pub mod metrics;
 pub mod prompt;
-pub mod recent;
 pub mod salt;
 pub mod server;

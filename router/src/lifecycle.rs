@@ -5,14 +5,14 @@
 //! failed attempt is repeated at another worker; from then on the answer is relayed as it comes. Comments in front of it, which
 //! keep a silent connection, do not count (`early`).
 
-pub mod choice;
-mod diagnosis;
-mod early;
+pub mod attempt_target;
 mod events;
 mod headers;
 mod hold;
+mod keepalive;
+mod prefix_break_header;
+pub mod queue;
 mod relay;
-pub mod turn;
 mod upstream;
 
 use std::sync::Arc;
@@ -25,32 +25,32 @@ use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::conversations::Spoken;
-use warmpath_router_core::decision_log::Outcome as Came;
-use warmpath_router_core::dispatch::LISTEN_PAUSE;
-use warmpath_router_core::doubts::Outcome;
-use warmpath_router_core::fair_queue::{Entrant, WaiterId};
-use warmpath_router_core::retry::{Failure, Terms, Verdict};
+use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
+use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
+use warmpath_router_core::ledger::LISTEN_PAUSE;
+use warmpath_router_core::ledger::stale_blocks::Outcome;
+use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
+use warmpath_router_core::overload::retry::{Failure, Terms, Verdict};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
-use crate::fleet::Booking;
+use crate::fleet::InFlightGuard;
 use crate::http::state::{App, Place};
 use crate::keys::Key;
-use crate::prompt::{Draft, Prepared, Prompt, Shape};
+use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
-use choice::{Choice, ask, choose, find_matches};
-use diagnosis::Diagnosis;
-use early::Comments;
+use attempt_target::{Choice, ask, choose, find_matches};
 use hold::Hold;
+use keepalive::Keepalive;
+use prefix_break_header::PrefixBreakHeader;
+use queue::{Begin, Refused, Started, Wish};
 use relay::Relay;
-use turn::{Begin, Refused, Started, Wish};
 use upstream::{Answer, AttemptError, Refusal, Upstream};
 
 /// Is a request that has arrived whole.
-pub struct Arrival {
+pub struct IncomingRequest {
     /// Names the request.
     pub id: RequestId,
     /// Is its part of a trace, which ends with its answer.
@@ -82,24 +82,24 @@ pub struct Arrival {
 /// Returns the answer to a request: a worker's, or the error that stands for it.
 ///
 /// Errors: any [`RequestError`] that shows before the first byte of an answer.
-pub async fn answer(app: &App, mut arrival: Arrival) -> Result<Response, RequestError> {
+pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response, RequestError> {
     let mut hold = Hold::new(app);
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
     observe_phases(app, &prepared, arrival.shape);
-    let diagnosis = Diagnosis::of(app, &arrival.headers, &mut prepared);
+    let diagnosis = PrefixBreakHeader::of(app, &arrival.headers, &mut prepared);
     let (own, client) = (app.clone(), (arrival.shape, app.cut_off.clone()));
     let attempts = |comments| async move { attempt_until_answered(&own, arrival, (prepared, hold), &comments).await };
-    let mut response = early::answer(client, attempts).await?;
+    let mut response = keepalive::answer(client, attempts).await?;
     diagnosis.add_to(app, &mut response);
     Ok(response)
 }
 
 /// Returns what routing needs to know of a request, once its model is there.
 ///
-/// Errors: those of `Preparing::prepare`; `ShuttingDown`.
-async fn prepare(app: &App, arrival: &mut Arrival, hold: &mut Hold) -> Result<Prepared, RequestError> {
+/// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
+async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
     loop {
-        let draft = Draft { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
+        let draft = RawRequest { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
@@ -131,13 +131,13 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
 
 async fn attempt_until_answered(
     app: &App,
-    mut arrival: Arrival,
+    mut arrival: IncomingRequest,
     (prepared, mut hold): (Prepared, Hold),
-    comments: &Comments,
+    comments: &Keepalive,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
     listen(app, &arrival, &prepared).await;
-    let mut trail = Trail::default();
+    let mut trail = RetryState::default();
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
             Ok(choice) => choice,
@@ -183,7 +183,7 @@ async fn attempt_until_answered(
 }
 
 /// Tells the books, the metrics, the trace and the log of a failed attempt.
-fn note_failure(app: &App, arrival: &Arrival, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
+fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
     match failure {
         Failure::Full | Failure::Unready => choice.booking.refused(failure, terms),
         _ => choice.booking.failed(failure),
@@ -200,7 +200,7 @@ fn note_failure(app: &App, arrival: &Arrival, choice: &mut Choice, (failure, ter
     );
 }
 
-fn may_repeat(app: &App, failure: Failure, trail: &Trail) -> bool {
+fn may_repeat(app: &App, failure: Failure, trail: &RetryState) -> bool {
     let failing = trail.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
     let elapsed = failing.saturating_sub(trail.waited);
     if app.requests.retry.after(trail.n_attempts, failure, elapsed) == Verdict::GiveUp {
@@ -215,7 +215,7 @@ fn may_repeat(app: &App, failure: Failure, trail: &Trail) -> bool {
 
 /// Is what has become of a request so far.
 #[derive(Default)]
-struct Trail {
+struct RetryState {
     n_attempts: u32,
     /// The workers that failed it, and how; one that was only full has a pause instead, and may get it later.
     failures: Vec<(WorkerIdx, Failure)>,
@@ -228,7 +228,7 @@ struct Trail {
     waited: Duration,
 }
 
-impl Trail {
+impl RetryState {
     fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
         self.n_attempts += 1;
         if self.failing_since.is_none() {
@@ -251,13 +251,13 @@ impl Trail {
 /// Waits until a worker can start the request, and books it there.
 async fn take_turn(
     app: &App,
-    arrival: &Arrival,
+    arrival: &IncomingRequest,
     prepared: &Prepared,
-    trail: &mut Trail,
+    trail: &mut RetryState,
 ) -> Result<Choice, RequestError> {
     let wish = Wish {
         model: &prepared.model.fingerprint,
-        entrant: Entrant {
+        entrant: Waiter {
             tenant: app.turns.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
             deadline: arrival.queued_from + app.requests.queue_timeout,
         },
@@ -301,19 +301,19 @@ async fn take_turn(
 }
 
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
-async fn listen(app: &App, arrival: &Arrival, prepared: &Prepared) {
+async fn listen(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
     let view = app.fleet.view();
-    if !app.fleet.books().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+    if !app.fleet.ledger().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
         return;
     }
     let matches = find_matches(app, prepared);
-    let listened = app.fleet.books().listen(&view, &ask(&arrival.id, prepared, &matches), &mut rand::rng());
+    let listened = app.fleet.ledger().listen(&view, &ask(&arrival.id, prepared, &matches), &mut rand::rng());
     if !listened.is_zero() {
         let start = Instant::now();
         while let Some(left) = listened.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             tokio::time::sleep(left.min(LISTEN_PAUSE)).await;
             // Who hears only of requests of its own is alone.
-            if !app.fleet.books().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+            if !app.fleet.ledger().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
                 break;
             }
         }
@@ -332,12 +332,12 @@ fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
     // It takes microseconds, less than the way to a thread for long work.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        diagnosis::observe(&app, Spoken { root, marks, keys });
+        prefix_break_header::observe(&app, PromptFingerprint { root, marks, keys });
     });
 }
 
 /// Looks at what a stock server answers; returns how many prompt tokens it says were reused, if it says so at once.
-fn look(booking: &mut Booking, answer: &Answer) -> Option<u32> {
+fn look(booking: &mut InFlightGuard, answer: &Answer) -> Option<u32> {
     let visit = booking.visit().filter(|_| answer.head().status.is_success())?;
     visit.begun();
     match answer {
@@ -347,7 +347,7 @@ fn look(booking: &mut Booking, answer: &Answer) -> Option<u32> {
 }
 
 /// Returns a worker's answer with the router's headers; its body is relayed as it comes.
-fn respond(app: &App, arrival: Arrival, mut choice: Choice, answer: Answer) -> Response {
+fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answer) -> Response {
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
     let status = head.status;
@@ -414,7 +414,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     };
     app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
     app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
-    if app.fleet.books().doubts().observe(outcome) {
+    if app.fleet.ledger().doubts().observe(outcome) {
         tracing::warn!(
             worker = %app.fleet.member(outcome.worker).url,
             expected_blocks = outcome.expected_blocks,

@@ -12,7 +12,7 @@ use prometheus::{
     TextEncoder,
 };
 use warmpath_common::cached_share;
-use warmpath_router_core::history::Totals;
+use warmpath_router_core::diagnostics::history::Totals;
 use warmpath_shell::listen::Connections;
 
 /// Is the buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.

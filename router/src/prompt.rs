@@ -5,8 +5,8 @@
 //! there costs more: a long chat whose history was seen before has little that is new. What is plainly wrong is refused;
 //! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
+mod block_key_cache;
 mod body;
-mod chains;
 mod reading;
 
 use std::borrow::Cow;
@@ -24,7 +24,7 @@ use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::{Scope, unless_cancelled};
-use warmpath_router_core::conversations::{Mark, Role};
+use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 
 use crate::config::PROMPTS_WAITING_MAX;
@@ -32,8 +32,8 @@ use crate::error::RequestError;
 use crate::fleet::Fleet;
 use crate::salt::Salt;
 
+use block_key_cache::BlockKeyCache;
 use body::{Body, Options, Parsed};
-use chains::Chains;
 use reading::Reading;
 
 /// Is how many bytes of a body are taken for a token, where nothing better is known.
@@ -102,7 +102,7 @@ impl Shape {
 
 /// Is a body with the salt that its headers gave.
 #[derive(Debug, Clone)]
-pub struct Draft {
+pub struct RawRequest {
     /// Says how the body spells its prompt.
     pub shape: Shape,
     /// Is the body.
@@ -125,7 +125,7 @@ pub struct Prepared {
     /// Names the conversation.
     pub affinity: u64,
     /// Lists what is remembered of a chat's messages.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<MessageHash>,
     /// Says whether the request has one prompt, so that reuse can be compared with what was predicted.
     pub has_one_prompt: bool,
     /// Is what the phases took.
@@ -165,13 +165,13 @@ pub struct Phases {
 }
 
 /// Bounds how many prompts are prepared, running ones by processors, waiting ones by places, and remembers their blocks.
-pub struct Preparing {
+pub struct PromptPool {
     processors: Arc<Semaphore>,
     places: Arc<Semaphore>,
-    chains: Arc<Chains>,
+    chains: Arc<BlockKeyCache>,
 }
 
-impl Default for Preparing {
+impl Default for PromptPool {
     fn default() -> Self {
         let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -182,7 +182,7 @@ impl Default for Preparing {
     }
 }
 
-impl Preparing {
+impl PromptPool {
     /// Returns what routing needs to know of a request.
     ///
     /// Errors: `Json`, `Field` where the body is plainly wrong; `Lookup` where no such model is there.
@@ -190,7 +190,7 @@ impl Preparing {
         &self,
         fleet: &Arc<Fleet>,
         view: Arc<FleetView>,
-        draft: Draft,
+        draft: RawRequest,
     ) -> Result<Prepared, RequestError> {
         if draft.body.len() > READ_HERE_BYTES_MAX {
             return self.finish_elsewhere(fleet, move || Begun::read(&view, draft)).await;
@@ -241,7 +241,7 @@ impl Preparing {
 
 /// Is a request whose prompt is on its way to its tokens.
 struct Begun {
-    draft: Draft,
+    draft: RawRequest,
     options: Options,
     /// Text that the chain begins with.
     salt: String,
@@ -249,7 +249,7 @@ struct Begun {
     spelling: Spelling,
     model: Arc<ModelInfo>,
     affinity: u64,
-    marks: Vec<Mark>,
+    marks: Vec<MessageHash>,
     has_one_prompt: bool,
     /// Largest context of the model's workers; absent where some of them are stock servers, which may have any.
     context_tokens_max: Option<u32>,
@@ -258,7 +258,7 @@ struct Begun {
 }
 
 impl Begun {
-    fn read(view: &FleetView, draft: Draft) -> Result<Self, RequestError> {
+    fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
         let Body { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
         // An empty name is none: llama.vim sends it.
@@ -308,7 +308,7 @@ impl Begun {
     }
 
     /// Tokenizes and hashes what is rendered.
-    fn finish(self, chains: &Chains) -> Prepared {
+    fn finish(self, chains: &BlockKeyCache) -> Prepared {
         let Self { draft, options, salt, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
         let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, Scope::of(&salt)));
         let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
@@ -351,7 +351,7 @@ static MARKS: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::d
 const MARKED_BYTES_MAX: usize = 64;
 
 /// Returns what is remembered of a message: what it says and whose it is.
-fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
+fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
     let mut hasher = MARKS.build_hasher();
     for (name, value) in message {
         name.hash(&mut hasher);
@@ -368,12 +368,12 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> Mark {
     let content = content.unwrap_or_default();
     let n_marked = (content.len() / 4).min(MARKED_BYTES_MAX);
     let ends = [&content[..n_marked], &content[content.len() - n_marked..]].map(|end| MARKS.hash_one(end));
-    Mark { hash: hasher.finish(), ends, role: Role::of(role) }
+    MessageHash { hash: hasher.finish(), ends, role: Role::of(role) }
 }
 
 /// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its
 /// first question, or of the beginning of its text.
-fn affinity(parsed: &Parsed, salt: &str, draft: &Draft) -> u64 {
+fn affinity(parsed: &Parsed, salt: &str, draft: &RawRequest) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     let mut add = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
     add(salt.as_bytes());

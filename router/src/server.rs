@@ -17,7 +17,7 @@ use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIME
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
-use crate::fleet::given::{Given, GivenError};
+use crate::fleet::vocabulary_files::{LoadedVocabulary, VocabularyFileError};
 use crate::fleet::worker_keys::{WorkerKeyError, WorkerKeys};
 use crate::http::state::{App, Doors, Hosts};
 use crate::http::{admin_routes, client_routes};
@@ -38,7 +38,7 @@ pub enum StartError {
     },
     /// A vocabulary cannot be used.
     #[error(transparent)]
-    Vocabulary(#[from] GivenError),
+    Vocabulary(#[from] VocabularyFileError),
     /// The file of API keys cannot be used.
     #[error("--api-keys-file {path}", path = .path.display())]
     Keys {
@@ -107,7 +107,7 @@ impl Server {
         let admin_address = admin_listener.local_addr().unwrap_or(config.admin_listen);
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
-        let given = config.fleet.vocabularies.iter().map(Given::open).collect::<Result<_, _>>()?;
+        let given = config.fleet.vocabularies.iter().map(LoadedVocabulary::open).collect::<Result<_, _>>()?;
         let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
         let clients = open_clients(&config.fleet, &metrics, &mut tasks)?;
         let fleet = Fleet::start(&config.fleet, (given, found, clients), Arc::clone(&metrics), &mut tasks);

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::{Load, Rates};
 use warmpath_router::server::Server;
-use warmpath_router_core::retry::BudgetOptions;
+use warmpath_router_core::overload::retry::BudgetOptions;
 
 const WAITING: &str = "warmpath_router_queue_requests";
 

@@ -1,7 +1,7 @@
 //! The closed loop: the reuse that the router predicts is what workers reuse, in whole blocks, on a fleet without
 //! failures.
 //!
-//! What follows from a difference is in `warmpath_router_core::doubts`; answers are in `conversations`.
+//! What follows from a difference is in `warmpath_router_core::ledger::stale_blocks`; answers are in `conversations`.
 //!
 //! Sessions of several tenants run one request after the other and then many at once. Every request is compared, and a
 //! difference is reported with all that is known about it.

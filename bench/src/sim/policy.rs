@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warmpath_router_core::choose::Policy as Offered;
+use warmpath_router_core::routing::choose::Policy as Offered;
 
 use super::rivals::{Kind, Term};
 

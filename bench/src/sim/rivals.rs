@@ -9,12 +9,12 @@ use std::time::Instant;
 use rand_chacha::ChaCha8Rng;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::choose::{Candidate, Policy as Offered, PromptView, Turn, charge, choose};
-use warmpath_router_core::cost::{Speeds, Standing, Unreported};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
-use warmpath_router_core::given::{Given, Givers};
-use warmpath_router_core::pending::{Filling, Pending};
-use warmpath_router_core::reuse::Reuse;
+use warmpath_router_core::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
+use warmpath_router_core::ledger::recent_work::{RecentWork, WorkSenders};
+use warmpath_router_core::ledger::reuse_ratio::ReuseRatio;
+use warmpath_router_core::routing::choose::{Candidate, Policy as Offered, PromptView, TieBreak, add_pressure, choose};
+use warmpath_router_core::routing::cost::{Speeds, Unreported, WorkerLoad};
 
 use super::router::FleetShape;
 use super::trace::{Request, mix};
@@ -124,9 +124,9 @@ pub struct Rival {
     accounts: Vec<Account>,
     /// Worker that each block was last sent to, for [`Kind::Sticky`].
     homes: HashMap<u32, WorkerIdx>,
-    pending: Pending,
-    reuse: Reuse,
-    given: Given,
+    pending: PendingPrefixes,
+    reuse: ReuseRatio,
+    given: RecentWork,
 }
 
 /// One router's requests at a worker.
@@ -140,7 +140,7 @@ struct Account {
 
 #[derive(Debug)]
 struct Booked {
-    filling: Filling,
+    filling: PendingBlocks,
     prefill_tokens: u64,
     prompt_tokens: u64,
     is_unreported: bool,
@@ -151,7 +151,7 @@ impl Rival {
     /// Returns a rule without any requests.
     pub fn new(kind: Kind, shape: FleetShape) -> Self {
         let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
-        let (pending, reuse, given) = (Pending::default(), Reuse::default(), Given::default());
+        let (pending, reuse, given) = (PendingPrefixes::default(), ReuseRatio::default(), RecentWork::default());
         Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, given }
     }
 
@@ -168,12 +168,12 @@ impl Rival {
         let weighed = workers.iter().map(|worker| {
             let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
             let standing = self.standing(worker, assumed);
-            let mut candidate = Candidate::weigh(worker, prompt, block_size_tokens, standing);
-            candidate.given_tokens = self.given.of(worker.idx, Givers::Own);
+            let mut candidate = Candidate::score(worker, prompt, block_size_tokens, standing);
+            candidate.given_tokens = self.given.of(worker.idx, WorkSenders::Own);
             candidate
         });
         let mut candidates: Vec<Candidate<'_>> = weighed.collect();
-        charge(&mut candidates, self.reuse.worth());
+        add_pressure(&mut candidates, self.reuse.worth());
         let chosen = *self.pick(seen, &candidates, rng)?;
         let n_held = chosen.found.map_or(0, |found| found.blocks);
         let filling = self.pending.add(chosen.worker.idx, (prompt.keys(), n_held));
@@ -209,8 +209,8 @@ impl Rival {
         }
     }
 
-    fn standing<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> Standing<'a> {
-        Standing {
+    fn standing<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> WorkerLoad<'a> {
+        WorkerLoad {
             load: &worker.load,
             unreported: self.accounts[worker.idx.0 as usize].unreported,
             n_slots: self.shape.n_slots,
@@ -218,7 +218,7 @@ impl Rival {
         }
     }
 
-    fn book(&mut self, chosen: &Candidate<'_>, seen: &Seen<'_>, filling: Filling) {
+    fn book(&mut self, chosen: &Candidate<'_>, seen: &Seen<'_>, filling: PendingBlocks) {
         let worker = chosen.worker.idx;
         let prompt_tokens = u64::from(seen.request.prompt_tokens);
         let prefill_tokens = prompt_tokens - u64::from(chosen.work.cached_tokens);
@@ -277,7 +277,7 @@ impl Rival {
             Kind::LlmdScorers => self.llmd(candidates),
             Kind::Without(term) => {
                 let without: Vec<Candidate<'a>> = candidates.iter().map(|c| ablate(*c, term)).collect();
-                let turn = Turn { last: None, affinity: 0, novelty: seen.prompt.novelty() };
+                let turn = TieBreak { last: None, affinity: 0, first_new_block: seen.prompt.first_new_block() };
                 let chosen = choose(Offered::PredictedTtft, &without, turn, rng)?.worker.idx;
                 candidates.iter().find(|c| c.worker.idx == chosen)
             }
@@ -335,7 +335,7 @@ fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
         Term::Prefill => cost.prefill_ms = 0.0,
         Term::Pressure => cost.pressure_ms = 0.0,
         Term::Slowdown => cost.slowdown_ms = 0.0,
-        Term::Company => cost.company_ms = 0.0,
+        Term::Company => cost.interference_ms = 0.0,
     }
     candidate
 }

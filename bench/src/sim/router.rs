@@ -14,10 +14,10 @@ use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::choose::{Policy as Offered, PromptView};
-use warmpath_router_core::dispatch::{Ask, Dispatch, DispatchOptions, Ticket};
-use warmpath_router_core::fleet::{FleetView, KnownBlocks, Link, WorkerView};
+use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
+use warmpath_router_core::ledger::{Ledger, LedgerOptions, RouteRequest, Ticket};
+use warmpath_router_core::routing::choose::{Policy as Offered, PromptView};
 
 use super::policy::Policy;
 use super::rivals::{Rival, Seen};
@@ -42,7 +42,7 @@ pub struct Router {
 enum Books {
     /// The production code, with a policy that the router offers, and the number of blocks that identify a
     /// conversation.
-    Own { dispatch: Box<Dispatch>, affinity_blocks: usize },
+    Own { dispatch: Box<Ledger>, affinity_blocks: usize },
     /// Another rule.
     Rival(Box<Rival>),
 }
@@ -92,7 +92,7 @@ impl Router {
             joined_at: Instant::now(),
             load: Load::default(),
             measured_at: Instant::now(),
-            link: Link::Connecting,
+            link: Connection::Connecting,
             trouble: None,
             excluded: None,
             blocks: KnownBlocks::default(),
@@ -103,8 +103,8 @@ impl Router {
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
         let own = |policy: Offered, affinity_blocks| {
-            let options = DispatchOptions { policy, ..DispatchOptions::default() };
-            Books::Own { dispatch: Box::new(Dispatch::new(options)), affinity_blocks }
+            let options = LedgerOptions { policy, ..LedgerOptions::default() };
+            Books::Own { dispatch: Box::new(Ledger::new(options)), affinity_blocks }
         };
         let books = match policy {
             Policy::Offered(policy) => own(policy, 1),
@@ -145,7 +145,7 @@ impl Router {
         match &mut self.books {
             Books::Own { dispatch, affinity_blocks } => {
                 let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
-                let ask = Ask { affinity, tried, ..ask((id, self.start + now), &self.model, prompt) };
+                let ask = RouteRequest { affinity, tried, ..ask((id, self.start + now), &self.model, prompt) };
                 let (decision, ticket) = dispatch.choose(&self.fleet, &ask, &mut self.rng).ok()?;
                 let cached_tokens = decision.cached_tokens;
                 Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
@@ -199,14 +199,14 @@ impl Router {
         let now = self.start + now;
         let view = self.view_mut(worker);
         view.hear(load.clone(), now);
-        view.link = Link::Live;
+        view.link = Connection::Live;
     }
 
     /// Records that a worker is gone.
     pub fn lost(&mut self, worker: WorkerIdx, now: Duration) {
         let since = self.start + now;
         let view = self.view_mut(worker);
-        view.link = Link::Down { since };
+        view.link = Connection::Down { since };
         view.load = Load::default();
         view.blocks = KnownBlocks::default();
         self.writer.remove_worker(worker);
@@ -241,6 +241,10 @@ fn model(shape: FleetShape) -> ModelInfo {
 }
 
 /// Returns the routing request of a first attempt.
-fn ask<'a>((request_id, now): (&'a RequestId, Instant), model: &'a ModelInfo, prompt: PromptView<'a>) -> Ask<'a> {
-    Ask { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now }
+fn ask<'a>(
+    (request_id, now): (&'a RequestId, Instant),
+    model: &'a ModelInfo,
+    prompt: PromptView<'a>,
+) -> RouteRequest<'a> {
+    RouteRequest { request_id, model_name: None, model, wanted: None, prompt, affinity: 0, tried: &[], now }
 }

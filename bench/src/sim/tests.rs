@@ -101,7 +101,7 @@ fn args(shape: TraceShape) -> SimArgs {
         workers: 4,
         cache_share: 0.3,
         load: 0.7,
-        policy: Policy::Offered(warmpath_router_core::choose::Policy::default()),
+        policy: Policy::Offered(warmpath_router_core::routing::choose::Policy::default()),
         all_policies: false,
         ablation: false,
         routers: 2,

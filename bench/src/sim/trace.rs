@@ -74,8 +74,8 @@ impl Trace {
         anyhow::ensure!(block_tokens > 0, "a block has at least one token");
         anyhow::ensure!(!lines.is_empty(), "the trace has no requests");
         lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
-        let start_ms = lines[0].timestamp;
-        lines.iter_mut().for_each(|line| line.timestamp -= start_ms);
+        let queue_delay_ms = lines[0].timestamp;
+        lines.iter_mut().for_each(|line| line.timestamp -= queue_delay_ms);
         let requests = lines.into_iter().map(|line| Request::new(line, block_tokens)).collect::<anyhow::Result<_>>()?;
         Ok(Self { requests, block_tokens })
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
-use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
+use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::arrivals::Arrivals;
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
 use warmpath_worker_core::promises::{PromiseId, Promises};

@@ -14,7 +14,7 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::dispatch::LISTEN_PAUSE;
+use warmpath_router_core::ledger::LISTEN_PAUSE;
 
 use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};

@@ -1,7 +1,11 @@
 //! The fleet as the router sees it at one moment: an immutable value that many requests read at once.
 //!
 //! The router's tracker keeps it up to date. Which worker holds which prefix is in `index`; requests that this router
-//! has sent and no worker has reported yet are in `dispatch`.
+//! has sent and no worker has reported yet are in `ledger`.
+
+pub mod compatibility;
+pub mod membership;
+pub mod summary_reader;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,8 +17,8 @@ use warmpath_common::names;
 use warmpath_common::summary::{Digest, Load};
 
 use crate::WorkerIdx;
-use crate::agreement::Disagreement;
-use crate::stock::Footing;
+use crate::fleet::compatibility::Mismatch;
+use crate::stock::TokenizerSource;
 
 /// Age of a view beyond which its worker gets no more requests.
 ///
@@ -29,7 +33,7 @@ pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
 
 /// State of the connection to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum Connection {
     /// The worker has not reported anything yet.
     Connecting,
     /// The summary stream is open.
@@ -56,7 +60,7 @@ pub enum Link {
     },
 }
 
-impl Link {
+impl Connection {
     /// Returns whether the worker is present as far as is known; true also before its first report.
     pub fn is_there(self) -> bool {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
@@ -98,15 +102,15 @@ pub struct WorkerView {
     /// Time at which it last computed prompts, or reported another prefill rate.
     pub measured_at: Instant,
     /// State of the connection to the worker.
-    pub link: Link,
+    pub link: Connection,
     /// Reason why the last try to open the summary stream failed; absent while the stream is open.
     pub trouble: Option<Arc<str>>,
     /// Reason why the worker is excluded from the fleet; absent where it is not.
-    pub excluded: Option<Disagreement>,
+    pub excluded: Option<Mismatch>,
     /// Blocks of the worker in the index.
     pub blocks: KnownBlocks,
     /// Source of the token counts of a stock server; absent for a Warmpath worker.
-    pub stock: Option<Footing>,
+    pub stock: Option<TokenizerSource>,
     /// Whether discovery has lost the worker, or the worker was told to shut down.
     pub is_leaving: bool,
 }
@@ -173,12 +177,14 @@ impl WorkerView {
             return Some(Unavailable::Leaving);
         }
         match self.link {
-            Link::Connecting => Some(Unavailable::Connecting),
-            Link::Down { .. } => Some(Unavailable::Down),
-            Link::Refused { .. } => Some(Unavailable::Refused),
-            Link::Loading { .. } => Some(Unavailable::Loading),
-            Link::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => Some(Unavailable::Stale),
-            Link::Stale { .. } | Link::Live => self.load.draining.then_some(Unavailable::Draining),
+            Connection::Connecting => Some(Unavailable::Connecting),
+            Connection::Down { .. } => Some(Unavailable::Down),
+            Connection::Refused { .. } => Some(Unavailable::Refused),
+            Connection::Loading { .. } => Some(Unavailable::Loading),
+            Connection::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => {
+                Some(Unavailable::Stale)
+            }
+            Connection::Stale { .. } | Connection::Live => self.load.draining.then_some(Unavailable::Draining),
         }
     }
 
@@ -388,7 +394,7 @@ impl FleetView {
                 LookupError::Unknown { name, known: self.names() }
             }
             (name, None) => {
-                let n_connected = self.workers.iter().filter(|worker| worker.link == Link::Live).count();
+                let n_connected = self.workers.iter().filter(|worker| worker.link == Connection::Live).count();
                 LookupError::NoWorkers { n_known: self.workers.len(), n_connected, name }
             }
         }
@@ -400,7 +406,7 @@ impl FleetView {
         let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(wanted);
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
         let may_come = |worker: &WorkerView| match worker.link {
-            Link::Refused { .. } => false,
+            Connection::Refused { .. } => false,
             _ => worker.is_loading(name) || worker.is_unheard(now),
         };
         let mut workers = self.workers.iter().map(Arc::as_ref).filter(|worker| !worker.is_leaving);

@@ -6,13 +6,13 @@
 //! index never takes more memory than its limit; the entries that were matched longest ago are evicted first. An
 //! evicted entry costs a cache hit, never a wrong answer.
 
+mod block_table;
 mod hash;
-mod heads;
-mod locator;
+mod merge_hints;
 mod search;
 mod segment;
+mod segment_table;
 mod span;
-mod walked;
 mod writer;
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -22,8 +22,8 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::{RunState, Tier};
 
-use self::heads::Heads;
-use self::walked::Walked;
+use self::merge_hints::MergeHints;
+use self::segment_table::SegmentTable;
 pub use self::writer::{IndexWriter, Replacement};
 use crate::WorkerIdx;
 
@@ -54,9 +54,9 @@ pub struct Match {
 /// The readers' side of the index, shared by `Arc`.
 pub struct PrefixIndex {
     /// Table of segments; replaced when it becomes too small, while readers finish with the old one.
-    heads: ArcSwap<Heads>,
+    heads: ArcSwap<SegmentTable>,
     /// Hints about segments that could be joined.
-    walked: Walked,
+    walked: MergeHints,
     /// Current age; the writer advances it.
     epoch: AtomicU32,
     bytes: AtomicUsize,

@@ -4,27 +4,13 @@
 //! decided here. Inputs are values (`now`, decoded frames, a random source) and outputs are values that describe an
 //! action, so that the same code decides in production and in the simulation.
 
-pub mod admission;
-pub mod agreement;
-pub mod breaker;
-pub mod choose;
-pub mod conversations;
-pub mod cost;
-pub mod decision_log;
-pub mod dispatch;
-pub mod doubts;
+pub mod diagnostics;
 pub mod event_stream;
-pub mod fair_queue;
 pub mod fleet;
-pub mod follower;
-pub mod given;
-pub mod history;
 pub mod index;
-pub mod membership;
-mod others;
-pub mod pending;
-pub mod retry;
-pub mod reuse;
+pub mod ledger;
+pub mod overload;
+pub mod routing;
 pub mod stock;
 
 #[cfg(test)]

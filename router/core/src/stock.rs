@@ -6,11 +6,11 @@
 //! blocks the server holds, how busy it is, how fast it is. The result is approximate: other routers' requests show
 //! only where the server counts them, and evictions only afterwards, in what the server reuses.
 
-mod footing;
-mod memory;
-mod remembered;
-mod speed;
-pub mod text;
+mod assumed_cache;
+mod model_state;
+mod rates;
+pub mod text_blocks;
+mod tokenizer_source;
 pub mod usage;
 
 use std::cmp::Ordering;
@@ -22,12 +22,12 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Load};
 
-pub use self::footing::{Counts, Declared, Fellow, Footing, Listed, place};
-pub use self::memory::MemoryLimits;
-use self::memory::Use;
-use self::remembered::{Evidence, Remembered};
-pub use self::remembered::{Placed, Residence};
-use self::speed::Speed;
+pub use self::assumed_cache::AssumedCacheLimits;
+use self::assumed_cache::Use;
+use self::model_state::{Evidence, ModelState};
+pub use self::model_state::{Placed, Residence};
+use self::rates::MeasuredRates;
+pub use self::tokenizer_source::{Counts, Listed, PeerServer, ServerInfo, TokenizerSource, place};
 use self::usage::Usage;
 
 /// Maximum number of block keys in changes that wait to be taken; beyond it the assumed blocks are dropped as a whole.
@@ -52,7 +52,7 @@ pub struct VisitId(u64);
 
 /// A request that is sent to a stock server.
 #[derive(Debug, Clone)]
-pub struct Sending {
+pub struct SentRequest {
     /// Model of the prompt.
     pub model: Fingerprint,
     /// Block keys of the prompt; empty where they are unknown or must not be reused.
@@ -95,7 +95,7 @@ pub struct Reused {
 
 /// Load that a server reports itself, for all its clients together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pulse {
+pub struct ServerStatus {
     /// Number of running requests.
     pub n_running: u32,
     /// Number of waiting requests.
@@ -106,7 +106,7 @@ pub struct Pulse {
 
 /// Changes since they were last taken.
 #[derive(Debug, Default, PartialEq)]
-pub struct News {
+pub struct Updates {
     /// Requests that the load includes.
     pub accepted: Vec<RequestId>,
     /// Whether all blocks that were reported before are dropped.
@@ -121,7 +121,7 @@ pub struct News {
 
 struct Visit {
     life: u64,
-    sending: Sending,
+    sending: SentRequest,
     /// Previous use of each leading block that could be reused.
     known: Vec<Use>,
     /// Uses of the requests that were running when this one arrived; their blocks may not be available to others.
@@ -141,13 +141,13 @@ struct Begun {
 /// State of one stock server.
 pub struct StockServer {
     n_slots: u16,
-    models: BTreeMap<Fingerprint, Remembered>,
-    speed: Speed,
+    models: BTreeMap<Fingerprint, ModelState>,
+    speed: MeasuredRates,
     visits: BTreeMap<VisitId, Visit>,
     next_visit: u64,
     /// Number of the server's life; the state of requests from an earlier life is lost.
     life: u64,
-    others: Pulse,
+    others: ServerStatus,
     progress: Option<u64>,
     accepted: Vec<RequestId>,
     changes: Vec<Change>,
@@ -161,11 +161,11 @@ impl Default for StockServer {
         Self {
             n_slots: 1,
             models: BTreeMap::new(),
-            speed: Speed::default(),
+            speed: MeasuredRates::default(),
             visits: BTreeMap::new(),
             next_visit: 0,
             life: 0,
-            others: Pulse::default(),
+            others: ServerStatus::default(),
             progress: None,
             accepted: Vec::new(),
             changes: Vec::new(),
@@ -191,7 +191,7 @@ impl StockServer {
         for placed in models {
             match self.models.get_mut(&placed.fingerprint) {
                 Some(remembered) => remembered.place(placed, &mut self.changes),
-                None => drop(self.models.insert(placed.fingerprint, Remembered::new(placed))),
+                None => drop(self.models.insert(placed.fingerprint, ModelState::new(placed))),
             }
         }
         self.bound_changes();
@@ -200,19 +200,19 @@ impl StockServer {
     /// Records that the server was lost or has restarted: it holds nothing that was sent before.
     pub fn lost(&mut self) {
         self.life += 1;
-        self.others = Pulse::default();
+        self.others = ServerStatus::default();
         self.progress = None;
         self.forget();
     }
 
     fn forget(&mut self) {
-        self.models.values_mut().for_each(Remembered::lost);
+        self.models.values_mut().for_each(ModelState::lost);
         self.changes.clear();
         self.is_forgotten = true;
     }
 
     /// Records a request that is sent to the server.
-    pub fn sent(&mut self, request_id: &RequestId, mut sending: Sending, now: Instant) -> VisitId {
+    pub fn sent(&mut self, request_id: &RequestId, mut sending: SentRequest, now: Instant) -> VisitId {
         let remembered = self.models.get(&sending.model).filter(|remembered| remembered.is_cut_like(&sending));
         if remembered.is_none() {
             sending.keys.clear();
@@ -272,13 +272,13 @@ impl StockServer {
     }
 
     /// Records the load that the server reports; returns whether the server has restarted since its last report.
-    pub fn observed(&mut self, pulse: Pulse) -> bool {
+    pub fn observed(&mut self, pulse: ServerStatus) -> bool {
         // A server that has just started may not have any counter yet.
         let is_new = self.progress.is_some_and(|before| pulse.progress.is_none_or(|now| now < before));
         self.progress = pulse.progress;
         let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
         let n_own_running = n_own.min(u32::from(self.n_slots));
-        self.others = Pulse {
+        self.others = ServerStatus {
             n_running: pulse.n_running.saturating_sub(n_own_running),
             n_waiting: pulse.n_waiting.saturating_sub(n_own - n_own_running),
             progress: None,
@@ -287,8 +287,8 @@ impl StockServer {
     }
 
     /// Takes the changes.
-    pub fn take_news(&mut self) -> News {
-        News {
+    pub fn take_news(&mut self) -> Updates {
+        Updates {
             accepted: std::mem::take(&mut self.accepted),
             is_forgotten: std::mem::take(&mut self.is_forgotten),
             changes: std::mem::take(&mut self.changes),
@@ -319,7 +319,7 @@ impl StockServer {
         load.n_queued = n_all - n_busy;
         load.n_decoding = load.n_decoding.saturating_add(self.others.n_running).min(n_busy);
         load.busy_slots = (0..u16::try_from(n_busy).unwrap_or(self.n_slots)).map(SlotId).collect();
-        load.free_cells = self.models.values().map(Remembered::free_tokens).sum();
+        load.free_cells = self.models.values().map(ModelState::free_tokens).sum();
         load
     }
 

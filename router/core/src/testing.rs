@@ -8,7 +8,7 @@ use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Load, Rates};
 
 use crate::WorkerIdx;
-use crate::fleet::{KnownBlocks, Link, WorkerView};
+use crate::fleet::{Connection, KnownBlocks, WorkerView};
 
 /// Returns a valid model declaration.
 pub(crate) fn model() -> ModelInfo {
@@ -51,7 +51,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         joined_at: Instant::now(),
         load: idle(),
         measured_at: Instant::now(),
-        link: Link::Live,
+        link: Connection::Live,
         trouble: None,
         excluded: None,
         blocks: KnownBlocks::default(),

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
-use warmpath_router_core::choose::Policy;
+use warmpath_router_core::routing::choose::Policy;
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;

@@ -15,7 +15,7 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
-use warmpath_router_core::membership::Found;
+use warmpath_router_core::fleet::membership::Found;
 use warmpath_shell::chain;
 
 use super::Source;

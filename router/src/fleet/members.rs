@@ -14,13 +14,13 @@ use arc_swap::ArcSwap;
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::membership::{Change, Membership};
+use warmpath_router_core::fleet::membership::{Change, Membership};
 
 use super::client::WorkerClient;
 use super::loss::{Loss, Losses};
 use super::stock::Stock;
-use super::subscriber::{Closed, Outbox};
-use super::tracker::Distrusts;
+use super::subscriber::{Closed, FleetEvents};
+use super::tracker::StaleReports;
 use super::{Fleet, Report, stock, subscriber};
 use crate::config::{FleetConfig, MEMBERSHIP_PAUSE, WorkerAddress, WorkerApi};
 use crate::discovery::Discovered;
@@ -41,7 +41,7 @@ pub struct Member {
     /// Is the stock server that it is; absent for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
     /// Tells that the view of its blocks cannot be trusted.
-    pub(super) distrusts: Distrusts,
+    pub(super) distrusts: StaleReports,
     losses: Losses,
     /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
@@ -55,7 +55,7 @@ impl Member {
             shown_name: ArcSwap::from_pointee(format!("{kind}-{}", worker.0)),
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
-            distrusts: Distrusts::default(),
+            distrusts: StaleReports::default(),
             losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
         })
@@ -108,7 +108,7 @@ fn is_shown_name(name: &str) -> bool {
 }
 
 /// Lets workers join and leave for as long as the router runs.
-pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: Outbox) {
+pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: FleetEvents) {
     let membership = Membership::new(config.membership);
     let mut keeper =
         Keeper { fleet, config, outbox, membership, followers: HashMap::new(), n_refused: 0, has_surveyed: false };
@@ -123,7 +123,7 @@ pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig
 struct Keeper {
     fleet: Arc<Fleet>,
     config: FleetConfig,
-    outbox: Outbox,
+    outbox: FleetEvents,
     membership: Membership<WorkerAddress>,
     followers: HashMap<WorkerIdx, Follower>,
     /// Is how many workers got no place at the last look.
@@ -145,7 +145,7 @@ impl Keeper {
     async fn look(&mut self, found: &Discovered) -> Result<(), Closed> {
         let fleet = &self.fleet;
         let is_complete = found.is_complete();
-        let is_idle = |worker| fleet.books().n_in_flight(worker) == 0;
+        let is_idle = |worker| fleet.ledger().n_in_flight(worker) == 0;
         let update = self.membership.update(&found.all(), Instant::now(), is_idle);
         if update.n_refused > self.n_refused {
             tracing::error!(

@@ -6,7 +6,7 @@
 //! holds cannot be asked.
 
 mod probe;
-mod visit;
+mod request;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,16 @@ use warmpath_common::summary::Change;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::stock::{
-    Counts, Declared, Fellow, Footing, Listed, MemoryLimits, News, Placed, StockServer, place,
+    AssumedCacheLimits, Counts, Listed, PeerServer, Placed, ServerInfo, StockServer, TokenizerSource, Updates, place,
 };
 use warmpath_shell::chain;
 
 use self::probe::{Found, Look, Probe, ProbeError};
-pub use self::visit::Visit;
-use super::given::Given;
+pub use self::request::Visit;
 use super::members::Member;
-use super::subscriber::{Closed, Outbox};
-use super::{Fleet, Report, Trouble, TroubleKind};
+use super::subscriber::{Closed, FleetEvents};
+use super::vocabulary_files::LoadedVocabulary;
+use super::{ConnectError, ConnectErrorKind, Fleet, Report};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
 /// Is a stock server, shared by its follower and the requests at it.
@@ -62,7 +62,7 @@ pub(super) struct Stocks {
 
 /// What the tracker knows of one stock server.
 struct Known {
-    declared: Declared,
+    declared: ServerInfo,
     /// First names of the models whose tokens it counts otherwise than was thought.
     differing: HashSet<String>,
 }
@@ -70,7 +70,7 @@ struct Known {
 /// A model of a server as it stands in the fleet.
 struct Standing {
     model: Arc<ModelInfo>,
-    footing: Footing,
+    footing: TokenizerSource,
 }
 
 impl Stocks {
@@ -80,7 +80,7 @@ impl Stocks {
     }
 
     /// Records what a server declares; a model that is new there is believed to count as is thought.
-    pub(super) fn found(&mut self, worker: WorkerIdx, declared: Declared) {
+    pub(super) fn found(&mut self, worker: WorkerIdx, declared: ServerInfo) {
         let mut differing = self.found.remove(&worker).map(|known| known.differing).unwrap_or_default();
         differing.retain(|name| declared.models.iter().any(|listed| listed.names[0] == *name));
         self.found.insert(worker, Known { declared, differing });
@@ -112,7 +112,8 @@ impl Stocks {
     }
 
     fn given_for<'a>(&self, fleet: &'a Fleet, listed: &Listed) -> Option<&'a ModelInfo> {
-        let is_for = |(nth, given): &(usize, &Given)| self.given[*nth] == Counts::Agree && given.is_for(listed);
+        let is_for =
+            |(nth, given): &(usize, &LoadedVocabulary)| self.given[*nth] == Counts::Agree && given.is_for(listed);
         fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
     }
 
@@ -120,7 +121,8 @@ impl Stocks {
     pub(super) fn place(&self, fleet: &Fleet, workers: Vec<&mut Arc<WorkerView>>) {
         let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
         let fellows = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone());
-        let mut fellows: Vec<_> = fellows.map(|model| Standing { model, footing: Footing::Vocabulary }).collect();
+        let mut fellows: Vec<_> =
+            fellows.map(|model| Standing { model, footing: TokenizerSource::Vocabulary }).collect();
         for worker in workers {
             let member = fleet.member(worker.idx);
             let (Some(known), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
@@ -136,7 +138,7 @@ impl Stocks {
         let stand = |(nth, listed): (usize, &Listed)| {
             let given = self.given_for(fleet, listed);
             let counts = if known.differing.contains(&listed.names[0]) { Counts::Differ } else { Counts::Agree };
-            let fellows = fellows.iter().map(|fellow| Fellow { model: &fellow.model, footing: fellow.footing });
+            let fellows = fellows.iter().map(|fellow| PeerServer { model: &fellow.model, footing: fellow.footing });
             let (model, footing) = place((declared, nth), fellows, given, counts);
             Standing { model: Arc::new(model), footing }
         };
@@ -150,13 +152,13 @@ fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, standings): (&Known
         fingerprint: standing.model.fingerprint,
         footing: standing.footing,
         block_size_tokens: standing.model.block_size_tokens,
-        limits: MemoryLimits::of(&standing.model),
+        limits: AssumedCacheLimits::of(&standing.model),
         identity: listed.identity.clone(),
         residence: listed.residence,
     };
     let placed = standings.iter().zip(&known.declared.models).map(placed).collect();
     stock.placed(known.declared.n_slots, placed);
-    let footing = standings.first().map_or(Footing::Load, |standing| standing.footing);
+    let footing = standings.first().map_or(TokenizerSource::Load, |standing| standing.footing);
     let models = standings.iter().map(|standing| &standing.model);
     if worker.stock == Some(footing) && worker.models().eq(models.clone()) {
         return;
@@ -188,7 +190,7 @@ impl From<ProbeError> for Left {
 }
 
 /// Follows one stock server for as long as it is in the fleet.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, outbox: Outbox) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let probe = Probe::new(member.client.clone());
     let follower = Follower { fleet, worker, member, stock, outbox };
@@ -218,7 +220,7 @@ struct Follower {
     worker: WorkerIdx,
     member: Arc<Member>,
     stock: Arc<Stock>,
-    outbox: Outbox,
+    outbox: FleetEvents,
 }
 
 impl Follower {
@@ -282,7 +284,7 @@ impl Follower {
     /// Tells what is new.
     async fn tell_news(&self) -> Result<(), Closed> {
         let worker = self.worker;
-        let News { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
+        let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
         if is_forgotten {
             self.outbox.tell(Report::Replaced { worker, runs: Vec::new() }).await?;
         }
@@ -301,7 +303,7 @@ impl Follower {
         if !matches!(error, ProbeError::NoModel) {
             return Ok(());
         }
-        let declared = Declared { models: Vec::new(), n_slots: 1, n_left_out: 0 };
+        let declared = ServerInfo { models: Vec::new(), n_slots: 1, n_left_out: 0 };
         self.outbox.tell(Report::Found { worker: self.worker, declared }).await
     }
 
@@ -310,12 +312,12 @@ impl Follower {
         let worker = self.worker;
         self.stock.server().lost();
         let kind = match error {
-            ProbeError::Loading { names } => TroubleKind::Loading { names: names.clone() },
-            ProbeError::Refused { .. } => TroubleKind::Refusal,
-            _ if n_silent >= STOCK_SILENT_LOOKS => TroubleKind::Loss,
-            _ => TroubleKind::Other,
+            ProbeError::Loading { names } => ConnectErrorKind::Loading { names: names.clone() },
+            ProbeError::Refused { .. } => ConnectErrorKind::Refusal,
+            _ if n_silent >= STOCK_SILENT_LOOKS => ConnectErrorKind::Loss,
+            _ => ConnectErrorKind::Other,
         };
-        let trouble = Trouble { kind, reason: chain(error).into() };
+        let trouble = ConnectError { kind, reason: chain(error).into() };
         self.outbox.tell(Report::Unreachable { worker, trouble }).await
     }
 }

@@ -1,6 +1,6 @@
 //! One subscriber for each worker: reads its summary stream, and opens it again whenever it ends.
 //!
-//! Not here: whether frames make sense (the core's `follower`), what they change (`tracker`).
+//! Not here: whether frames make sense (the core's `summary_reader`), what they change (`tracker`).
 //! The idea: nothing a worker sends is trusted. Frames are bounded in size and rate, silence is bounded, and anything
 //! out of order ends the stream; the next one goes on where this one was right, or starts with a fresh snapshot.
 
@@ -22,15 +22,15 @@ use warmpath_common::summary::{
     self, AFTER_PARAMETER, Body, DecodeError, FRAME_BYTES_MAX, Frame, Loading, STREAM_PATH, Stamp,
 };
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::agreement::NAME_BYTES_MAX;
-use warmpath_router_core::follower::{Follower, FollowerLimits, Step, Violation};
+use warmpath_router_core::fleet::compatibility::NAME_BYTES_MAX;
+use warmpath_router_core::fleet::summary_reader::{Step, SummaryLimits, SummaryReader, Violation};
 use warmpath_shell::chain;
 
 use super::client::CallError;
 use super::client::WorkerClient;
 use super::members::Member;
-use super::tracker::Distrust;
-use super::{Fleet, Report, Trouble, TroubleKind};
+use super::tracker::StaleReport;
+use super::{ConnectError, ConnectErrorKind, Fleet, Report};
 use crate::config::{
     LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
     SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
@@ -66,7 +66,7 @@ enum StreamError {
     #[error(transparent)]
     Violation(#[from] Violation),
     #[error(transparent)]
-    Distrust(#[from] Distrust),
+    StaleReport(#[from] StaleReport),
 }
 
 impl StreamError {
@@ -88,7 +88,7 @@ impl StreamError {
             Self::Flood { .. } => "flood",
             Self::Frame(_) => "malformed",
             Self::Violation(violation) => violation.label(),
-            Self::Distrust(distrust) => distrust.label(),
+            Self::StaleReport(distrust) => distrust.label(),
         }
     }
 
@@ -110,37 +110,37 @@ impl StreamError {
     }
 
     /// Returns the trouble that it is where the worker cannot be used.
-    fn trouble(&self) -> Trouble {
+    fn trouble(&self) -> ConnectError {
         let kind = match self {
-            Self::Refused => TroubleKind::Refusal,
-            Self::Loading(loading) => TroubleKind::Loading { names: loading.names.clone() },
-            Self::Idle => TroubleKind::Loss,
-            Self::Connect(error) if error.is_away() => TroubleKind::Loss,
-            _ => TroubleKind::Other,
+            Self::Refused => ConnectErrorKind::Refusal,
+            Self::Loading(loading) => ConnectErrorKind::Loading { names: loading.names.clone() },
+            Self::Idle => ConnectErrorKind::Loss,
+            Self::Connect(error) if error.is_away() => ConnectErrorKind::Loss,
+            _ => ConnectErrorKind::Other,
         };
-        Trouble { kind, reason: chain(self).into() }
+        ConnectError { kind, reason: chain(self).into() }
     }
 }
 
 /// Is where a subscriber tells what it has heard.
 #[derive(Clone)]
-pub struct Outbox(pub(super) mpsc::Sender<Report>);
+pub struct FleetEvents(pub(super) mpsc::Sender<Report>);
 
 /// Says that the router ends.
 pub(super) struct Closed;
 
-impl Outbox {
+impl FleetEvents {
     pub(super) async fn tell(&self, report: Report) -> Result<(), Closed> {
         self.0.send(report).await.map_err(|_| Closed)
     }
 }
 
 /// Follows one worker for as long as it is in the fleet.
-pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: Outbox) {
+pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
     let distrusts = member.distrusts.listen();
-    let follower = Follower::new(FollowerLimits { blocks_max: WORKER_BLOCKS_MAX });
+    let follower = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
     let mut subscriber = Subscriber { fleet, worker, member, client, outbox, distrusts, follower };
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
@@ -180,9 +180,9 @@ struct Subscriber {
     worker: WorkerIdx,
     member: Arc<Member>,
     client: WorkerClient,
-    outbox: Outbox,
-    distrusts: watch::Receiver<Option<Distrust>>,
-    follower: Follower,
+    outbox: FleetEvents,
+    distrusts: watch::Receiver<Option<StaleReport>>,
+    follower: SummaryReader,
 }
 
 impl Subscriber {
@@ -286,7 +286,7 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
 }
 
 /// Waits until the tracker distrusts the view.
-async fn distrust(distrusts: &mut watch::Receiver<Option<Distrust>>) -> Distrust {
+async fn distrust(distrusts: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
     loop {
         // The fleet holds the other end for as long as this task runs.
         if distrusts.changed().await.is_err() {

@@ -16,17 +16,17 @@ use tokio::sync::mpsc;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::agreement::{self, Disagreement, Twin};
-use warmpath_router_core::fleet::{FleetView, KnownBlocks, Link, WorkerView};
-use warmpath_router_core::follower::NewWorker;
+use warmpath_router_core::fleet::compatibility::{self, DuplicateWorker, Mismatch};
+use warmpath_router_core::fleet::summary_reader::NewWorker;
+use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::IndexWriter;
-use warmpath_router_core::stock::{Declared, Footing};
+use warmpath_router_core::stock::{ServerInfo, TokenizerSource};
 
 use self::blocks::{Arrived, Blocks};
-pub use self::blocks::{Distrust, Distrusts};
+pub use self::blocks::{StaleReport, StaleReports};
 use super::stock::Stocks;
 use super::vocabulary::VocabularyKey;
-use super::{Fleet, Report, Trouble, TroubleKind};
+use super::{ConnectError, ConnectErrorKind, Fleet, Report};
 use crate::config::WORKER_BLOCKS_MAX;
 
 /// Is the most reports that are applied before the view is published.
@@ -67,7 +67,7 @@ struct Tracked {
     /// Says which life of which process it was when it was last heard.
     life: Option<Stamp>,
     /// The vocabulary that was refused in this life, and why; another life may serve a better one.
-    refused: Option<(VocabularyKey, Disagreement)>,
+    refused: Option<(VocabularyKey, Mismatch)>,
 }
 
 impl Tracked {
@@ -100,7 +100,7 @@ impl Tracker {
     /// Takes in a slice of the views that are on their way.
     fn take_in_slice(&mut self) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
-            self.fleet.books().doubts().announced_all(worker, Instant::now());
+            self.fleet.ledger().doubts().announced_all(worker, Instant::now());
             self.fleet.member(worker).distrusts.settle();
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {
@@ -142,11 +142,11 @@ impl Tracker {
             joined_at: Instant::now(),
             load: Load::default(),
             measured_at: Instant::now(),
-            link: Link::Connecting,
+            link: Connection::Connecting,
             trouble: None,
             excluded: None,
             blocks: KnownBlocks::default(),
-            stock: member.stock.as_ref().map(|_| Footing::Load),
+            stock: member.stock.as_ref().map(|_| TokenizerSource::Load),
             is_leaving: false,
         });
         tracing::info!(worker = %view.name, "worker joins");
@@ -170,14 +170,14 @@ impl Tracker {
         let Some(Tracked { view, .. }) = self.workers.remove(&worker) else { return };
         tracing::info!(worker = %view.name, "worker has left");
         self.stock.left(worker);
-        self.fleet.books().left(worker);
+        self.fleet.ledger().left(worker);
         self.fleet.metrics.forget_worker(&view.name);
         self.models_changed = true;
     }
 
     fn resumed(&mut self, worker: WorkerIdx) {
         if let Some(view) = self.view_mut(worker) {
-            (view.link, view.trouble) = (Link::Live, None);
+            (view.link, view.trouble) = (Connection::Live, None);
             view.blocks.is_current = true;
         }
     }
@@ -196,16 +196,16 @@ impl Tracker {
         view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
         view.hear(opening.load, Instant::now());
-        (view.link, view.trouble) = (Link::Live, None);
+        (view.link, view.trouble) = (Connection::Live, None);
         let name = view.name.clone();
-        self.models_changed |= !same_model || !same_life || was != Link::Live;
-        self.fleet.books().reconnected(worker);
+        self.models_changed |= !same_model || !same_life || was != Connection::Live;
+        self.fleet.ledger().reconnected(worker);
         tracing::info!(worker = %name, uid = %stamp.worker_uid, boot_epoch = stamp.boot_epoch, "worker is connected");
     }
 
     fn refused(&mut self, worker: WorkerIdx, key: VocabularyKey, reason: String) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
-        tracked.refused = Some((key, Disagreement::Refused { reason }));
+        tracked.refused = Some((key, Mismatch::Refused { reason }));
         self.models_changed = true;
     }
 
@@ -214,7 +214,7 @@ impl Tracker {
         let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());
         let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
         if !changes.is_empty() {
-            let mut books = self.fleet.books();
+            let mut books = self.fleet.ledger();
             books.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
             books.heard(worker, changes, Instant::now());
         }
@@ -248,28 +248,31 @@ impl Tracker {
         view.blocks.is_current = false;
         let since = Instant::now();
         match view.link {
-            Link::Live => view.link = Link::Stale { since },
+            Connection::Live => view.link = Connection::Stale { since },
             // It answers, but nothing that could be understood.
-            Link::Connecting => view.link = Link::Down { since },
-            Link::Stale { .. } | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => {}
+            Connection::Connecting => view.link = Connection::Down { since },
+            Connection::Stale { .. }
+            | Connection::Down { .. }
+            | Connection::Refused { .. }
+            | Connection::Loading { .. } => {}
         }
     }
 
     /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
-    fn unreachable(&mut self, worker: WorkerIdx, trouble: Trouble) {
+    fn unreachable(&mut self, worker: WorkerIdx, trouble: ConnectError) {
         self.blocks.remove(worker);
         self.know_blocks(worker);
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         view.blocks.is_current = false;
-        let Trouble { kind, reason } = trouble;
-        if kind == TroubleKind::Loss {
+        let ConnectError { kind, reason } = trouble;
+        if kind == ConnectErrorKind::Loss {
             self.lost.push(worker);
         }
         let since = Instant::now();
         let (link, was) = match &kind {
-            TroubleKind::Loss | TroubleKind::Other => (Link::Down { since }, view.link),
-            TroubleKind::Refusal => (Link::Refused { since }, view.link),
-            TroubleKind::Loading { .. } => (Link::Loading { since }, view.link),
+            ConnectErrorKind::Loss | ConnectErrorKind::Other => (Connection::Down { since }, view.link),
+            ConnectErrorKind::Refusal => (Connection::Refused { since }, view.link),
+            ConnectErrorKind::Loading { .. } => (Connection::Loading { since }, view.link),
         };
         view.trouble = Some(reason);
         let is_news = await_names(view, &kind) | (std::mem::discriminant(&was) != std::mem::discriminant(&link));
@@ -284,11 +287,13 @@ impl Tracker {
         }
         let reason = view.trouble.as_deref();
         match kind {
-            TroubleKind::Loss | TroubleKind::Other => {
+            ConnectErrorKind::Loss | ConnectErrorKind::Other => {
                 tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
             }
-            TroubleKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
-            TroubleKind::Loading { names } => tracing::info!(worker = %view.name, ?names, "worker loads its model"),
+            ConnectErrorKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
+            ConnectErrorKind::Loading { names } => {
+                tracing::info!(worker = %view.name, ?names, "worker loads its model")
+            }
         }
         self.models_changed = true;
     }
@@ -307,7 +312,7 @@ impl Tracker {
         }
         // Now that nobody is sent there any more.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
-        let is_connecting = |tracked: &Tracked| tracked.view.link == Link::Connecting;
+        let is_connecting = |tracked: &Tracked| tracked.view.link == Connection::Connecting;
         let had_looked = *self.fleet.looked.borrow();
         let has_looked = had_looked || self.has_surveyed && !self.workers.values().any(is_connecting);
         if has_looked && !had_looked {
@@ -335,7 +340,7 @@ impl Tracker {
         let is_there = |view: &WorkerView| view.link.is_there();
         let views: Vec<_> = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         let models: Vec<_> = views.iter().map(|view| view.model.as_deref().filter(|_| is_there(view))).collect();
-        let mut verdicts = agreement::settle(&models);
+        let mut verdicts = compatibility::check_all(&models);
         for ((verdict, model), tracked) in verdicts.iter_mut().zip(&models).zip(self.workers.values()) {
             let key = model.map(VocabularyKey::of);
             let state = key.and_then(|key| vocabularies.get(&key));
@@ -365,16 +370,16 @@ impl Tracker {
 }
 
 impl Tracker {
-    fn found(&mut self, worker: WorkerIdx, declared: Declared) {
+    fn found(&mut self, worker: WorkerIdx, declared: ServerInfo) {
         let Some(view) = self.view_mut(worker) else { return };
-        (view.link, view.trouble) = (Link::Live, None);
+        (view.link, view.trouble) = (Connection::Live, None);
         view.awaited.clear();
         let names: Vec<_> = declared.models.iter().map(|listed| &listed.names[0]).take(NAMES_LOGGED_MAX).collect();
         let (n_models, slots) = (declared.models.len(), declared.n_slots);
         tracing::info!(worker = %view.name, ?names, n_models, slots, "stock server is found");
         self.stock.found(worker, declared);
         self.models_changed = true;
-        self.fleet.books().reconnected(worker);
+        self.fleet.ledger().reconnected(worker);
     }
 
     fn differs(&mut self, worker: WorkerIdx, model: Fingerprint) {
@@ -385,18 +390,18 @@ impl Tracker {
     }
 
     /// Keeps out a process that is in the fleet under another URL already, and says which processes share an identity.
-    fn find_twins(&self, verdicts: &mut [Option<Disagreement>]) {
-        let is_there = |view: &WorkerView| matches!(view.link, Link::Live | Link::Stale { .. });
+    fn find_twins(&self, verdicts: &mut [Option<Mismatch>]) {
+        let is_there = |view: &WorkerView| matches!(view.link, Connection::Live | Connection::Stale { .. });
         let tracked: Vec<_> = self.workers.values().collect();
         let lives: Vec<_> = tracked.iter().map(|tracked| tracked.life.filter(|_| is_there(&tracked.view))).collect();
         let mut n_forks = 0;
-        for (idx, twin) in agreement::twins(&lives).into_iter().enumerate() {
+        for (idx, duplicate) in compatibility::duplicates(&lives).into_iter().enumerate() {
             let name = |idx: usize| tracked[idx].view.name.clone();
-            match twin {
-                Some(Twin::Process(first)) => {
-                    verdicts[idx].get_or_insert(Disagreement::Twin { first: name(first) });
+            match duplicate {
+                Some(DuplicateWorker::Process(first)) => {
+                    verdicts[idx].get_or_insert(Mismatch::DuplicateWorker { first: name(first) });
                 }
-                Some(Twin::Identity(first)) => {
+                Some(DuplicateWorker::Identity(first)) => {
                     n_forks += 1;
                     tracing::error!(worker = %name(idx), first = %name(first), "two processes have one uid");
                 }
@@ -410,8 +415,8 @@ impl Tracker {
 /// Takes note of the names under which a worker will serve; returns whether they are news.
 ///
 /// What it served before it served under these names: another model is not there any more, the same one need not be read anew.
-fn await_names(view: &mut WorkerView, kind: &TroubleKind) -> bool {
-    let TroubleKind::Loading { names } = kind else { return false };
+fn await_names(view: &mut WorkerView, kind: &ConnectErrorKind) -> bool {
+    let ConnectErrorKind::Loading { names } = kind else { return false };
     if view.awaited == *names {
         return false;
     }
@@ -422,7 +427,7 @@ fn await_names(view: &mut WorkerView, kind: &TroubleKind) -> bool {
     true
 }
 
-fn announce(worker: &str, verdict: Option<&Disagreement>) {
+fn announce(worker: &str, verdict: Option<&Mismatch>) {
     match verdict {
         Some(verdict) => tracing::error!(%worker, reason = %verdict, "worker is excluded from the fleet"),
         None => tracing::info!(%worker, "worker is in the fleet again"),

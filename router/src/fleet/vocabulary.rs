@@ -17,9 +17,9 @@ use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::VOCABULARY_PATH;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::agreement::Disagreement;
-use warmpath_router_core::fleet::{FleetView, Link, WorkerView};
-use warmpath_router_core::stock::text::is_text;
+use warmpath_router_core::fleet::compatibility::Mismatch;
+use warmpath_router_core::fleet::{Connection, FleetView, WorkerView};
+use warmpath_router_core::stock::text_blocks::is_text;
 use warmpath_shell::chain;
 
 use super::client::{CallError, WorkerClient};
@@ -59,7 +59,7 @@ pub enum VocabularyState {
         reason: String,
     },
     /// It is not what the workers declare.
-    Disagrees(Disagreement),
+    Disagrees(Mismatch),
     /// It can be used.
     Ready(Arc<Vocabulary>),
 }
@@ -71,7 +71,7 @@ impl VocabularyState {
     }
 
     /// Returns what it disagrees in.
-    pub fn disagreement(&self) -> Option<&Disagreement> {
+    pub fn disagreement(&self) -> Option<&Mismatch> {
         match self {
             Self::Disagrees(disagreement) => Some(disagreement),
             Self::Pending | Self::Failed { .. } | Self::Ready(_) => None,
@@ -255,8 +255,8 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let view = fleet.view();
     let has_it = |worker: &&Arc<WorkerView>| {
         worker.link.is_there()
-            && !matches!(worker.excluded, Some(Disagreement::Refused { .. }))
-            && worker.link != Link::Connecting
+            && !matches!(worker.excluded, Some(Mismatch::Refused { .. }))
+            && worker.link != Connection::Connecting
             && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
     };
@@ -318,7 +318,7 @@ fn compare(maker: PromptMaker, model: &ModelInfo) -> VocabularyState {
     ];
     for (field, worker, vocabulary) in fields {
         if worker != vocabulary {
-            return VocabularyState::Disagrees(Disagreement::Vocabulary { field, worker, vocabulary });
+            return VocabularyState::Disagrees(Mismatch::Vocabulary { field, worker, vocabulary });
         }
     }
     let template = if maker.chat_template_fingerprint() == model.chat_template_fingerprint {

@@ -8,8 +8,8 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::breaker::BreakerState;
-use warmpath_router_core::fleet::{Link, WorkerView};
+use warmpath_router_core::fleet::{Connection, WorkerView};
+use warmpath_router_core::overload::breaker::BreakerState;
 use warmpath_shell::log;
 
 use super::state::App;
@@ -52,14 +52,18 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
 }
 
 fn describe(app: &App, worker: &WorkerView) -> Value {
-    let books = app.fleet.books();
+    let books = app.fleet.ledger();
     let unreported = books.unreported(worker.idx);
     let n_in_flight = books.n_in_flight(worker.idx);
     let breaker = breaker_name(books.breaker(worker.idx, Instant::now()));
     drop(books);
     let stale = match worker.link {
-        Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => None,
+        Connection::Stale { since } => Some(since.elapsed().as_secs_f64()),
+        Connection::Connecting
+        | Connection::Live
+        | Connection::Down { .. }
+        | Connection::Refused { .. }
+        | Connection::Loading { .. } => None,
     };
     let member = app.fleet.member(worker.idx);
     let blocks = &worker.blocks;
@@ -95,8 +99,8 @@ fn state(app: &App, worker: &WorkerView) -> &'static str {
     let now = Instant::now();
     match worker.unavailable(now) {
         Some(why) => why.label(),
-        None if matches!(worker.link, Link::Stale { .. }) => "stale",
-        None if app.fleet.books().breaker(worker.idx, now) == BreakerState::Open => "failing",
+        None if matches!(worker.link, Connection::Stale { .. }) => "stale",
+        None if app.fleet.ledger().breaker(worker.idx, now) == BreakerState::Open => "failing",
         None => "ready",
     }
 }
@@ -129,14 +133,14 @@ fn copy_fleet(app: &App) {
         }
         metrics.worker_blocks.with_label_values(label).set(gauge(worker.blocks.n_blocks));
         metrics.worker_in_flight.with_label_values(label).set(i64::from(n_in_flight(app, worker.idx)));
-        let breaker = match fleet.books().breaker(worker.idx, now) {
+        let breaker = match fleet.ledger().breaker(worker.idx, now) {
             BreakerState::Closed => 0,
             BreakerState::HalfOpen => 1,
             BreakerState::Open => 2,
         };
         metrics.breaker.with_label_values(label).set(breaker);
     }
-    metrics.doubted_blocks.set(gauge(fleet.books().doubts().len()));
+    metrics.doubted_blocks.set(gauge(fleet.ledger().doubts().len()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));
@@ -148,7 +152,7 @@ fn copy_fleet(app: &App) {
 }
 
 fn n_in_flight(app: &App, worker: WorkerIdx) -> u32 {
-    app.fleet.books().n_in_flight(worker)
+    app.fleet.ledger().n_in_flight(worker)
 }
 
 fn gauge(n: usize) -> i64 {

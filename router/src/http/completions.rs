@@ -19,7 +19,7 @@ use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 use crate::keys::Key;
-use crate::lifecycle::{self, Arrival};
+use crate::lifecycle::{self, IncomingRequest};
 use crate::prompt::Shape;
 use crate::salt::Salt;
 
@@ -122,7 +122,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());
-    let arrival = Arrival {
+    let arrival = IncomingRequest {
         span,
         id: context.id,
         at: context.arrived,

@@ -9,18 +9,18 @@ use axum::extract::{Query, Request, State};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use warmpath_router_core::cost::Cost;
-use warmpath_router_core::dispatch::Weighed;
-use warmpath_router_core::fleet::Link;
+use warmpath_router_core::fleet::Connection;
 use warmpath_router_core::index::Match;
+use warmpath_router_core::ledger::Scored;
+use warmpath_router_core::routing::cost::Cost;
 
 use super::admin::mode;
 use super::completions::sender;
 use super::state::App;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
-use crate::lifecycle::choice::{ask, find_matches};
-use crate::prompt::{Draft, Prompt, Shape};
+use crate::lifecycle::attempt_target::{ask, find_matches};
+use crate::prompt::{Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
 /// Is what tells a chat from a completion.
@@ -47,13 +47,13 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender).await?;
     let salt = Salt::of(&parts.headers, None)?;
-    let draft = Draft { shape: shape_of(asked.path.as_deref(), &body), body, salt };
+    let draft = RawRequest { shape: shape_of(asked.path.as_deref(), &body), body, salt };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = find_matches(&app, &prepared);
     let request_id = fresh_request_id();
     let ask = ask(&request_id, &prepared, &matches);
-    let explanation = app.fleet.books().explain(&view, &ask, &mut rand::rng());
+    let explanation = app.fleet.ledger().explain(&view, &ask, &mut rand::rng());
     let workers: Vec<Value> = explanation.workers.iter().map(|weighed| describe(&app, weighed, &matches)).collect();
     let choice = explanation
         .choice
@@ -88,13 +88,17 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
     if peek.messages.is_some() { Shape::Chat } else { Shape::Completion }
 }
 
-fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
+fn describe(app: &App, weighed: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &weighed.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, company_ms } = candidate.cost;
+    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, interference_ms } = candidate.cost;
     let stale = match worker.link {
-        Link::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Link::Connecting | Link::Live | Link::Down { .. } | Link::Refused { .. } | Link::Loading { .. } => None,
+        Connection::Stale { since } => Some(since.elapsed().as_secs_f64()),
+        Connection::Connecting
+        | Connection::Live
+        | Connection::Down { .. }
+        | Connection::Refused { .. }
+        | Connection::Loading { .. } => None,
     };
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
@@ -117,7 +121,7 @@ fn describe(app: &App, weighed: &Weighed<'_>, matches: &[Match]) -> Value {
             "pressure": pressure_ms,
             "slowdown": slowdown_ms,
             "total": candidate.cost.total_ms(),
-            "company": company_ms,
+            "interference": interference_ms,
         },
     })
 }

@@ -5,21 +5,21 @@ use std::time::{Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
-use warmpath_router_core::conversations::Conversations;
-use warmpath_router_core::retry::RetryBudget;
+use warmpath_router_core::diagnostics::prefix_breaks::Conversations;
+use warmpath_router_core::overload::retry::RetryBudget;
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
 use crate::config::RequestConfig;
+use crate::decision_history::DecisionHistory;
 use crate::error::RequestError;
 use crate::fleet::{Fleet, Unready};
 use crate::keys::{Key, KeyPlace, Keys};
-use crate::lifecycle::turn::Turns;
+use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
-use crate::prompt::Preparing;
-use crate::recent::Recent;
+use crate::prompt::PromptPool;
 
 /// Is what every handler may reach.
 #[derive(Clone)]
@@ -33,13 +33,13 @@ pub struct App {
     /// Makes traces.
     pub tracer: Tracer,
     /// Bounds the work before a choice.
-    pub preparing: Arc<Preparing>,
+    pub preparing: Arc<PromptPool>,
     /// Is what people can look at of the last hour.
-    pub recent: Arc<Recent>,
+    pub recent: Arc<DecisionHistory>,
     /// Is when the router started. Units: seconds since 1970.
     pub started_s: u64,
     /// Is the lines of requests that no worker can start yet.
-    pub turns: Arc<Turns>,
+    pub turns: Arc<RequestQueue>,
     /// Guards what repetitions may still cost; held for one deposit or one withdrawal, never across `.await`.
     retries: Arc<Mutex<RetryBudget>>,
     /// Guards the recent conversations; held for one comparison, never across `.await`.
@@ -109,7 +109,7 @@ impl App {
             preparing: Arc::default(),
             recent: Arc::default(),
             started_s: started.as_secs(),
-            turns: Arc::new(Turns::new(requests.queue_max, Arc::clone(&metrics))),
+            turns: Arc::new(RequestQueue::new(requests.queue_max, Arc::clone(&metrics))),
             retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
             conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
@@ -123,7 +123,7 @@ impl App {
 
     /// Returns a place for one more request of a key, where keys are asked for; it has arrived whole.
     ///
-    /// Errors: `OverQuota` where the key has as many as it may, `RequestsFull` where every place is taken.
+    /// Errors: `RateLimited` where the key has as many as it may, `RequestsFull` where every place is taken.
     pub fn place(&self, key: Option<&Key>) -> Result<Place, RequestError> {
         let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {

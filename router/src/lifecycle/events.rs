@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use tokio::time::{Instant, timeout_at};
 use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Says, Splitter, Told, is_whole};
-use warmpath_router_core::retry::Failure;
+use warmpath_router_core::overload::retry::Failure;
 
 use super::upstream::Pieces;
 use crate::config::EVENT_HELD_BYTES_MAX;

@@ -11,7 +11,7 @@ use warmpath_common::headers;
 use warmpath_shell::bearer;
 use warmpath_shell::trace::TRACEPARENT;
 
-use super::{Arrival, Choice};
+use super::{Choice, IncomingRequest};
 
 /// Headers of one connection (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: &[&str] = &[
@@ -83,7 +83,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 }
 
 /// Returns the headers that a worker gets: the client's, then the request's name, and for a Warmpath worker salt, tenant and hints.
-pub(super) fn to_worker(arrival: &Arrival, choice: &Choice) -> HeaderMap {
+pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
     let is_stock = choice.booking.is_visit();
     // A stock server may want a key of its own.

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::Arrival;
+use super::IncomingRequest;
 use crate::error::RequestError;
 use crate::fleet::Changes;
 use crate::http::state::App;
@@ -28,7 +28,7 @@ impl Hold {
     pub(super) async fn until_changed(
         &mut self,
         app: &App,
-        arrival: &mut Arrival,
+        arrival: &mut IncomingRequest,
         name: Option<&str>,
     ) -> Result<bool, RequestError> {
         let (start, deadline) = (Instant::now(), arrival.at + app.requests.wait);

@@ -12,16 +12,16 @@ use futures::{Stream, StreamExt};
 use prometheus::Histogram;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::Arrival;
+use super::IncomingRequest;
 use super::upstream::Rest;
-use crate::fleet::Booking;
+use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::{App, Place};
 use crate::metrics::Metrics;
 use crate::prompt::Shape;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::event_stream::Told;
-use warmpath_router_core::retry::Failure;
+use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::trace::Span;
 
 /// Says that an answer broke off; the connection to the client ends with it.
@@ -35,7 +35,7 @@ pub(super) struct Relay {
     request_id: RequestId,
     worker: String,
     arrived: Instant,
-    booking: Booking,
+    booking: InFlightGuard,
     shape: Shape,
     /// Are the attempt's part of a trace and the request's, in the order in which they end.
     spans: (Span, Span),
@@ -54,7 +54,12 @@ enum Outcome {
 
 impl Relay {
     /// Returns the relay of an answer that has begun; the request's body is no longer needed.
-    pub(super) fn new(app: &App, arrival: Arrival, (booking, attempt): (Booking, Span), worker: String) -> Self {
+    pub(super) fn new(
+        app: &App,
+        arrival: IncomingRequest,
+        (booking, attempt): (InFlightGuard, Span),
+        worker: String,
+    ) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),
             request_id: arrival.id,

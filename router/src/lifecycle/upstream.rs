@@ -15,12 +15,12 @@ use futures::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::EndMark;
-use warmpath_router_core::retry::Failure;
+use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::event_stream;
 
-use super::early::Comments;
 use super::events::{Events, end_mark};
-use super::{Arrival, Choice, headers};
+use super::keepalive::Keepalive;
+use super::{Choice, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
 use crate::fleet::loss::Loss;
@@ -30,7 +30,7 @@ use crate::fleet::members::Member;
 pub(super) struct Upstream<'a> {
     pub(super) member: &'a Member,
     pub(super) limits: &'a RequestConfig,
-    pub(super) comments: &'a Comments,
+    pub(super) comments: &'a Keepalive,
 }
 
 /// The pieces of a body, as long as its worker lives; asking again behind the last one gives nothing.
@@ -96,7 +96,7 @@ impl From<Failure> for AttemptError {
 
 impl Upstream<'_> {
     /// Sends the request and waits until there is something to show.
-    pub(super) async fn attempt(&self, arrival: &Arrival, choice: &Choice) -> Result<Answer, AttemptError> {
+    pub(super) async fn attempt(&self, arrival: &IncomingRequest, choice: &Choice) -> Result<Answer, AttemptError> {
         let client = &self.member.client;
         let mut url = client.url(&arrival.path);
         url.set_query(arrival.query.as_deref());

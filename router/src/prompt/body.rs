@@ -12,7 +12,7 @@ use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
 use warmpath_common::salt;
 
-use super::{Draft, Shape};
+use super::{RawRequest, Shape};
 use crate::error::RequestError;
 
 /// Is what is read of a body.
@@ -102,7 +102,7 @@ pub(super) enum Parsed {
 /// Returns what routing reads of a body.
 ///
 /// Errors: `Unreadable`, `Dialect` and `Field` where the body is plainly wrong.
-pub(super) fn parse(draft: &Draft) -> Result<Body, RequestError> {
+pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
     let body = &draft.body;
     let (options, parsed) = match draft.shape {
         Shape::Aside(_) => (parse_aside(body)?, Parsed::None),

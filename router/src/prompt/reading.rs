@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::{BegunPrompt, PromptError, Scope, TooManyTokens};
-use warmpath_router_core::stock::text;
+use warmpath_router_core::stock::text_blocks;
 
 use super::body::Parsed;
 use crate::error::RequestError;
@@ -66,11 +66,11 @@ impl Reading {
         let Self::Parsed(parsed) = self else { return Ok(self) };
         // Of several prompts the longest has the most to gain.
         let longest = |prompts: Vec<RawPrompt>| prompts.into_iter().max_by_key(RawPrompt::n_bytes);
-        if text::is_text(model) {
+        if text_blocks::is_text(model) {
             return Ok(match parsed {
-                Parsed::Chat(chat) => Self::Tokens(text::chat(&chat)),
+                Parsed::Chat(chat) => Self::Tokens(text_blocks::chat(&chat)),
                 Parsed::Raw(prompts) => match longest(prompts) {
-                    Some(RawPrompt::Text(prompt)) => Self::Tokens(text::cut(prompt.as_bytes())),
+                    Some(RawPrompt::Text(prompt)) => Self::Tokens(text_blocks::cut(prompt.as_bytes())),
                     Some(RawPrompt::Tokens(tokens)) => Self::Tokens(tokens),
                     Some(RawPrompt::Mixed(_) | RawPrompt::Infill(_)) | None => Self::Unknown("no_prompt"),
                 },

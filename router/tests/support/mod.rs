@@ -55,7 +55,9 @@ pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Ru
 /// Ends what [`serve_apart`] started and waits until its port is free: a server that is started there at once would find it in use.
 pub fn end(runtime: Runtime) {
     // A runtime cannot wait inside another one.
-    std::thread::scope(|scope| scope.spawn(|| runtime.shutdown_timeout(PATIENCE)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| runtime.shutdown_timeout(PATIENCE));
+    });
 }
 
 /// Returns routes all of which are under a path.

@@ -14,7 +14,7 @@ use warmpath_common::block_hash::{BlockHash, block_hash};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Tier};
-use warmpath_router_core::cost::RESTORE_RAM_MS_PER_TOKEN;
+use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::slot_plan::{self, Decision, Outlook, Reuse, SlotPlan, Start, Wish};

@@ -1,6 +1,6 @@
 //! One walk along a chain: which workers hold how much of it.
 //!
-//! The segments' table is in `heads`. A prompt's chain passes few segments, and each takes one comparison at its end,
+//! The segments' table is in `segment_table`. A prompt's chain passes few segments, and each takes one comparison at its end,
 //! or a binary search where the chain leaves it. A worker that holds a block holds all blocks before it, so the
 //! segments are read backwards: the first span of a worker is the deepest, and matches come out longest first.
 
@@ -9,8 +9,8 @@ use std::cmp::Reverse;
 use warmpath_common::block_hash::BlockKey;
 
 use super::Match;
-use super::heads::{Heads, Held};
 use super::segment::Segment;
+use super::segment_table::{Held, SegmentTable};
 use super::span::Span;
 use crate::WorkerIdx;
 
@@ -67,7 +67,7 @@ impl Step {
 }
 
 /// Returns the segments that a chain passes, in order.
-pub(super) fn walk(heads: &Heads, keys: &[BlockKey]) -> Vec<Step> {
+pub(super) fn walk(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Step> {
     let mut path: Vec<Step> = Vec::with_capacity(8);
     let mut at = 0;
     while at < keys.len() {
@@ -90,7 +90,7 @@ pub(super) fn walk(heads: &Heads, keys: &[BlockKey]) -> Vec<Step> {
 /// path remain before it.
 ///
 /// The last segments of the path may have been merged into earlier ones as well; then the earlier one is longer now.
-fn joined(heads: &Heads, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Step)> {
+fn joined(heads: &SegmentTable, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Step)> {
     let end = path.last().filter(|last| last.is_whole()).map(|last| last.first + last.n)?;
     let (n_kept, first, segment) =
         path.iter().enumerate().rev().find_map(|(n, step)| Some((n, step.first, heads.find(keys[step.first])?)))?;
@@ -99,7 +99,7 @@ fn joined(heads: &Heads, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Ste
 }
 
 /// Returns what each worker holds of the chain `keys`, longest first, then by worker.
-pub(super) fn matches(heads: &Heads, keys: &[BlockKey]) -> Vec<Match> {
+pub(super) fn matches(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Match> {
     let path = walk(heads, keys);
     let n_spans = path.iter().map(|step| step.segment().n_spans()).max().unwrap_or(0);
     let mut matches = Vec::with_capacity(n_spans);

@@ -1,6 +1,6 @@
 //! A segment: consecutive blocks of one chain, and which workers hold which of them.
 //!
-//! Segments are found in `heads` and `locator`, and changed in `writer`. A segment's words never change; a change makes
+//! Segments are found in `segment_table` and `block_table`, and changed in `writer`. A segment's words never change; a change makes
 //! a new segment, so a reader that has one needs no lock. The exception is the common segment with a single span: that
 //! span is one word outside the others, so it can change, and the segment shrink, in place. The words are the spans,
 //! ordered by worker and offset, followed by the keys. A chain is prefix-closed: where two chains have the same key,

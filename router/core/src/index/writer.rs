@@ -5,9 +5,9 @@
 
 #[cfg(test)]
 mod invariants;
-mod numbers;
-mod room;
-mod views;
+mod memory_limit;
+mod segment_ids;
+mod worker_blocks;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use arc_swap::ArcSwap;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Digest, Resume, Run, RunState};
 
-use self::numbers::Numbers;
-pub use self::views::Replacement;
-use self::views::{Holdings, Touched};
+use self::segment_ids::SegmentIds;
+pub use self::worker_blocks::Replacement;
+use self::worker_blocks::{Touched, WorkerBlocks};
+use super::block_table::{BATCH, BlockTable, Probe};
 use super::hash::Hasher;
-use super::heads::HeadsWriter;
-use super::locator::{BATCH, Locator, Probe};
+use super::merge_hints::{DecisionHandle, MergeHints, can_join};
 use super::segment::{Edit, Segment, Shared};
+use super::segment_table::SegmentTableWriter;
 use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
-use super::walked::{Note, Walked, can_join};
 use super::{IndexOptions, PrefixIndex};
 use crate::WorkerIdx;
 
@@ -41,12 +41,12 @@ pub struct IndexWriter {
     index: Arc<PrefixIndex>,
     options: IndexOptions,
     hasher: Hasher,
-    heads: HeadsWriter,
-    locator: Locator,
-    numbers: Numbers,
+    heads: SegmentTableWriter,
+    locator: BlockTable,
+    numbers: SegmentIds,
     /// Scratch memory in which a segment is assembled before it is copied to its own allocation.
     words: Vec<u64>,
-    holdings: Vec<Holdings>,
+    holdings: Vec<WorkerBlocks>,
     /// Memory of all segments. Units: bytes.
     segment_bytes: usize,
     /// Memory of all workers' segment lists. Units: bytes.
@@ -93,10 +93,10 @@ impl IndexWriter {
     /// Returns the writer of an empty index.
     pub fn new(options: IndexOptions) -> Self {
         let hasher = Hasher::new(options.seed);
-        let heads = HeadsWriter::new(hasher);
+        let heads = SegmentTableWriter::new(hasher);
         let index = PrefixIndex {
             heads: ArcSwap::new(heads.table()),
-            walked: Walked::default(),
+            walked: MergeHints::default(),
             epoch: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
             n_blocks: AtomicUsize::new(0),
@@ -106,8 +106,8 @@ impl IndexWriter {
             options,
             hasher,
             heads,
-            locator: Locator::new(),
-            numbers: Numbers::default(),
+            locator: BlockTable::new(),
+            numbers: SegmentIds::default(),
             words: Vec::new(),
             holdings: Vec::new(),
             segment_bytes: 0,
@@ -127,13 +127,13 @@ impl IndexWriter {
 
     /// Returns the number of blocks that `worker` holds, as far as the index knows.
     pub fn n_blocks_of(&self, worker: WorkerIdx) -> usize {
-        self.holdings.get(worker.0 as usize).map_or(0, Holdings::n_blocks)
+        self.holdings.get(worker.0 as usize).map_or(0, WorkerBlocks::n_blocks)
     }
 
     /// Returns the digest of the blocks that `worker` holds; absent where some were evicted for the memory limit, so
     /// that the digest cannot be compared with the worker's.
     pub fn digest_of(&self, worker: WorkerIdx) -> Option<Digest> {
-        self.holdings.get(worker.0 as usize).map_or(Some(Digest::default()), Holdings::digest)
+        self.holdings.get(worker.0 as usize).map_or(Some(Digest::default()), WorkerBlocks::digest)
     }
 
     /// Returns how many entries were evicted for the memory limit so far. Each is one worker's hold on one block.
@@ -410,7 +410,7 @@ impl IndexWriter {
         if self.n_arriving > 0 {
             return;
         }
-        for Note { numbers, blocks: [last, first] } in self.index.walked.take() {
+        for DecisionHandle { numbers, blocks: [last, first] } in self.index.walked.take() {
             // Both may have changed since, and the first may be a part of an earlier segment now.
             let [one, two] = numbers.map(|number| self.numbers.owner(number));
             let segments = (self.numbers.get(one), self.numbers.get(two));

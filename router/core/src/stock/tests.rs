@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::*;
 
 const BLOCK: u32 = 16;
-const LIMITS: MemoryLimits = MemoryLimits { blocks_max: 1000, blocks_expected: 100 };
+const LIMITS: AssumedCacheLimits = AssumedCacheLimits { blocks_max: 1000, blocks_expected: 100 };
 
 const MODEL: Fingerprint = Fingerprint([1; 32]);
 const OTHER: Fingerprint = Fingerprint([2; 32]);
 
-fn placed(fingerprint: Fingerprint, footing: Footing) -> Placed {
+fn placed(fingerprint: Fingerprint, footing: TokenizerSource) -> Placed {
     let (identity, residence) = (String::new(), Residence::Loaded);
     Placed { fingerprint, footing, block_size_tokens: BLOCK, limits: LIMITS, identity, residence }
 }
@@ -34,7 +34,7 @@ fn usage(prompt: u32, cached: u32) -> Usage {
 }
 
 impl World {
-    fn new(footing: Footing) -> Self {
+    fn new(footing: TokenizerSource) -> Self {
         let mut server = StockServer::default();
         server.placed(2, vec![placed(MODEL, footing)]);
         server.take_news();
@@ -54,7 +54,7 @@ impl World {
     fn send_to(&mut self, model: Fingerprint, keys: &[BlockKey]) -> VisitId {
         self.n_sent += 1;
         let known = keys.iter().take_while(|key| self.told.contains(key)).count() as u32;
-        let sending = Sending {
+        let sending = SentRequest {
             model,
             keys: keys.to_vec(),
             n_tokens: keys.len() as u32 * BLOCK + 5,
@@ -72,7 +72,7 @@ impl World {
         reused
     }
 
-    fn hear(&mut self) -> News {
+    fn hear(&mut self) -> Updates {
         let news = self.server.take_news();
         if news.is_forgotten {
             self.told.clear();
@@ -103,7 +103,7 @@ impl World {
 
 #[test]
 fn what_was_computed_there_is_counted_on_and_what_was_not_is_not() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let (chat, sibling) = (chain(0, 4, 10), chain(1, 4, 10));
     let refused = world.send(&chat);
     assert_eq!(world.server.ended(refused, None), None);
@@ -118,7 +118,7 @@ fn what_was_computed_there_is_counted_on_and_what_was_not_is_not() {
 
 #[test]
 fn a_miss_of_an_idle_server_shows_that_it_keeps_less() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let chats: Vec<_> = (0..4).map(|nth| chain(nth, 2, 10)).collect();
     for (nth, chat) in chats.iter().enumerate() {
         world.ask(chat, if nth == 0 { 0 } else { 2 });
@@ -132,7 +132,7 @@ fn a_miss_of_an_idle_server_shows_that_it_keeps_less() {
 
 #[test]
 fn what_a_running_request_holds_and_does_not_lend_is_no_miss() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let (chat, sibling) = (chain(0, 8, 10), chain(1, 8, 10));
     let running = world.send(&chat);
     world.server.begun(running, world.now);
@@ -143,7 +143,7 @@ fn what_a_running_request_holds_and_does_not_lend_is_no_miss() {
 
 #[test]
 fn what_is_lost_is_forgotten_and_late_answers_of_an_earlier_life_bring_nothing_back() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let (early, late) = (chain(0, 2, 10), chain(1, 2, 10));
     world.ask(&early, 0);
     let running = world.send(&late);
@@ -158,7 +158,7 @@ fn what_is_lost_is_forgotten_and_late_answers_of_an_earlier_life_bring_nothing_b
 
 #[test]
 fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
-    let mut world = World::new(Footing::Text);
+    let mut world = World::new(TokenizerSource::Text);
     let ids: Vec<_> = (0..3).map(|nth| world.send(&chain(nth, 0, 10))).collect();
     let news = world.hear();
     assert_eq!(news.accepted.len(), 3);
@@ -169,11 +169,11 @@ fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
     world.server.begun(ids[0], world.now);
     let load = world.hear().load;
     assert_eq!((load.running_prefill_tokens, load.n_decoding, load.free_cells), (165, 1, 90 * 16));
-    assert!(!world.server.observed(Pulse { n_running: 2, n_waiting: 4, progress: None }));
+    assert!(!world.server.observed(ServerStatus { n_running: 2, n_waiting: 4, progress: None }));
     assert_eq!(world.hear().load.n_queued, 4, "three of others wait");
     ids.into_iter().for_each(|id| assert_eq!(world.server.ended(id, None), None));
     assert_eq!(world.server.n_visits(), 0);
-    world.server.observed(Pulse { n_running: 1, n_waiting: 0, progress: None });
+    world.server.observed(ServerStatus { n_running: 1, n_waiting: 0, progress: None });
     let load = world.hear().load;
     assert_eq!((load.busy_slots.len(), load.n_queued, load.n_decoding), (1, 0, 1));
 }
@@ -181,14 +181,14 @@ fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
 #[test]
 fn a_count_that_falls_or_is_gone_shows_a_new_life() {
     let mut server = StockServer::default();
-    let mut observe = |progress| server.observed(Pulse { progress, ..Pulse::default() });
+    let mut observe = |progress| server.observed(ServerStatus { progress, ..ServerStatus::default() });
     let counts = [None, Some(5), Some(9), Some(9), Some(3), None, None, Some(1)];
     assert_eq!(counts.map(&mut observe), [false, false, false, false, true, true, false, false]);
 }
 
 #[test]
 fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let rates = |world: &World| world.server.load().rates;
     let stream = |world: &mut World, wait_ms| {
         let id = world.send(&chain(0, 0, 10));
@@ -206,7 +206,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
     assert_eq!(rates(&world).prefill_tokens_per_s, Some(500.0));
     assert_eq!(rates(&world).answer_tokens, Some(10.0));
 
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let id = world.send(&[]);
     world.server.begun(id, world.now);
     let said = Usage { prefill_ms: Some(5.0), decode_step_ms: Some(7.0), completion_tokens: Some(3), ..usage(5, 0) };
@@ -221,7 +221,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
 
 #[test]
 fn an_answer_that_came_whole_and_says_no_times_is_shared_out_between_prompt_and_answer() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let id = world.send(&chain(0, 0, 10));
     let at = world.pass(325);
     world.server.begun(id, at);
@@ -232,7 +232,7 @@ fn an_answer_that_came_whole_and_says_no_times_is_shared_out_between_prompt_and_
 
 #[test]
 fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let id = world.send(&chain(0, 0, 10));
     world.server.begun(id, world.now);
     let at = world.pass(50);
@@ -243,7 +243,7 @@ fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
 
 #[test]
 fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_difference() {
-    let mut world = World::new(Footing::Text);
+    let mut world = World::new(TokenizerSource::Text);
     let keys = chain(0, 0, 40);
     let n_tokens = 645;
     let ask = |world: &mut World, cached| {
@@ -261,7 +261,7 @@ fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_differenc
 
 #[test]
 fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_once() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let mut ask = |counted| {
         let id = world.send(&chain(0, 0, 10));
         world.server.begun(id, world.now);
@@ -275,7 +275,7 @@ fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_onc
 
 #[test]
 fn an_answer_that_does_not_say_what_it_reused_is_not_compared() {
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     let chat = chain(0, 0, 10);
     for _ in 0..2 {
         let id = world.send(&chat);
@@ -288,14 +288,14 @@ fn an_answer_that_does_not_say_what_it_reused_is_not_compared() {
 
 #[test]
 fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
-    let mut world = World::new(Footing::Load);
+    let mut world = World::new(TokenizerSource::Load);
     world.ask(&chain(0, 0, 10), 0);
     assert!(world.told.is_empty());
-    let mut world = World::new(Footing::Vocabulary);
+    let mut world = World::new(TokenizerSource::Vocabulary);
     for (model, block_size_tokens) in [(MODEL, 2 * BLOCK), (OTHER, BLOCK)] {
         let keys = chain(0, 0, 10);
         let (n_tokens, cached_tokens, is_countable) = (320, 0, true);
-        let sending = Sending { model, keys, n_tokens, block_size_tokens, cached_tokens, is_countable };
+        let sending = SentRequest { model, keys, n_tokens, block_size_tokens, cached_tokens, is_countable };
         let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
         world.server.begun(id, world.now);
         world.hear();
@@ -305,9 +305,9 @@ fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
 
 #[test]
 fn more_changes_than_can_wait_forget_everything() {
-    let limits = MemoryLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
-    let mut world = World::new(Footing::Vocabulary);
-    world.server.placed(2, vec![Placed { limits, ..placed(MODEL, Footing::Vocabulary) }]);
+    let limits = AssumedCacheLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
+    let mut world = World::new(TokenizerSource::Vocabulary);
+    world.server.placed(2, vec![Placed { limits, ..placed(MODEL, TokenizerSource::Vocabulary) }]);
     world.hear();
     let half = CHANGED_KEYS_MAX as u64 / 2;
     for (nth, is_forgotten) in [(0, false), (1, true)] {
@@ -320,10 +320,10 @@ fn more_changes_than_can_wait_forget_everything() {
 
 #[test]
 fn each_model_of_a_server_has_a_memory_of_its_own() {
-    let mut world = World::new(Footing::Vocabulary);
-    let small = MemoryLimits { blocks_max: 30, blocks_expected: 30 };
-    let other = Placed { limits: small, ..placed(OTHER, Footing::Text) };
-    world.server.placed(2, vec![placed(MODEL, Footing::Vocabulary), other]);
+    let mut world = World::new(TokenizerSource::Vocabulary);
+    let small = AssumedCacheLimits { blocks_max: 30, blocks_expected: 30 };
+    let other = Placed { limits: small, ..placed(OTHER, TokenizerSource::Text) };
+    world.server.placed(2, vec![placed(MODEL, TokenizerSource::Vocabulary), other]);
     let (chat, others) = (chain(0, 0, 10), chain(1, 0, 10));
     world.ask(&chat, 0);
     for nth in 1..6 {
@@ -339,17 +339,17 @@ fn each_model_of_a_server_has_a_memory_of_its_own() {
 #[test]
 fn what_becomes_of_one_model_leaves_the_others_as_they_are() {
     let prepare = || {
-        let mut world = World::new(Footing::Vocabulary);
-        world.server.placed(2, [MODEL, OTHER].map(|model| placed(model, Footing::Vocabulary)).to_vec());
+        let mut world = World::new(TokenizerSource::Vocabulary);
+        world.server.placed(2, [MODEL, OTHER].map(|model| placed(model, TokenizerSource::Vocabulary)).to_vec());
         world.ask(&chain(0, 0, 10), 0);
         let id = world.send_to(OTHER, &chain(1, 0, 10));
         world.server.begun(id, world.now);
         world.end(id, usage(165, 0));
         world
     };
-    let same = placed(MODEL, Footing::Vocabulary);
-    let swapped = Placed { identity: "another".into(), ..placed(OTHER, Footing::Vocabulary) };
-    let unloaded = Placed { residence: Residence::Unloaded, ..placed(OTHER, Footing::Vocabulary) };
+    let same = placed(MODEL, TokenizerSource::Vocabulary);
+    let swapped = Placed { identity: "another".into(), ..placed(OTHER, TokenizerSource::Vocabulary) };
+    let unloaded = Placed { residence: Residence::Unloaded, ..placed(OTHER, TokenizerSource::Vocabulary) };
     for models in [vec![same.clone()], vec![same.clone(), swapped], vec![same.clone(), unloaded]] {
         let mut world = prepare();
         world.server.placed(2, models);

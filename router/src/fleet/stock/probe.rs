@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use axum::http::StatusCode;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use warmpath_router_core::agreement::{NAME_BYTES_MAX, NAMES_MAX};
-use warmpath_router_core::stock::{Declared, Listed, Pulse, Residence};
+use warmpath_router_core::fleet::compatibility::{NAME_BYTES_MAX, NAMES_MAX};
+use warmpath_router_core::stock::{Listed, Residence, ServerInfo, ServerStatus};
 
 use crate::config::{
     STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_MODELS_MAX, STOCK_SLOTS_DEFAULT,
@@ -91,7 +91,7 @@ impl ProbeError {
 
 /// Is a server that was found.
 pub(super) struct Found {
-    pub(super) declared: Declared,
+    pub(super) declared: ServerInfo,
     /// What the server listed, as it is compared with what it lists later.
     pub(super) models: Models,
     pub(super) ways: Ways,
@@ -100,7 +100,7 @@ pub(super) struct Found {
 /// What a further look at a server shows.
 pub(super) struct Look {
     /// How busy the server says it is; absent where it does not.
-    pub(super) pulse: Option<Pulse>,
+    pub(super) pulse: Option<ServerStatus>,
     /// What the server lists now; absent where no list came, which changes nothing.
     pub(super) models: Option<Models>,
 }
@@ -287,7 +287,7 @@ fn count(value: &Value) -> Option<u64> {
 }
 
 /// Returns what a server declares.
-fn declared(models: &Models, props: &Value, slots: &Value) -> Declared {
+fn declared(models: &Models, props: &Value, slots: &Value) -> ServerInfo {
     let n_slots = count(&props["total_slots"]).or_else(|| slots.as_array().map(|slots| slots.len() as u64));
     let n_slots = n_slots.filter(|n| *n > 0).and_then(|n| u16::try_from(n).ok());
     let context = count(&props["default_generation_settings"]["n_ctx"]).and_then(|tokens| u32::try_from(tokens).ok());
@@ -300,7 +300,7 @@ fn declared(models: &Models, props: &Value, slots: &Value) -> Declared {
         identity: listed.identity.clone(),
         residence: listed.residence,
     };
-    Declared {
+    ServerInfo {
         models: models.listed.iter().map(model).collect(),
         n_slots: n_slots.unwrap_or(STOCK_SLOTS_DEFAULT),
         n_left_out: models.n_left_out,
@@ -308,16 +308,16 @@ fn declared(models: &Models, props: &Value, slots: &Value) -> Declared {
 }
 
 /// Returns what llama-server's `/slots` says.
-fn pulse_of_slots(slots: &Value) -> Option<Pulse> {
+fn pulse_of_slots(slots: &Value) -> Option<ServerStatus> {
     let slots = slots.as_array().filter(|slots| slots.iter().all(|slot| slot["is_processing"].is_boolean()))?;
     let n_running = slots.iter().filter(|slot| slot["is_processing"] == true).count();
     // Tasks are numbered from the server's start.
     let progress = slots.iter().filter_map(|slot| slot["id_task"].as_u64()).max();
-    Some(Pulse { n_running: u32::try_from(n_running).unwrap_or(u32::MAX), n_waiting: 0, progress })
+    Some(ServerStatus { n_running: u32::try_from(n_running).unwrap_or(u32::MAX), n_waiting: 0, progress })
 }
 
 /// Returns what `/metrics` says, of a server whose names are known.
-fn pulse_of_metrics(text: &str) -> Option<Pulse> {
+fn pulse_of_metrics(text: &str) -> Option<ServerStatus> {
     let value = |name: &str| {
         let values = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
@@ -328,7 +328,7 @@ fn pulse_of_metrics(text: &str) -> Option<Pulse> {
         values.filter(|value| value.is_finite() && *value >= 0.0).reduce(|sum, value| sum + value)
     };
     METRIC_NAMES.iter().find_map(|[running, waiting, progress]| {
-        Some(Pulse {
+        Some(ServerStatus {
             n_running: value(running)? as u32,
             n_waiting: value(waiting).unwrap_or(0.0) as u32,
             progress: value(progress).map(|count| count as u64),
@@ -346,7 +346,7 @@ mod tests {
     type Shown = (Vec<(String, u32)>, u16);
 
     fn shown(models: &Value, props: &Value, slots: &Value) -> Option<Shown> {
-        let Declared { models, n_slots, .. } = declared(&listed(models).ok()?, props, slots);
+        let ServerInfo { models, n_slots, .. } = declared(&listed(models).ok()?, props, slots);
         Some((models.into_iter().map(|model| (model.names.join(" "), model.context_tokens)).collect(), n_slots))
     }
 
@@ -405,14 +405,14 @@ mod tests {
             {"id": 1, "is_processing": false, "id_task": 12},
             {"id": 2, "is_processing": false},
         ]);
-        assert_eq!(pulse_of_slots(&slots), Some(Pulse { n_running: 1, n_waiting: 0, progress: Some(12) }));
+        assert_eq!(pulse_of_slots(&slots), Some(ServerStatus { n_running: 1, n_waiting: 0, progress: Some(12) }));
         assert_eq!(pulse_of_slots(&json!({"error": {}})), None);
         assert_eq!(pulse_of_slots(&json!([{"id": 0}])), None);
         let llama = "# HELP llamacpp:requests_processing x\nllamacpp:requests_processing 2\n\
                      llamacpp:requests_deferred 5\nllamacpp:prompt_tokens_total 900\n";
-        assert_eq!(pulse_of_metrics(llama), Some(Pulse { n_running: 2, n_waiting: 5, progress: Some(900) }));
+        assert_eq!(pulse_of_metrics(llama), Some(ServerStatus { n_running: 2, n_waiting: 5, progress: Some(900) }));
         let vllm = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:num_requests_running{engine=\"1\"} 4.0\n";
-        assert_eq!(pulse_of_metrics(vllm), Some(Pulse { n_running: 7, n_waiting: 0, progress: None }));
+        assert_eq!(pulse_of_metrics(vllm), Some(ServerStatus { n_running: 7, n_waiting: 0, progress: None }));
         for none in ["", "llamacpp:requests_processing_seconds 2\n", "llamacpp:requests_processing NaN\n"] {
             assert_eq!(pulse_of_metrics(none), None, "{none}");
         }

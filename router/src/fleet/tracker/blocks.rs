@@ -28,7 +28,7 @@ const BEHIND_MAX: usize = 128;
 
 /// Reason for which a view cannot be trusted any more, so that a snapshot is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Distrust {
+pub enum StaleReport {
     /// Worker and router do not hold the same blocks to be there.
     #[error("the worker holds {} blocks, this router counts {}, or others", .said.n_blocks, .counted.n_blocks)]
     Digest {
@@ -45,7 +45,7 @@ pub enum Distrust {
     },
 }
 
-impl Distrust {
+impl StaleReport {
     /// Returns a short name for metrics.
     pub fn label(&self) -> &'static str {
         match self {
@@ -57,16 +57,16 @@ impl Distrust {
 
 /// Tells a worker's subscriber that the view cannot be trusted.
 #[derive(Debug, Default)]
-pub struct Distrusts(watch::Sender<Option<Distrust>>);
+pub struct StaleReports(watch::Sender<Option<StaleReport>>);
 
-impl Distrusts {
+impl StaleReports {
     /// Returns where it is told.
-    pub fn listen(&self) -> watch::Receiver<Option<Distrust>> {
+    pub fn listen(&self) -> watch::Receiver<Option<StaleReport>> {
         self.0.subscribe()
     }
 
     /// Tells it; a view that is distrusted already stays so.
-    pub(super) fn raise(&self, distrust: Distrust) {
+    pub(super) fn raise(&self, distrust: StaleReport) {
         self.0.send_if_modified(|known| known.replace(distrust).is_none());
     }
 
@@ -169,13 +169,13 @@ impl Blocks {
     }
 
     /// Compares what the index has of a worker with what the worker says; returns why its view cannot be trusted.
-    pub(super) fn check(&self, worker: WorkerIdx, said: Option<Digest>) -> Option<Distrust> {
+    pub(super) fn check(&self, worker: WorkerIdx, said: Option<Digest>) -> Option<StaleReport> {
         let n_blocks = self.writer.n_blocks_of(worker);
         let differs = || {
             let (said, counted) = (said?, self.writer.digest_of(worker)?);
-            (said != counted).then_some(Distrust::Digest { said, counted })
+            (said != counted).then_some(StaleReport::Digest { said, counted })
         };
-        let too_many = (n_blocks > self.blocks_max).then_some(Distrust::TooManyBlocks { n_blocks });
+        let too_many = (n_blocks > self.blocks_max).then_some(StaleReport::TooManyBlocks { n_blocks });
         too_many.or_else(differs)
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_digest_that_differs_raises_one_distrust_until_a_snapshot_comes() {
         let mut blocks = blocks(10);
-        let distrusts = Distrusts::default();
+        let distrusts = StaleReports::default();
         let mut told = distrusts.listen();
         let mut check = |change, said: Option<std::ops::Range<u64>>| {
             blocks.update(WORKER, &[change]);
@@ -251,7 +251,7 @@ mod tests {
         blocks.update(WORKER, &[Change::Stored(run(0..10))]);
         assert_eq!(blocks.check(WORKER, None), None);
         blocks.update(WORKER, &[Change::Stored(run(10..11))]);
-        assert_eq!(blocks.check(WORKER, None), Some(Distrust::TooManyBlocks { n_blocks: 11 }));
+        assert_eq!(blocks.check(WORKER, None), Some(StaleReport::TooManyBlocks { n_blocks: 11 }));
     }
 
     /// Returns a view of so many slices.

@@ -22,7 +22,7 @@ impl IndexWriter {
             n_blocks += segment.len();
             bytes += segment.bytes();
         }
-        let list_bytes: usize = self.holdings.iter().map(Holdings::bytes).sum();
+        let list_bytes: usize = self.holdings.iter().map(WorkerBlocks::bytes).sum();
         assert_eq!(self.list_bytes, list_bytes, "the lists' bytes are counted");
         assert_eq!(self.segment_bytes, bytes, "the segments' bytes are counted");
         assert_eq!((self.locator.n_blocks(), self.index.n_blocks()), (n_blocks, n_blocks), "blocks are counted");

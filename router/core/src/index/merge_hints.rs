@@ -1,0 +1,74 @@
+//! Hints from readers to the writer: pairs of segments that prompts pass one after the other and that could be joined.
+//!
+//! Joining is done in `writer`. A run does not name the block before it, so a conversation's turns arrive as separate
+//! segments, but a reader that walks along a prompt sees which one follows which. Notes are only hints: the writer
+//! checks each one, and a missing one costs a probe.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use warmpath_common::block_hash::BlockKey;
+
+use super::segment::Segment;
+use super::span::SEGMENT_BLOCKS_MAX;
+
+/// Maximum number of notes that wait for the writer.
+pub(super) const NOTES_MAX: usize = 256;
+/// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
+const SPANS_MAX: usize = 16;
+
+/// Two segments of which a prompt passed the second after the end of the first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DecisionHandle {
+    /// The writer's numbers of both, which spare it a search.
+    pub(super) numbers: [u32; 2],
+    /// Last block of the first and first block of the second, since numbers are reused.
+    pub(super) blocks: [BlockKey; 2],
+}
+
+/// Notes that wait for the writer.
+#[derive(Default)]
+pub(super) struct MergeHints {
+    /// The lock guards the notes. It is held for one push or one swap; a reader takes it only if it is free.
+    notes: Mutex<Vec<DecisionHandle>>,
+    /// Number of notes, so that the writer needs no lock to see that there are none.
+    n_notes: AtomicUsize,
+}
+
+impl MergeHints {
+    /// Adds a note of two segments, the second after the end of the first, if they could be joined.
+    pub(super) fn note(&self, first: Segment<'_>, second: Segment<'_>) {
+        if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
+            return;
+        }
+        let Ok(mut notes) = self.notes.try_lock() else { return };
+        notes.push(DecisionHandle {
+            numbers: [first.number(), second.number()],
+            blocks: [first.last(), second.first()],
+        });
+        self.n_notes.store(notes.len(), Ordering::Relaxed);
+    }
+
+    /// Returns and removes the notes.
+    pub(super) fn take(&self) -> Vec<DecisionHandle> {
+        if self.n_notes.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.n_notes.store(0, Ordering::Relaxed);
+        std::mem::take(&mut notes)
+    }
+}
+
+/// Returns whether a second segment may be appended to a first: together they are not too long, and exactly the workers
+/// that hold the end of the first hold the second.
+pub(super) fn can_join(first: Segment<'_>, second: Segment<'_>) -> bool {
+    let n_spans = first.n_spans() + second.n_spans();
+    if first.len() + second.len() > SEGMENT_BLOCKS_MAX || n_spans > SPANS_MAX {
+        return false;
+    }
+    let at_end = first.spans().filter(|span| span.to() == first.len()).map(|span| span.worker());
+    let mut at_start: Vec<_> = second.spans().map(|span| span.worker()).collect();
+    at_start.dedup();
+    at_end.eq(at_start)
+}

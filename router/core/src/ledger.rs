@@ -1,0 +1,487 @@
+//! The books of one router: what it has sent where, what has not been reported yet, who has failed.
+//!
+//! Not here: the fleet's own reports (`fleet`), the comparison of candidates (`choose`).
+//! The idea: reports are some milliseconds old, and in these milliseconds a burst would all go to one worker. So what is
+//! sent is added to its worker at once, and withdrawn when the worker says that it has counted it, when the answer ends,
+//! or by age, should neither be heard.
+
+mod backoff;
+mod capacity_forecast;
+mod dry_run;
+mod health;
+mod pause;
+mod peer_routers;
+pub mod pending_prefixes;
+pub mod recent_work;
+pub mod reuse_ratio;
+pub mod stale_blocks;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use backoff::LISTEN_PAUSE;
+pub use dry_run::{DryRun, Scored};
+use health::{Health, Trust};
+use rand::Rng;
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::model::{Capability, ModelInfo};
+use warmpath_common::summary::Change;
+
+use crate::WorkerIdx;
+use crate::fleet::{FleetView, Unavailable, WorkerView};
+use crate::index::Match;
+use crate::ledger::peer_routers::PeerRouters;
+use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
+use crate::ledger::recent_work::{RecentWork, WorkSenders};
+use crate::ledger::reuse_ratio::ReuseRatio;
+use crate::ledger::stale_blocks::StaleBlocks;
+use crate::overload::admission::{AdmissionOptions, Capacity};
+use crate::overload::breaker::BreakerOptions;
+use crate::routing::choose::{Candidate, Policy, PromptView, Reason, TieBreak, add_pressure, choose, reason, standing};
+use crate::routing::cost::{Cost, Speeds, Unreported, WorkerLoad};
+
+/// Is the weight of the newest request in the average time that requests take of a worker.
+///
+/// Source: own choice: the last ten or so count.
+const SERVICE_WEIGHT: f64 = 0.1;
+
+/// Bounds and directs a router's choices.
+#[derive(Debug, Clone, Copy)]
+pub struct LedgerOptions {
+    /// Says by what workers are chosen.
+    pub policy: Policy,
+    /// Bounds the breaker of each worker.
+    pub breaker: BreakerOptions,
+    /// Is how long a request may stay unreported before its load is withdrawn.
+    pub unreported_age_max: Duration,
+    /// Is how long a worker gets nothing after it refused a request because its queue was full, or it did not serve.
+    pub full_pause: Duration,
+    /// Time for which a worker that has failed a request gets none that another can take.
+    pub suspicion: Duration,
+    /// Bounds what waits at workers; absent where requests are never held back for that.
+    pub admission: Option<AdmissionOptions>,
+}
+
+impl Default for LedgerOptions {
+    /// Returns the default policy, and times of the order in which a live worker would have reported.
+    ///
+    /// Source: own choice: load is pushed at most every 10 ms and at least every second.
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            breaker: BreakerOptions::default(),
+            unreported_age_max: Duration::from_secs(5),
+            full_pause: Duration::from_millis(250),
+            suspicion: BreakerOptions::default().open_min,
+            admission: None,
+        }
+    }
+}
+
+/// Is what a request asks of the fleet.
+#[derive(Debug, Clone, Copy)]
+pub struct RouteRequest<'a> {
+    /// Names the request.
+    pub request_id: &'a RequestId,
+    /// Is the name under which the request asks for the model; a worker must know it, for it gets the same body.
+    pub model_name: Option<&'a str>,
+    /// Is the model that the name means.
+    pub model: &'a ModelInfo,
+    /// Is what the worker must be able to do; absent where any will do.
+    pub wanted: Option<Capability>,
+    /// Is what is known of the prompt.
+    pub prompt: PromptView<'a>,
+    /// Names the conversation, for [`Policy::ConsistentHash`].
+    pub affinity: u64,
+    /// Lists the workers at which this request has failed.
+    pub tried: &'a [WorkerIdx],
+    /// Is the time.
+    pub now: Instant,
+}
+
+/// Says where a request goes and what is expected of it there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decision {
+    /// Names the worker.
+    pub worker: WorkerIdx,
+    /// Names the slot that holds the matched prefix; a hint.
+    pub slot: Option<SlotId>,
+    /// Names the deepest block that is counted on.
+    pub expected_block: Option<BlockKey>,
+    /// Is how much of the prompt is expected to be reused, whole blocks. Units: tokens.
+    pub cached_tokens: u32,
+    /// Says why.
+    pub reason: Reason,
+    /// Is the cost that decided.
+    pub cost: Cost,
+    /// Is how much of the worker's time the request takes: its prefill, and its answer's share of the slots. Units:
+    /// milliseconds.
+    pub service_ms: f64,
+}
+
+/// Is the receipt for a request that was sent; it must come back by [`Ledger::ended`], once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ticket {
+    number: u64,
+    worker: WorkerIdx,
+    filling: PendingBlocks,
+}
+
+/// Says why nobody gets the request: how many workers are unavailable for which reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoWorker {
+    /// Counts the workers by reason.
+    pub reasons: BTreeMap<Unavailable, usize>,
+    /// The time until the first worker takes requests again that has refused some; absent where none has.
+    pub pause: Option<Duration>,
+}
+
+impl NoWorker {
+    fn unserved() -> Self {
+        Self { reasons: BTreeMap::new(), pause: None }
+    }
+
+    /// Returns the refusal of a fleet whose workers are unavailable for these reasons.
+    pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
+        let mut counted = BTreeMap::new();
+        reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
+        Self { reasons: counted, pause: None }
+    }
+
+    /// Returns the reasons as a text, such as `2 down, 1 draining`.
+    pub fn listed(&self) -> String {
+        let reasons: Vec<_> = self.reasons.iter().map(|(why, n)| format!("{n} {}", why.label())).collect();
+        reasons.join(", ")
+    }
+
+    /// Returns whether only the load stands against it: a worker serves and has no room.
+    pub fn is_overload(&self) -> bool {
+        [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
+    }
+
+    /// Returns whether a worker may have room within `patience`: one is busy, or takes requests again by then.
+    pub fn may_end_within(&self, patience: Duration) -> bool {
+        self.rest().is_none_or(|pause| pause <= patience)
+    }
+
+    /// Returns the time for which every worker that serves has refused such requests; absent where one is only busy.
+    pub fn rest(&self) -> Option<Duration> {
+        self.pause.filter(|_| !self.reasons.contains_key(&Unavailable::Busy))
+    }
+}
+
+impl fmt::Display for NoWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.reasons.is_empty() {
+            return f.write_str("no worker serves the model");
+        }
+        write!(f, "no worker can take the request: {}", self.listed())
+    }
+}
+
+impl std::error::Error for NoWorker {}
+
+#[derive(Default)]
+struct WorkerLedger {
+    unreported: Unreported,
+    n_in_flight: u32,
+    health: Health,
+    /// Is the average of [`Decision::service_ms`]; absent until a request was sent. Units: milliseconds.
+    service_ms: Option<f64>,
+}
+
+struct Sent {
+    worker: WorkerIdx,
+    request_id: RequestId,
+    prefill_tokens: u64,
+    at: Instant,
+}
+
+/// Keeps the books.
+pub struct Ledger {
+    options: LedgerOptions,
+    accounts: Vec<WorkerLedger>,
+    /// Stands for the account of a worker that was never sent anything.
+    no_account: WorkerLedger,
+    /// Lists what is unreported, by ticket, that is by age.
+    sent: BTreeMap<u64, Sent>,
+    /// Finds a ticket by what the worker will report.
+    by_request: HashMap<(WorkerIdx, RequestId), u64>,
+    next_ticket: u64,
+    last: Option<WorkerIdx>,
+    doubts: StaleBlocks,
+    pending: PendingPrefixes,
+    reuse: ReuseRatio,
+    given: RecentWork,
+    others: PeerRouters,
+}
+
+impl Ledger {
+    /// Returns empty books.
+    pub fn new(options: LedgerOptions) -> Self {
+        Self {
+            options,
+            accounts: Vec::new(),
+            no_account: WorkerLedger::default(),
+            sent: BTreeMap::new(),
+            by_request: HashMap::new(),
+            next_ticket: 0,
+            last: None,
+            doubts: StaleBlocks::default(),
+            pending: PendingPrefixes::default(),
+            reuse: ReuseRatio::default(),
+            given: RecentWork::default(),
+            others: PeerRouters::default(),
+        }
+    }
+
+    /// Chooses a worker and books the request on it.
+    ///
+    /// Errors: [`NoWorker`], with the reasons, where no worker can take it.
+    pub fn choose(
+        &mut self,
+        fleet: &FleetView,
+        ask: &RouteRequest<'_>,
+        rng: &mut impl Rng,
+    ) -> Result<(Decision, Ticket), NoWorker> {
+        let believed = self.believed(ask.prompt);
+        let ask = &RouteRequest { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
+        self.expire(ask.now);
+        self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), WorkerLedger::default);
+        let candidates = self.candidates(fleet, ask)?;
+        let chosen = choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
+        let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
+        let decision = Decision {
+            worker: chosen.worker.idx,
+            slot: chosen.found.filter(|_| chosen.cached_blocks > 0).and_then(|found| found.slot),
+            expected_block: expected_block(ask.prompt, chosen.cached_blocks),
+            cached_tokens: chosen.work.cached_tokens,
+            reason: if ask.tried.is_empty() { why } else { Reason::Retry },
+            cost: chosen.cost,
+            service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.standing),
+        };
+        let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
+        *service_ms =
+            Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
+        let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
+        self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+        self.given.give(decision.worker, prefill_tokens);
+        // A stock server computes a prefix for each of the requests that come while it is being computed.
+        let is_lent = chosen.worker.stock.is_none();
+        let chain = if is_lent { ask.prompt.keys() } else { &[] };
+        let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
+        let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
+        Ok((decision, self.book((sent, ask.model_name), filling)))
+    }
+
+    /// Returns what decides where cost and load do not.
+    fn turn(&self, ask: &RouteRequest<'_>) -> TieBreak {
+        TieBreak { last: self.last, affinity: ask.affinity, first_new_block: ask.prompt.first_new_block() }
+    }
+
+    /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
+    fn believed(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
+        let PromptView::Known { keys, matches, .. } = prompt else { return None };
+        let corrected = self.doubts.correct(keys, matches);
+        self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
+    }
+
+    /// Returns what workers say and is doubted.
+    pub fn doubts(&mut self) -> &mut StaleBlocks {
+        &mut self.doubts
+    }
+
+    /// Returns the workers that can take the request: those that are trusted most, of which one has room.
+    ///
+    /// A breaker spares its worker only as long as others serve: the last ones are asked whatever they have failed.
+    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &RouteRequest<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
+        let serving = serving(fleet, ask);
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let mut reasons = BTreeMap::new();
+        let mut pause: Option<Duration> = None;
+        let mut field = Vec::with_capacity(serving.len());
+        for worker in serving {
+            let health = &self.account(worker.idx).health;
+            if let Some(why) = self.unavailable(worker, ask) {
+                *reasons.entry(why).or_insert(0) += 1;
+                if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
+                    (why, health.pauses.of(ask.model_name, ask.now))
+                {
+                    pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
+                }
+                continue;
+            }
+            let trust = health.trust(ask.now);
+            let (candidate, room) = self.score(worker, ask, assumed);
+            field.push((candidate, room, trust));
+        }
+        let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
+        let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
+        if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
+            let n_serving = field.len();
+            field.retain(|(_, _, trust)| *trust != Trust::Failing);
+            if n_serving > field.len() {
+                reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
+            }
+        }
+        let with_room = field.iter().filter(|(_, room, _)| *room == Capacity::Yes);
+        let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
+            if !field.is_empty() {
+                reasons.insert(Unavailable::Busy, field.len());
+            }
+            return Err(NoWorker { reasons, pause });
+        };
+        let is_candidate = |(_, room, trust): &(_, Capacity, Trust)| *trust <= least && *room != Capacity::Unmeasured;
+        field.retain(is_candidate);
+        let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
+        add_pressure(&mut candidates, self.reuse.worth());
+        Ok(candidates)
+    }
+
+    fn score<'a>(&self, worker: &'a WorkerView, ask: &RouteRequest<'_>, assumed: Speeds) -> (Candidate<'a>, Capacity) {
+        let givers = if self.others.may_be_there(ask.now) { WorkSenders::All } else { WorkSenders::Own };
+        let standing = standing(worker, self.account(worker.idx).unreported, assumed, ask.now);
+        let mut candidate = Candidate::score(worker, ask.prompt, ask.model.block_size_tokens, standing);
+        candidate.given_tokens = self.given.of(worker.idx, givers);
+        let room = self.options.admission.map_or(Capacity::Yes, |options| options.room(&standing));
+        if room == Capacity::No {
+            // Who has no room does not compute it beside others: all that is ahead comes first.
+            candidate.cost.wait_ms = candidate.cost.wait_ms.max(standing.queue_delay_ms());
+        }
+        (candidate, room)
+    }
+
+    fn account(&self, worker: WorkerIdx) -> &WorkerLedger {
+        self.accounts.get(worker.0 as usize).unwrap_or(&self.no_account)
+    }
+
+    fn unavailable(&self, worker: &WorkerView, ask: &RouteRequest<'_>) -> Option<Unavailable> {
+        let account = self.account(worker.idx);
+        worker
+            .unavailable(ask.now)
+            .or_else(|| account.health.pauses.of(ask.model_name, ask.now).map(|(_, why)| why))
+            .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
+    }
+
+    fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: PendingBlocks) -> Ticket {
+        let worker = sent.worker;
+        let number = self.next_ticket;
+        self.next_ticket += 1;
+        self.last = Some(worker);
+        let account = &mut self.accounts[worker.0 as usize];
+        account.health.sent(model_name, &self.options, sent.at);
+        account.n_in_flight += 1;
+        account.unreported.n_requests += 1;
+        account.unreported.prefill_tokens += sent.prefill_tokens;
+        self.others.sent(&sent.request_id);
+        self.by_request.insert((worker, sent.request_id.clone()), number);
+        self.sent.insert(number, sent);
+        Ticket { number, worker, filling }
+    }
+
+    /// Records that a worker has counted a request, of this router or another, in the load that it reports.
+    pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId, now: Instant) {
+        self.others.named(request_id, now);
+        if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
+            self.withdraw(number);
+        }
+    }
+
+    /// Records what a worker says of its blocks and of the requests that it has counted.
+    pub fn heard(&mut self, worker: WorkerIdx, changes: Vec<Change>, now: Instant) {
+        for change in changes {
+            match change {
+                Change::Stored(run) => self.doubts.announced(worker, run.keys, now),
+                Change::Accepted(request_id) => self.accepted(worker, &request_id, now),
+                Change::Removed(_) => {}
+            }
+        }
+    }
+
+    /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
+    pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
+        self.given.fill(worker, tokens);
+    }
+
+    /// Records that a request has left its worker, however it ended.
+    pub fn ended(&mut self, ticket: Ticket) {
+        self.withdraw(ticket.number);
+        self.pending.remove(ticket.filling);
+        self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
+    }
+
+    /// Forgets a worker that has left; its place may be another's soon. No request of this router is there any more.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
+        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
+            *account = WorkerLedger::default();
+        }
+        self.doubts.left(worker);
+        self.given.left(worker);
+    }
+
+    /// Returns the number of requests that are at a worker by this router.
+    pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
+        self.account(worker).n_in_flight
+    }
+
+    /// Returns what a worker has been sent and has not reported.
+    pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
+        self.account(worker).unreported
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some((&number, sent)) = self.sent.first_key_value() {
+            if now.saturating_duration_since(sent.at) < self.options.unreported_age_max {
+                return;
+            }
+            self.withdraw(number);
+        }
+    }
+
+    fn withdraw(&mut self, number: u64) {
+        let Some(sent) = self.sent.remove(&number) else { return };
+        let unreported = &mut self.accounts[sent.worker.0 as usize].unreported;
+        unreported.n_requests -= 1;
+        unreported.prefill_tokens -= sent.prefill_tokens;
+        // A later request of the same name keeps its own entry.
+        let key = (sent.worker, sent.request_id);
+        if self.by_request.get(&key) == Some(&number) {
+            self.by_request.remove(&key);
+        }
+    }
+}
+
+/// Returns the workers that serve the model that is asked for.
+fn serving<'a>(fleet: &'a FleetView, ask: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
+    let is_named = |worker: &&'a WorkerView| match ask.model_name {
+        Some(name) => worker.model_of_pool(name, ask.model).is_some(),
+        // By name as well: on what footing a stock server stands may have changed since the prompt was made.
+        None => {
+            let is_meant = |model: &Arc<ModelInfo>| {
+                model.fingerprint == ask.model.fingerprint
+                    || model.names.iter().any(|name| ask.model.names.contains(name))
+            };
+            worker.model.is_none() || worker.models().any(is_meant)
+        }
+    };
+    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(ask.wanted)).filter(is_named).collect()
+}
+
+/// Returns an answer's share of a worker's time. Units: milliseconds.
+fn answer_share_ms(standing: &WorkerLoad<'_>) -> f64 {
+    standing.speeds.answer_tokens * standing.speeds.decode_step_ms / f64::from(standing.n_slots.max(1))
+}
+
+fn expected_block(prompt: PromptView<'_>, cached_blocks: u32) -> Option<BlockKey> {
+    match prompt {
+        PromptView::Known { keys, .. } => keys.get((cached_blocks as usize).checked_sub(1)?).copied(),
+        PromptView::Estimated { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

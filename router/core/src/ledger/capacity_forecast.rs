@@ -1,0 +1,44 @@
+//! When a fleet that cannot start a request will be able to, from the same books that say that it cannot.
+//!
+//! Not here: what a client is told (`admission`). The idea: the first start is as far away as the shortest wait; from then
+//! on starts follow each other as fast as all workers together get requests done.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warmpath_common::model::ModelInfo;
+
+use super::{Ledger, answer_share_ms};
+use crate::fleet::{FleetView, WorkerView};
+use crate::overload::admission::{CapacityForecast, RETURN};
+use crate::routing::choose::standing;
+use crate::routing::cost::Speeds;
+
+/// Is the least time that a request is taken to need. Units: milliseconds.
+///
+/// Source: own choice: it only keeps the division from zero.
+const SERVICE_MS_MIN: f64 = 1.0;
+
+impl Ledger {
+    /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
+    pub fn relief(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
+        let serves = |worker: &&Arc<WorkerView>| {
+            let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);
+            worker.excluded.is_none() && model.is_none_or(has)
+        };
+        let names = model.map(|model| &model.names[..]);
+        let serving: Vec<_> = fleet.workers.iter().filter(serves).collect();
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
+        let mut is_first = true;
+        for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
+            let account = self.account(worker.idx);
+            let standing = standing(worker, account.unreported, assumed, now);
+            let own_ms = standing.queue_delay_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
+            wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
+            is_first = false;
+            starts_per_ms += 1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&standing)).max(SERVICE_MS_MIN);
+        }
+        CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
+    }
+}

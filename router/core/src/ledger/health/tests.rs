@@ -1,0 +1,164 @@
+//! Tests of the blame: requests that fail everywhere harm nobody, workers that fail are found out and left alone.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use warmpath_common::ids::RequestId;
+
+use super::*;
+use crate::fleet::FleetView;
+use crate::ledger::{NoWorker, RouteRequest};
+use crate::routing::choose::PromptView;
+use crate::testing::{model, worker};
+
+/// A fleet some of whose workers fail every request.
+struct World {
+    dispatch: Ledger,
+    fleet: FleetView,
+    sick: Vec<bool>,
+    now: Instant,
+    n_requests: u32,
+}
+
+/// What becomes of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Came {
+    Answered { n_attempts: usize },
+    GivenUp,
+}
+
+impl World {
+    fn new(sick: &[bool]) -> Self {
+        let workers = (0..sick.len() as u32).map(|idx| Arc::new(worker(idx))).collect();
+        let dispatch = Ledger::new(LedgerOptions::default());
+        Self { dispatch, fleet: FleetView { workers }, sick: sick.to_vec(), now: Instant::now(), n_requests: 0 }
+    }
+
+    fn choose(&mut self, tried: &[WorkerIdx]) -> Result<WorkerIdx, NoWorker> {
+        self.n_requests += 1;
+        let request_id = RequestId::new(&format!("r{}", self.n_requests)).expect("a request id");
+        let model = model();
+        let ask = RouteRequest {
+            request_id: &request_id,
+            model_name: Some("m"),
+            model: &model,
+            wanted: None,
+            prompt: PromptView::Estimated { n_tokens: 100 },
+            affinity: 0,
+            tried,
+            now: self.now,
+        };
+        let (decision, ticket) = self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))?;
+        self.dispatch.ended(ticket);
+        Ok(decision.worker)
+    }
+
+    /// Sends a request as the router does; one that is a `killer` fails wherever it goes.
+    fn send(&mut self, killer: Option<Failure>, attempts_max: usize) -> Came {
+        let mut failures: Vec<(WorkerIdx, Failure)> = Vec::new();
+        while failures.len() < attempts_max {
+            let tried: Vec<_> = failures.iter().map(|(worker, _)| *worker).collect();
+            let Ok(chosen) = self.choose(&tried) else {
+                assert_eq!(tried.len(), self.sick.len(), "as long as there is another worker it is asked");
+                return Came::GivenUp;
+            };
+            let sick = self.sick[chosen.0 as usize].then_some(Failure::Error);
+            let Some(failure) = killer.or(sick) else {
+                self.dispatch.answered(chosen, &failures, self.now);
+                return Came::Answered { n_attempts: failures.len() + 1 };
+            };
+            self.dispatch.failed(chosen, failure, self.now);
+            failures.push((chosen, failure));
+        }
+        Came::GivenUp
+    }
+
+    fn breakers(&self) -> Vec<BreakerState> {
+        (0..self.sick.len() as u32).map(|idx| self.dispatch.breaker(WorkerIdx(idx), self.now)).collect()
+    }
+}
+
+#[test]
+fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_comes() {
+    for n_workers in [1, 2, 3, 8] {
+        let mut world = World::new(&vec![false; n_workers]);
+        for _ in 0..40 {
+            assert_eq!(world.send(Some(Failure::Broken), 3), Came::GivenUp);
+            assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 });
+        }
+        assert!(world.breakers().iter().all(|state| *state == BreakerState::Closed));
+    }
+}
+
+#[test]
+fn a_worker_whose_failures_others_make_good_is_suspected_at_once_and_opens_its_breaker() {
+    let mut world = World::new(&[true, false]);
+    assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 2 });
+    assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }, "it goes elsewhere from then on");
+    for _ in 0..20 {
+        world.now += Duration::from_millis(1001);
+        world.send(None, 3);
+    }
+    assert_eq!(world.breakers(), [BreakerState::Open, BreakerState::Closed]);
+    world.sick[0] = false;
+    world.now += Duration::from_secs(8);
+    // Half open, it is asked in its turn, and is as good as the other from then on.
+    (0..2).for_each(|_| assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }));
+    assert_eq!(world.breakers(), [BreakerState::Closed; 2]);
+}
+
+#[test]
+fn a_worker_that_fails_is_the_last_resort() {
+    let mut world = World::new(&[false, false]);
+    world.choose(&[]).expect("both are sound");
+    for _ in 0..3 {
+        world.dispatch.failed(WorkerIdx(0), Failure::Connect, world.now);
+    }
+    assert_eq!(world.breakers()[0], BreakerState::Open);
+    (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
+    assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other");
+    world.dispatch.failed(WorkerIdx(1), Failure::Full, world.now);
+    let refused = world.choose(&[]).expect_err("the other has room soon");
+    assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");
+    assert!(refused.is_overload());
+}
+
+#[test]
+fn what_is_nobodys_fault_changes_nothing() {
+    let mut world = World::new(&[false]);
+    world.choose(&[]).expect("it is sound");
+    for failure in [Failure::Timeout, Failure::Lost, Failure::Full, Failure::Unready] {
+        (0..10).for_each(|_| world.dispatch.failed(WorkerIdx(0), failure, world.now));
+    }
+    assert_eq!(world.dispatch.account(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
+}
+
+proptest! {
+    #[test]
+    fn only_workers_that_fail_are_left_alone_whatever_requests_come(
+        sick in prop::collection::vec(any::<bool>(), 1..6),
+        requests in prop::collection::vec((prop::option::weighted(0.5, any::<bool>()), 0_u64..1500), 1..120),
+        attempts_max in 1_usize..5,
+    ) {
+        let mut world = World::new(&sick);
+        for (killer, pause_ms) in requests {
+            world.now += Duration::from_millis(pause_ms);
+            let killer = killer.map(|closes| if closes { Failure::Broken } else { Failure::Error });
+            let came = world.send(killer, attempts_max);
+            if killer.is_none() && !sick.contains(&true) {
+                prop_assert_eq!(came, Came::Answered { n_attempts: 1 });
+            }
+            for (state, is_sick) in world.breakers().into_iter().zip(&sick) {
+                prop_assert!(*is_sick || state == BreakerState::Closed);
+            }
+            let are_all_sick = !sick.contains(&false);
+            prop_assert!(!are_all_sick || world.breakers().iter().all(|state| *state == BreakerState::Closed));
+        }
+        // With one attempt each, requests find the sound ones once the others are suspected.
+        let n_sick = sick.iter().filter(|is_sick| **is_sick).count();
+        let n_failed = (0..20).filter(|_| world.send(None, 1) == Came::GivenUp).count();
+        prop_assert!(n_sick == sick.len() || n_failed <= n_sick, "{} of 20 failed", n_failed);
+    }
+}

@@ -1,0 +1,221 @@
+//! What the requests of this router are filling where they run, known before any worker says so.
+//!
+//! Not here: load that is booked before it is reported (`ledger`), what workers say they hold (`index`).
+//! The idea: a request in flight at a worker fills its blocks there, so a sibling that comes a moment later finds its prefix
+//! there. Only blocks beyond those that the worker already had are kept, and only until the request ends: by then the
+//! worker has announced them. A block's key names all before it, so how far two chains agree is found by bisection, and
+//! a request costs one comparison for each other one in flight, not one for each of its blocks.
+
+use std::collections::HashMap;
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{RunState, Tier};
+
+use crate::WorkerIdx;
+use crate::index::Match;
+
+/// Is the most blocks of one request that are kept: what lies behind is learnt from the worker.
+///
+/// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes 8 bytes.
+const BLOCKS_MAX: usize = 2048;
+
+/// Lists what the requests in flight fill, by worker.
+#[derive(Debug, Default)]
+pub struct PendingPrefixes {
+    by_worker: HashMap<WorkerIdx, Vec<PendingRun>>,
+    next_number: u64,
+}
+
+/// Is the blocks that one request fills, a stretch of its chain.
+#[derive(Debug)]
+struct PendingRun {
+    number: u64,
+    /// Is the place of the first one in the chain.
+    from: usize,
+    /// Is the first one, beside the others for speed.
+    first: BlockKey,
+    keys: Box<[BlockKey]>,
+}
+
+/// Is what one request fills where it runs; must come back by [`PendingPrefixes::remove`], once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PendingBlocks {
+    worker: WorkerIdx,
+    number: u64,
+}
+
+impl PendingPrefixes {
+    /// Records that a request fills at `worker` the blocks of `chain` behind the first `n_held`, which are there already.
+    pub fn add(&mut self, worker: WorkerIdx, (chain, n_held): (&[BlockKey], u32)) -> PendingBlocks {
+        let (number, from) = (self.next_number, n_held as usize);
+        self.next_number += 1;
+        let keys = chain.get(from..).unwrap_or_default();
+        if let Some(&first) = keys.first() {
+            let keys = keys[..keys.len().min(BLOCKS_MAX)].into();
+            self.by_worker.entry(worker).or_default().push(PendingRun { number, from, first, keys });
+        }
+        PendingBlocks { worker, number }
+    }
+
+    /// Records that a request fills nothing any more.
+    pub fn remove(&mut self, filling: PendingBlocks) {
+        let Some(stretches) = self.by_worker.get_mut(&filling.worker) else { return };
+        if let Some(place) = stretches.iter().position(|stretch| stretch.number == filling.number) {
+            stretches.swap_remove(place);
+        }
+        if stretches.is_empty() {
+            self.by_worker.remove(&filling.worker);
+        }
+    }
+
+    /// Returns `matches` with what is being filled added; `None` where nothing is to be added.
+    ///
+    /// Cost: one comparison for each request in flight, O(log n) for each that shares blocks with `keys`.
+    pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
+        let mut extended: Option<Vec<Match>> = None;
+        for (&worker, stretches) in &self.by_worker {
+            let place = matches.iter().position(|found| found.worker == worker);
+            let n_held = place.map_or(0, |place| matches[place].blocks as usize);
+            let n_reached = reach(n_held, stretches.iter().filter_map(|stretch| stretch.shared(keys)).collect());
+            if n_reached == n_held {
+                continue;
+            }
+            let blocks = u32::try_from(n_reached).unwrap_or(u32::MAX);
+            let all = extended.get_or_insert_with(|| matches.to_vec());
+            match place {
+                Some(place) => all[place].blocks = blocks,
+                None => {
+                    all.push(Match { worker, blocks, tier: Tier::Resident, state: RunState::Filling, slot: None });
+                }
+            }
+        }
+        if let Some(all) = &mut extended {
+            all.sort_unstable_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
+        }
+        extended
+    }
+}
+
+impl PendingRun {
+    /// Returns where the stretch's blocks lie in the chain `keys`, first and end, if they do.
+    fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
+        let asked = keys.get(self.from..).filter(|asked| asked.first() == Some(&self.first))?;
+        let (mut agrees, mut differs) = (0, self.keys.len().min(asked.len()));
+        while agrees + 1 < differs {
+            let middle = agrees.midpoint(differs);
+            if self.keys[middle] == asked[middle] { agrees = middle } else { differs = middle }
+        }
+        Some((self.from, self.from + agrees + 1))
+    }
+}
+
+/// Returns the end of what is held and what goes on from it without a gap.
+fn reach(n_held: usize, mut shared: Vec<(usize, usize)>) -> usize {
+    shared.sort_unstable();
+    shared.iter().fold(n_held, |reached, &(from, end)| if from <= reached { reached.max(end) } else { reached })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn keys(range: std::ops::Range<u64>) -> Vec<BlockKey> {
+        range.map(BlockKey).collect()
+    }
+
+    fn found(worker: u32, blocks: u32) -> Match {
+        Match { worker: WorkerIdx(worker), blocks, tier: Tier::Ram, state: RunState::Ready, slot: None }
+    }
+
+    fn held(pending: &PendingPrefixes, chain: &[BlockKey], matches: &[Match]) -> Option<Vec<(u32, u32)>> {
+        let extended = pending.extend(chain, matches)?;
+        Some(extended.iter().map(|found| (found.worker.0, found.blocks)).collect())
+    }
+
+    #[test]
+    fn a_sibling_finds_what_is_being_filled_until_the_request_ends() {
+        let mut pending = PendingPrefixes::default();
+        let chain = keys(0..6);
+        assert_eq!(held(&pending, &chain, &[]), None);
+        let first = pending.add(WorkerIdx(2), (&chain[..4], 0));
+        assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
+        let second = pending.add(WorkerIdx(2), (&chain[..4], 0));
+        pending.remove(first);
+        assert_eq!(held(&pending, &chain, &[]), Some(vec![(2, 4)]));
+        pending.remove(second);
+        assert_eq!(held(&pending, &chain, &[]), None);
+        assert!(pending.by_worker.is_empty());
+    }
+
+    #[test]
+    fn what_is_filled_goes_on_from_what_is_held() {
+        let mut pending = PendingPrefixes::default();
+        let chain = keys(0..6);
+        let _filling = pending.add(WorkerIdx(1), (&chain[..5], 2));
+        assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 2)]), Some(vec![(1, 5), (0, 4)]));
+        assert_eq!(held(&pending, &chain, &[found(0, 4), found(1, 1)]), None, "a gap is no prefix");
+        assert_eq!(held(&pending, &chain, &[found(1, 6)]), None);
+    }
+
+    #[test]
+    fn of_one_request_no_more_than_the_limit_is_kept() {
+        let mut pending = PendingPrefixes::default();
+        let chain = keys(0..BLOCKS_MAX as u64 + 5);
+        let _filling = pending.add(WorkerIdx(0), (&chain, 0));
+        assert_eq!(held(&pending, &chain, &[]), Some(vec![(0, BLOCKS_MAX as u32)]));
+    }
+
+    #[test]
+    fn a_request_that_fills_nothing_leaves_nothing() {
+        let mut pending = PendingPrefixes::default();
+        let filling = [pending.add(WorkerIdx(0), (&[], 0)), pending.add(WorkerIdx(0), (&keys(0..3), 3))];
+        assert!(pending.by_worker.is_empty());
+        filling.into_iter().for_each(|filling| pending.remove(filling));
+    }
+
+    /// Returns a chain that follows one of few ways: each key hangs on all before it.
+    fn chain() -> impl Strategy<Value = Vec<BlockKey>> {
+        prop::collection::vec(0..2u64, 1..8).prop_map(|ways| {
+            ways.iter()
+                .scan(1, |key, way| {
+                    *key = *key * 2 + way;
+                    Some(BlockKey(*key))
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn matches_go_on_as_long_as_some_request_fills_the_next_block(
+            requests in prop::collection::vec((0..3u32, chain(), 0..4u32, any::<bool>()), 0..12),
+            asked in chain(),
+            held in prop::collection::vec(0..5u32, 3),
+        ) {
+            let mut pending = PendingPrefixes::default();
+            let mut filled: HashMap<u32, Vec<BlockKey>> = HashMap::new();
+            for (worker, chain, n_held, ends) in requests {
+                let filling = pending.add(WorkerIdx(worker), (&chain, n_held));
+                if ends {
+                    pending.remove(filling);
+                } else {
+                    filled.entry(worker).or_default().extend(chain.get(n_held as usize..).unwrap_or_default());
+                }
+            }
+            let matches: Vec<Match> = (0..).zip(held).filter(|(_, n)| *n > 0).map(|(worker, n)| found(worker, n)).collect();
+            let naive = |worker: u32| {
+                let n_held = matches.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
+                let behind = asked.get(n_held as usize..).unwrap_or_default();
+                let filled = filled.get(&worker).map_or(&[][..], Vec::as_slice);
+                n_held + behind.iter().take_while(|key| filled.contains(key)).count() as u32
+            };
+            let extended = pending.extend(&asked, &matches).unwrap_or_else(|| matches.clone());
+            for worker in 0..3 {
+                let blocks = extended.iter().find(|found| found.worker.0 == worker).map_or(0, |found| found.blocks);
+                prop_assert_eq!(blocks, naive(worker), "worker {}", worker);
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! What workers have said that they hold, and did not reuse when they were asked to.
+//!
+//! Not here: what workers say (`index`), predictions and choices (`ledger`).
+//!
+//! The idea: every answer says how much was really reused. Where that is less than what was counted on, the first block
+//! that was not reused is *doubted*: matches of that worker end before it, until the worker announces it again or reuses
+//! it. An announcement may overtake the answer that brings the doubt, so the latest announcements are remembered: what
+//! was announced after the choice is not doubted. The index itself stays what the worker said, block by block.
+
+use std::cmp::Ordering;
+use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
+
+use warmpath_common::block_hash::BlockKey;
+
+use crate::WorkerIdx;
+use crate::index::Match;
+
+/// Is the most doubts at a time; the oldest gives way.
+///
+/// Source: own choice: a healthy fleet has none.
+const DOUBTS_MAX: usize = 4096;
+
+/// Is the most block keys of announcements that are remembered.
+///
+/// Source: own choice: 2 MB; at 10,000 blocks a second, half a minute.
+const REMEMBERED_KEYS_MAX: usize = 1 << 18;
+
+/// Is what came of one prediction.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome<'a> {
+    /// Names the worker.
+    pub worker: WorkerIdx,
+    /// Lists the keys of the prompt's full blocks.
+    pub keys: &'a [BlockKey],
+    /// Is how many of them were counted on.
+    pub expected_blocks: u32,
+    /// Is how many were reused.
+    pub actual_blocks: u32,
+    /// Is when the worker was chosen.
+    pub chosen_at: Instant,
+}
+
+impl Outcome<'_> {
+    /// Returns how the reuse stands to the prediction, for metrics.
+    pub fn label(&self) -> &'static str {
+        match self.actual_blocks.cmp(&self.expected_blocks) {
+            Ordering::Less => "less",
+            Ordering::Equal => "exact",
+            Ordering::Greater => "more",
+        }
+    }
+}
+
+/// Keeps the doubts.
+#[derive(Debug, Default)]
+pub struct StaleBlocks {
+    doubted: HashSet<(WorkerIdx, BlockKey)>,
+    /// Lists the doubts by age; some may have been settled.
+    order: VecDeque<(WorkerIdx, BlockKey)>,
+    announced: VecDeque<Announced>,
+    n_keys: usize,
+    /// Is until when announcements have been forgotten.
+    forgotten_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Announced {
+    worker: WorkerIdx,
+    at: Instant,
+    /// Lists what was announced; absent for a whole snapshot.
+    keys: Option<Vec<BlockKey>>,
+}
+
+impl StaleBlocks {
+    /// Records that a worker has announced blocks.
+    pub fn announced(&mut self, worker: WorkerIdx, keys: Vec<BlockKey>, now: Instant) {
+        if !self.doubted.is_empty() {
+            self.settle(worker, &keys);
+        }
+        self.remember(Announced { worker, at: now, keys: Some(keys) });
+    }
+
+    /// Records that a worker has announced everything that it holds.
+    pub fn announced_all(&mut self, worker: WorkerIdx, now: Instant) {
+        self.doubted.retain(|(doubted, _)| *doubted != worker);
+        self.remember(Announced { worker, at: now, keys: None });
+    }
+
+    /// Forgets a worker that has left.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        self.doubted.retain(|(doubted, _)| *doubted != worker);
+    }
+
+    /// Records what came of a prediction; returns whether there is a new doubt.
+    pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
+        let Outcome { worker, keys, expected_blocks, actual_blocks, chosen_at } = outcome;
+        let actual = (actual_blocks as usize).min(keys.len());
+        if !self.doubted.is_empty() {
+            self.settle(worker, &keys[..actual]);
+        }
+        let Some(&key) = keys.get(actual).filter(|_| actual_blocks < expected_blocks) else { return false };
+        if self.was_announced(worker, key, chosen_at) || !self.doubted.insert((worker, key)) {
+            return false;
+        }
+        self.order.push_back((worker, key));
+        while self.order.len() > DOUBTS_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.doubted.remove(&oldest);
+            }
+        }
+        true
+    }
+
+    /// Returns `found` with each match ending before its first doubted block, or `None` where nothing is doubted.
+    pub fn correct(&self, keys: &[BlockKey], found: &[Match]) -> Option<Vec<Match>> {
+        if self.doubted.is_empty() {
+            return None;
+        }
+        let believed = found.iter().filter_map(|&found| {
+            let claimed = &keys[..(found.blocks as usize).min(keys.len())];
+            let first = claimed.iter().position(|&key| self.doubted.contains(&(found.worker, key)));
+            match first {
+                None => Some(found),
+                Some(0) => None,
+                Some(blocks) => Some(Match { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), ..found }),
+            }
+        });
+        let mut believed: Vec<Match> = believed.collect();
+        believed.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
+        Some(believed)
+    }
+
+    /// Returns the number of doubts.
+    pub fn len(&self) -> usize {
+        self.doubted.len()
+    }
+
+    /// Returns whether nothing is doubted.
+    pub fn is_empty(&self) -> bool {
+        self.doubted.is_empty()
+    }
+
+    fn settle(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
+        for &key in keys {
+            self.doubted.remove(&(worker, key));
+        }
+    }
+
+    fn was_announced(&self, worker: WorkerIdx, key: BlockKey, since: Instant) -> bool {
+        // What cannot be remembered any more may have been announced.
+        self.forgotten_until.is_some_and(|until| until >= since)
+            || self.announced.iter().rev().take_while(|announced| announced.at >= since).any(|announced| {
+                announced.worker == worker && announced.keys.as_ref().is_none_or(|keys| keys.contains(&key))
+            })
+    }
+
+    fn remember(&mut self, announced: Announced) {
+        let weight = |announced: &Announced| announced.keys.as_ref().map_or(0, Vec::len) + 1;
+        self.n_keys += weight(&announced);
+        self.announced.push_back(announced);
+        while self.n_keys > REMEMBERED_KEYS_MAX {
+            let Some(oldest) = self.announced.pop_front() else { break };
+            self.n_keys -= weight(&oldest);
+            self.forgotten_until = Some(oldest.at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use warmpath_common::summary::{RunState, Tier};
+
+    const WORKER: WorkerIdx = WorkerIdx(1);
+
+    fn keys(n: u64) -> Vec<BlockKey> {
+        (0..n).map(BlockKey).collect()
+    }
+
+    fn claim(worker: WorkerIdx, blocks: u32) -> Match {
+        Match { worker, blocks, tier: Tier::Resident, state: RunState::Ready, slot: None }
+    }
+
+    struct World {
+        doubts: StaleBlocks,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self { doubts: StaleBlocks::default(), now: Instant::now() }
+        }
+
+        fn later(&mut self) -> Instant {
+            self.now += Duration::from_millis(1);
+            self.now
+        }
+
+        /// Counts on `expected` of eight blocks and gets `actual`; returns whether that brought a doubt.
+        fn observe(&mut self, expected: u32, actual: u32, chosen_at: Instant) -> bool {
+            let keys = keys(8);
+            let outcome =
+                Outcome { worker: WORKER, keys: &keys, expected_blocks: expected, actual_blocks: actual, chosen_at };
+            self.doubts.observe(outcome)
+        }
+
+        /// Returns what is believed of a claim to eight blocks.
+        fn believed(&self) -> u32 {
+            let found = [claim(WORKER, 8)];
+            match self.doubts.correct(&keys(8), &found) {
+                Some(found) => found.first().map_or(0, |found| found.blocks),
+                None => 8,
+            }
+        }
+    }
+
+    #[test]
+    fn a_claim_ends_before_the_first_block_that_was_not_reused() {
+        let mut world = World::new();
+        let now = world.later();
+        assert!(!world.observe(6, 6, now), "as predicted");
+        assert!(!world.observe(4, 6, now), "more than predicted");
+        assert_eq!(world.believed(), 8);
+        assert!(world.observe(6, 3, now));
+        assert_eq!(world.believed(), 3);
+        assert!(world.observe(3, 0, now));
+        assert_eq!(world.believed(), 0);
+        let other = [claim(WORKER, 8), claim(WorkerIdx(2), 5)];
+        assert_eq!(world.doubts.correct(&keys(8), &other), Some(vec![other[1]]), "others are believed");
+    }
+
+    #[test]
+    fn a_doubt_ends_when_the_block_is_announced_or_reused_or_everything_is_announced() {
+        let settle: [fn(&mut World); 3] = [
+            |world| world.doubts.announced(WORKER, keys(4), world.now),
+            |world| assert!(!world.observe(3, 4, world.now)),
+            |world| world.doubts.announced_all(WORKER, world.now),
+        ];
+        for settle in settle {
+            let mut world = World::new();
+            let now = world.later();
+            assert!(world.observe(6, 3, now));
+            world.doubts.announced(WorkerIdx(2), keys(8), now);
+            world.doubts.announced(WORKER, keys(3), now);
+            assert_eq!(world.believed(), 3, "that was another worker, and other blocks");
+            settle(&mut world);
+            assert_eq!(world.believed(), 8);
+            assert!(world.doubts.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_was_announced_after_the_choice_is_not_doubted() {
+        let mut world = World::new();
+        let early = world.later();
+        let announced_at = world.later();
+        world.doubts.announced(WORKER, keys(4), announced_at);
+        let late = world.later();
+        assert!(!world.observe(6, 3, early), "block 3 was announced meanwhile");
+        assert!(world.observe(6, 4, early), "block 4 was not");
+        assert!(world.observe(6, 3, late));
+        let announced_at = world.later();
+        world.doubts.announced_all(WORKER, announced_at);
+        assert!(!world.observe(6, 5, late));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_what_is_forgotten_is_believed() {
+        let mut world = World::new();
+        let chosen_at = world.later();
+        for _ in 0..3 {
+            let at = world.later();
+            world.doubts.announced(WorkerIdx(2), keys(REMEMBERED_KEYS_MAX as u64 / 2), at);
+        }
+        assert!(world.doubts.n_keys <= REMEMBERED_KEYS_MAX);
+        assert!(!world.observe(6, 3, chosen_at), "it may have been announced");
+        let now = world.later();
+        for n in 0..2 * DOUBTS_MAX as u64 {
+            let keys = [BlockKey(n)];
+            let outcome = Outcome { worker: WORKER, keys: &keys, expected_blocks: 1, actual_blocks: 0, chosen_at: now };
+            assert!(world.doubts.observe(outcome));
+        }
+        assert_eq!((world.doubts.len(), world.doubts.order.len()), (DOUBTS_MAX, DOUBTS_MAX));
+    }
+}

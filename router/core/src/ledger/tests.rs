@@ -1,0 +1,459 @@
+//! Tests of the books: what is booked is withdrawn once, bursts spread, the unavailable get nothing.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use warmpath_common::summary::{Load, RunState, Tier};
+
+use super::*;
+use crate::fleet::Connection;
+use crate::index::Match;
+use crate::overload::admission::CapacityForecast;
+use crate::overload::retry::Failure;
+use crate::testing::{model, worker};
+
+fn fleet(n: u32) -> FleetView {
+    FleetView { workers: (0..n).map(|idx| Arc::new(worker(idx))).collect() }
+}
+
+fn id(text: &str) -> RequestId {
+    RequestId::new(text).expect("a request id")
+}
+
+fn ask<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
+    let (model_name, now) = (Some("m"), Instant::now());
+    RouteRequest { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], now }
+}
+
+struct World {
+    dispatch: Ledger,
+    fleet: FleetView,
+    now: Instant,
+}
+
+impl World {
+    fn new(n_workers: u32) -> Self {
+        Self { dispatch: Ledger::new(LedgerOptions::default()), fleet: fleet(n_workers), now: Instant::now() }
+    }
+
+    fn send(&mut self, request_id: &str, tried: &[WorkerIdx]) -> Result<(Decision, Ticket), NoWorker> {
+        self.send_prompt(request_id, PromptView::Estimated { n_tokens: 100 }, tried)
+    }
+
+    fn send_prompt(
+        &mut self,
+        request_id: &str,
+        prompt: PromptView<'_>,
+        tried: &[WorkerIdx],
+    ) -> Result<(Decision, Ticket), NoWorker> {
+        let (request_id, model) = (id(request_id), model());
+        let ask = RouteRequest { tried, now: self.now, ..ask(&request_id, &model, prompt) };
+        self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))
+    }
+
+    /// Returns how long a prompt would be held back, at most.
+    fn listen_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
+        let (request_id, model) = (id("asked"), model());
+        let ask = RouteRequest { tried, now: self.now, ..ask(&request_id, &model, prompt) };
+        let listened = self.dispatch.listen(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1));
+        let max = self.dispatch.listen_max(&self.fleet, &ask);
+        assert!(listened <= max);
+        max
+    }
+
+    /// Has the first worker name a request.
+    fn accepted(&mut self, request_id: &str) {
+        self.dispatch.accepted(WorkerIdx(0), &id(request_id), self.now);
+    }
+
+    fn change(&mut self, idx: usize, change: impl FnOnce(&mut WorkerView)) {
+        change(Arc::make_mut(&mut self.fleet.workers[idx]));
+    }
+
+    fn refusal(&mut self) -> NoWorker {
+        self.send("refused", &[]).expect_err("nobody can take it")
+    }
+}
+
+#[test]
+fn a_burst_spreads_before_any_worker_has_reported() {
+    let mut world = World::new(3);
+    let mut counts = [0; 3];
+    for n in 0..9 {
+        let (decision, _ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
+        counts[decision.worker.0 as usize] += 1;
+    }
+    assert_eq!(counts, [3, 3, 3]);
+}
+
+#[test]
+fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
+    let mut world = World::new(3);
+    world.dispatch.filling(WorkerIdx(0), 500);
+    world.dispatch.filling(WorkerIdx(1), 150);
+    let mut chosen = Vec::new();
+    for n in 0..3 {
+        let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
+        world.dispatch.ended(ticket);
+        chosen.push(decision.worker.0);
+    }
+    assert_eq!(chosen, [2, 2, 1], "100 tokens each");
+}
+
+#[test]
+fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
+    let mut world = World::new(1);
+    let one = Unreported { n_requests: 1, prefill_tokens: 100 };
+    let (_, ticket) = world.send("a", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one);
+    world.accepted("a");
+    world.accepted("a");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 1);
+    world.dispatch.ended(ticket);
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+
+    let (_, ticket) = world.send("b", &[]).expect("sent");
+    world.dispatch.ended(ticket);
+    world.accepted("b");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
+
+    let (_, _ticket) = world.send("c", &[]).expect("sent");
+    world.now += LedgerOptions::default().unreported_age_max;
+    let (_, _ticket) = world.send("d", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one, "c has expired, d is new");
+}
+
+#[test]
+fn who_hears_others_listens_before_a_prompt_that_takes_long() {
+    let mut world = World::new(2);
+    let cold = PromptView::Estimated { n_tokens: 1000 };
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "nothing is known of others");
+    let (_, _ticket) = world.send("own", &[]).expect("sent");
+    world.accepted("own");
+    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "nobody else sends");
+    world.accepted("another's");
+    // A thousand tokens take a second.
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40));
+    assert_eq!(
+        world.listen_max(PromptView::Estimated { n_tokens: 475 }, &[]),
+        Duration::ZERO,
+        "too short for any news"
+    );
+    let keys: Vec<_> = (0..40).map(BlockKey).collect();
+    let found = |worker, blocks| {
+        let (tier, state) = (Tier::Resident, RunState::Ready);
+        [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
+    };
+    let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches };
+    assert_eq!(world.listen_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
+    assert_eq!(world.listen_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
+    world.change(0, |worker| worker.link = Connection::Connecting);
+    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
+    world.now += Duration::from_secs(600);
+    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "the others have gone");
+    assert_eq!(World::new(1).listen_max(cold, &[]), Duration::ZERO, "there is no choice");
+}
+
+#[test]
+fn what_begins_alike_is_held_back_alike() {
+    let world = World::new(2);
+    let (request_id, model) = (id("asked"), model());
+    let listen = |keys: &[BlockKey], seed| {
+        let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[] };
+        world.dispatch.listen(&world.fleet, &ask(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
+    };
+    let keys: Vec<_> = (1..41).map(BlockKey).collect();
+    assert_eq!(listen(&keys, 1), listen(&keys[..20], 2));
+    let all: std::collections::BTreeSet<_> = (0..20).map(|from| listen(&keys[from..], 1)).collect();
+    assert_eq!(all.len(), 20, "what does not is held back otherwise");
+    assert!(all.iter().all(|listened| *listened <= Duration::from_millis(40)));
+    assert!(all.last().expect("twenty") > &Duration::from_millis(30) && all.first() < Some(&Duration::from_millis(10)));
+}
+
+#[test]
+fn two_requests_of_one_name_are_two() {
+    let mut world = World::new(1);
+    let (_, first) = world.send("a", &[]).expect("sent");
+    let (_, second) = world.send("a", &[]).expect("sent");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 2);
+    world.dispatch.ended(first);
+    world.accepted("a");
+    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 0);
+    world.dispatch.ended(second);
+    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+}
+
+#[test]
+fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
+    let mut world = World::new(2);
+    let keys: Vec<_> = (0..4).map(BlockKey).collect();
+    let slot = Some(SlotId(2));
+    let found = Match { worker: WorkerIdx(1), blocks: 4, tier: Tier::Resident, state: RunState::Ready, slot };
+    let matches = [found];
+    let prompt = |n_tokens| PromptView::Known { n_tokens, keys: &keys, matches: &matches };
+    let (decision, _ticket) = world.send_prompt("a", prompt(140), &[]).expect("sent");
+    assert_eq!(decision.worker, WorkerIdx(1));
+    assert_eq!((decision.slot, decision.expected_block), (slot, Some(BlockKey(3))));
+    assert_eq!((decision.cached_tokens, decision.reason), (128, Reason::Prefix));
+    assert_eq!(world.dispatch.unreported(WorkerIdx(1)).prefill_tokens, 12);
+    let (decision, _ticket) = world.send_prompt("b", prompt(128), &[]).expect("sent");
+    assert_eq!((decision.cached_tokens, decision.expected_block), (96, Some(BlockKey(2))), "one token is computed");
+    let (decision, _ticket) = world.send_prompt("c", prompt(128), &[WorkerIdx(1)]).expect("sent");
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), Reason::Retry));
+    assert_eq!((decision.slot, decision.expected_block, decision.cached_tokens), (None, None, 0));
+}
+
+#[test]
+fn who_is_unavailable_gets_nothing_and_the_refusal_says_why() {
+    let mut world = World::new(5);
+    let now = world.now;
+    world.change(0, |worker| worker.link = Connection::Connecting);
+    world.change(1, |worker| worker.link = Connection::Down { since: now });
+    world.change(2, |worker| worker.link = Connection::Down { since: now });
+    world.change(3, |worker| worker.load.draining = true);
+    let (decision, _ticket) = world.send("a", &[]).expect("one is left");
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(4), Reason::Only));
+    let refused = world.send("b", &[WorkerIdx(4)]).expect_err("it has failed there");
+    let text = "no worker can take the request: 1 connecting, 2 down, 1 draining, 1 tried";
+    assert_eq!(refused.to_string(), text);
+    assert!(!refused.is_overload());
+}
+
+#[test]
+fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
+    let mut world = World::new(2);
+    world.change(1, |worker| worker.load.free_cells = 0);
+    let worker_of = |world: &mut World| {
+        let (decision, ticket) = world.send("a", &[]).expect("sent");
+        world.dispatch.ended(ticket);
+        decision.worker
+    };
+    assert_eq!(worker_of(&mut world), WorkerIdx(0));
+    (0..3).for_each(|_| world.dispatch.failed(WorkerIdx(0), Failure::Connect, world.now));
+    assert_eq!(worker_of(&mut world), WorkerIdx(1));
+    world.now += Duration::from_secs(1);
+    assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
+    assert_eq!(worker_of(&mut world), WorkerIdx(1), "and no more");
+    world.dispatch.reconnected(WorkerIdx(0));
+    assert_eq!(worker_of(&mut world), WorkerIdx(0), "a worker that is back gets requests");
+}
+
+#[test]
+fn a_full_worker_gets_a_pause() {
+    let mut world = World::new(1);
+    let (decision, ticket) = world.send("a", &[]).expect("sent");
+    world.dispatch.failed(decision.worker, Failure::Full, world.now);
+    world.dispatch.ended(ticket);
+    assert!(world.refusal().is_overload());
+    world.now += LedgerOptions::default().full_pause;
+    world.send("b", &[]).expect("the pause is over");
+}
+
+#[test]
+fn a_name_that_one_worker_serves_goes_there_only() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.model = Some(Arc::new(ModelInfo { names: vec!["other".into()], ..model() })));
+    for n in 0..4 {
+        assert_eq!(world.send(&format!("r{n}"), &[]).expect("sent").0.worker, WorkerIdx(1));
+    }
+}
+
+/// Returns a world of measured workers without a free slot, where a wait of up to two seconds is room.
+fn full_world(n_workers: u32) -> World {
+    let admission = Some(AdmissionOptions { wait_max: Duration::from_secs(2) });
+    let mut world = World::new(n_workers);
+    world.dispatch = Ledger::new(LedgerOptions { admission, ..LedgerOptions::default() });
+    (0..n_workers as usize).for_each(|idx| world.change(idx, |worker| worker.load = full(3000)));
+    world
+}
+
+fn full(queued_prefill_tokens: u64) -> Load {
+    Load {
+        queued_prefill_tokens,
+        n_queued: 1,
+        busy_slots: (0..4).map(SlotId).collect(),
+        n_decoding: 4,
+        ..crate::testing::idle()
+    }
+}
+
+#[test]
+fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can() {
+    let mut world = full_world(2);
+    let refusal = world.refusal();
+    assert_eq!(refusal.to_string(), "no worker can take the request: 2 busy");
+    assert!(refusal.is_overload());
+    world.change(1, |worker| worker.load = full(1000));
+    assert_eq!(world.send("a", &[]).expect("one has room").0.worker, WorkerIdx(1));
+    let keys: Vec<_> = (0..300).map(BlockKey).collect();
+    let matches =
+        [Match { worker: WorkerIdx(0), blocks: 290, tier: Tier::Resident, state: RunState::Ready, slot: None }];
+    let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches };
+    let decision = world.send_prompt("b", prompt, &[]).expect("one has room").0;
+    assert_eq!(decision.worker, WorkerIdx(0), "where most of it lies, although it waits there");
+}
+
+#[test]
+fn who_has_no_room_gets_nothing_that_another_can_start_sooner() {
+    let mut world = full_world(2);
+    world.change(0, |worker| worker.load = full(10_000));
+    world.change(1, |worker| worker.load = full(500));
+    for n in 0..3 {
+        let (decision, _ticket) = world.send(&n.to_string(), &[]).expect("one has room");
+        assert_eq!(decision.worker, WorkerIdx(1), "request {n}");
+    }
+}
+
+#[test]
+fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
+    let mut world = full_world(2);
+    world.change(1, |worker| worker.load = Load { free_cells: 1 << 20, ..Load::default() });
+    for n in 0..4 {
+        assert_eq!(world.send(&format!("r{n}"), &[]).expect("it has slots").0.worker, WorkerIdx(1));
+    }
+    assert!(world.refusal().is_overload());
+    world.change(0, |worker| worker.load = full(100));
+    assert_eq!(world.send("b", &[]).expect("one has room").0.worker, WorkerIdx(0), "not the one that is unknown");
+}
+
+#[test]
+fn a_worker_that_does_not_serve_is_no_overload() {
+    let mut world = World::new(1);
+    let (decision, ticket) = world.send("a", &[]).expect("sent");
+    world.dispatch.failed(decision.worker, Failure::Unready, world.now);
+    world.dispatch.ended(ticket);
+    let refusal = world.refusal();
+    assert_eq!(
+        (refusal.to_string().as_str(), refusal.is_overload()),
+        ("no worker can take the request: 1 unready", false)
+    );
+}
+
+#[test]
+fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
+    let mut world = World::new(2);
+    world.change(1, |worker| worker.load.free_cells = 0);
+    let worker_of = |world: &mut World| {
+        let (decision, ticket) = world.send("a", &[]).expect("sent");
+        world.dispatch.ended(ticket);
+        decision.worker
+    };
+    assert_eq!(worker_of(&mut world), WorkerIdx(0));
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(900.0));
+    assert_eq!(worker_of(&mut world), WorkerIdx(1));
+}
+
+#[test]
+fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
+    world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
+    // One cold prompt every ten seconds: the worker that gets it says so, the other stays silent.
+    let mut sent = [0, 0];
+    for n in 0..24 {
+        let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
+        let (idx, now) = (decision.worker.0 as usize, world.now);
+        sent[idx] += 1;
+        world.dispatch.ended(ticket);
+        world.change(idx, |worker| {
+            let mut load = worker.load.clone();
+            // It was the burst.
+            load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
+            worker.hear(load, now);
+        });
+        world.now += Duration::from_secs(10);
+    }
+    assert!(sent[0] >= 6, "{sent:?}");
+}
+
+#[test]
+fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
+    let mut world = World::new(2);
+    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
+    world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
+    let mut sent = [0, 0];
+    for n in 0..100 {
+        let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
+        let (idx, now) = (decision.worker.0 as usize, world.now);
+        sent[idx] += 1;
+        world.dispatch.ended(ticket);
+        world.change(idx, |worker| {
+            let computing = Load { running_prefill_tokens: 100, ..worker.load.clone() };
+            let idle = worker.load.clone();
+            worker.hear(computing, now);
+            worker.hear(idle, now);
+        });
+        world.now += Duration::from_secs(1);
+    }
+    assert_eq!(sent, [1, 99], "once a minute");
+    // While it computes, its rate is its own.
+    let now = world.now;
+    world.change(0, |worker| worker.hear(Load { running_prefill_tokens: 1, ..worker.load.clone() }, now));
+    assert_eq!(world.send("now", &[]).expect("sent").0.worker, WorkerIdx(1));
+}
+
+#[test]
+fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
+    let mut world = full_world(3);
+    world.change(0, |worker| worker.load = full(5000));
+    world.change(2, |worker| worker.link = Connection::Connecting);
+    let relief = |world: &World| world.dispatch.relief(&world.fleet, Some(&model()), world.now);
+    // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
+    assert_eq!(relief(&world), CapacityForecast { wait_ms: 3500.0, interval_ms: 125.0 });
+    world.change(1, |worker| worker.load = crate::testing::idle());
+    let (decision, _ticket) = world.send("a", &[]).expect("one has room");
+    assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");
+    assert_eq!(relief(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
+    (0..2).for_each(|idx| world.change(idx, |worker| worker.link = Connection::Connecting));
+    assert_eq!(relief(&world), CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Send(u8),
+    Accept(u8, u32),
+    End(usize),
+    Wait(u64),
+}
+
+proptest! {
+    #[test]
+    fn the_books_are_balanced_when_everything_has_ended(
+        ops in proptest::collection::vec(
+            prop_oneof![
+                3 => (0u8..6).prop_map(Op::Send),
+                2 => (0u8..6, 0u32..3).prop_map(|(id, worker)| Op::Accept(id, worker)),
+                2 => (0usize..8).prop_map(Op::End),
+                1 => (0u64..3000).prop_map(Op::Wait),
+            ],
+            0..80,
+        )
+    ) {
+        let mut world = World::new(3);
+        let mut open = Vec::new();
+        for op in ops {
+            match op {
+                Op::Send(request) => open.push(world.send(&request.to_string(), &[]).expect("workers are there").1),
+                Op::Accept(request, worker) => {
+                    world.dispatch.accepted(WorkerIdx(worker), &id(&request.to_string()), world.now);
+                }
+                Op::End(nth) if !open.is_empty() => world.dispatch.ended(open.swap_remove(nth % open.len())),
+                Op::End(_) => {}
+                Op::Wait(ms) => world.now += Duration::from_millis(ms),
+            }
+            let in_flight: u32 = (0..3).map(|idx| world.dispatch.n_in_flight(WorkerIdx(idx))).sum();
+            prop_assert_eq!(in_flight as usize, open.len());
+            let unreported: u32 = (0..3).map(|idx| world.dispatch.unreported(WorkerIdx(idx)).n_requests).sum();
+            prop_assert_eq!(unreported as usize, world.dispatch.sent.len());
+            prop_assert!(unreported <= in_flight);
+            prop_assert!(world.dispatch.by_request.len() <= world.dispatch.sent.len());
+        }
+        open.into_iter().for_each(|ticket| world.dispatch.ended(ticket));
+        for idx in (0..3).map(WorkerIdx) {
+            prop_assert_eq!(world.dispatch.unreported(idx), Unreported::default());
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The queue of requests that no worker can start yet: which request is next, and which must leave.
+//!
+//! Whether a worker has capacity is decided in `ledger`; the router's `lifecycle::queue` wakes waiting requests.
+//!
+//! Tenants share the workers' time equally, however many requests each of them sends. Each tenant has a *tag*: the
+//! worker time that it had been given when its next request may start. The smallest tag is next. A tenant that starts
+//! to wait begins at the tag of the request that was started last, so no tenant saves up time. When the queue is full,
+//! a request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
+//! so that a flood evicts its own requests.
+//!
+//! Source: Goyal, Vin and Cheng, "Start-time fair queuing" (1996), by tenant; "longest queue drop" for the full queue
+//! (Suter et al., 1998).
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+/// Tenant key: the hash of a client's key, or one number for all clients without a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantKey(pub u64);
+
+/// Id of a waiting request; smaller ids arrived earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WaiterId(u64);
+
+/// A request that is about to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waiter {
+    /// Tenant of the request.
+    pub tenant: TenantKey,
+    /// Time until which it may wait.
+    pub deadline: Instant,
+}
+
+/// Place of a request in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entered {
+    /// Id of the request in the queue.
+    pub id: WaiterId,
+    /// Request that was evicted to make room for it.
+    pub displaced: Option<WaiterId>,
+}
+
+/// Error: the queue is full, and no other tenant has enough waiting requests to give up one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{waiting_max} requests wait already")]
+pub struct QueueFull {
+    /// Maximum number of waiting requests.
+    pub waiting_max: usize,
+}
+
+/// Queue of waiting requests.
+#[derive(Debug, Clone)]
+pub struct AdmissionQueue {
+    waiting_max: usize,
+    next_id: u64,
+    /// Tag of the request that was started last. Units: microseconds of a worker's time.
+    served_us: u64,
+    tenants: HashMap<TenantKey, Tenant>,
+    waiting: HashMap<WaiterId, Waiter>,
+    deadlines: BTreeSet<(Instant, WaiterId)>,
+    /// Waiting tenants, ordered by tag and then by oldest request.
+    order: BTreeSet<(u64, WaiterId, TenantKey)>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Tenant {
+    tag_us: u64,
+    waiting: BTreeSet<WaiterId>,
+}
+
+impl Tenant {
+    fn key(&self, tenant: TenantKey) -> Option<(u64, WaiterId, TenantKey)> {
+        Some((self.tag_us, *self.waiting.first()?, tenant))
+    }
+}
+
+impl AdmissionQueue {
+    /// Returns an empty queue of at most `waiting_max` requests.
+    pub fn new(waiting_max: usize) -> Self {
+        Self {
+            waiting_max,
+            next_id: 0,
+            served_us: 0,
+            tenants: HashMap::new(),
+            waiting: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            order: BTreeSet::new(),
+        }
+    }
+
+    /// Returns the number of requests that wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Returns whether no request waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Returns whether a request still waits.
+    pub fn contains(&self, id: WaiterId) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
+    /// Returns the request that is to start next.
+    pub fn head(&self) -> Option<WaiterId> {
+        self.order.first().map(|&(_, id, _)| id)
+    }
+
+    /// Adds a request to the queue.
+    ///
+    /// Errors: [`QueueFull`] where the queue is full and no tenant has at least two more requests in it than this one.
+    pub fn enter(&mut self, entrant: Waiter) -> Result<Entered, QueueFull> {
+        let id = WaiterId(self.next_id);
+        self.re_enter(id, entrant)
+    }
+
+    /// Puts a request back that was started without success, under its old id; under a new id if the old one is taken.
+    ///
+    /// Errors: [`QueueFull`], as [`AdmissionQueue::enter`].
+    pub fn re_enter(&mut self, id: WaiterId, entrant: Waiter) -> Result<Entered, QueueFull> {
+        let id = if self.contains(id) { WaiterId(self.next_id) } else { id };
+        let displaced = if self.waiting.len() < self.waiting_max { None } else { Some(self.displace(entrant.tenant)?) };
+        let served_us = self.served_us;
+        self.next_id = self.next_id.max(id.0 + 1);
+        self.waiting.insert(id, entrant);
+        self.deadlines.insert((entrant.deadline, id));
+        self.change(entrant.tenant, |tenant| {
+            if tenant.waiting.is_empty() {
+                tenant.tag_us = tenant.tag_us.max(served_us);
+            }
+            tenant.waiting.insert(id);
+        });
+        Ok(Entered { id, displaced })
+    }
+
+    /// Records that the request at the head starts, and how much worker time it takes.
+    ///
+    /// Returns whether it was at the head; if not, nothing changes. Units: microseconds.
+    pub fn start(&mut self, id: WaiterId, service_us: u64) -> bool {
+        if self.head() != Some(id) {
+            return false;
+        }
+        let Some(entrant) = self.remove(id) else { return false };
+        if let Some(tenant) = self.tenants.get(&entrant.tenant) {
+            self.served_us = tenant.tag_us;
+        }
+        self.change(entrant.tenant, |tenant| tenant.tag_us = tenant.tag_us.saturating_add(service_us));
+        self.forget();
+        true
+    }
+
+    /// Removes a request from the queue; returns whether it was there.
+    pub fn leave(&mut self, id: WaiterId) -> bool {
+        let left = self.remove(id).is_some();
+        self.forget();
+        left
+    }
+
+    /// Removes and returns the requests whose deadline has passed.
+    pub fn expire(&mut self, now: Instant) -> Vec<WaiterId> {
+        let mut expired = Vec::new();
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.leave(id);
+            expired.push(id);
+        }
+        expired
+    }
+
+    /// Makes room for a request of `newcomer` by evicting the newest request of the tenant with the most.
+    fn displace(&mut self, newcomer: TenantKey) -> Result<WaiterId, QueueFull> {
+        let n_own = self.tenants.get(&newcomer).map_or(0, |tenant| tenant.waiting.len());
+        let longest = self.tenants.values().max_by_key(|tenant| (tenant.waiting.len(), tenant.waiting.last().copied()));
+        let newest = longest.filter(|tenant| tenant.waiting.len() > n_own + 1).and_then(|tenant| tenant.waiting.last());
+        let id = *newest.ok_or(QueueFull { waiting_max: self.waiting_max })?;
+        self.leave(id);
+        Ok(id)
+    }
+
+    fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
+        let entrant = self.waiting.remove(&id)?;
+        self.deadlines.remove(&(entrant.deadline, id));
+        self.change(entrant.tenant, |tenant| {
+            tenant.waiting.remove(&id);
+        });
+        Some(entrant)
+    }
+
+    /// Changes a tenant and updates its position in the order.
+    fn change(&mut self, key: TenantKey, change: impl FnOnce(&mut Tenant)) {
+        let tenant = self.tenants.entry(key).or_default();
+        tenant.key(key).map(|listed| self.order.remove(&listed));
+        change(tenant);
+        tenant.key(key).map(|listed| self.order.insert(listed));
+    }
+
+    /// Drops tenants without waiting requests: first those whose tag is not ahead, then all of them if there are still
+    /// too many.
+    fn forget(&mut self) {
+        let n_idle = self.tenants.len() - self.order.len();
+        if n_idle <= self.waiting_max {
+            return;
+        }
+        let served_us = self.served_us;
+        self.tenants.retain(|_, tenant| !tenant.waiting.is_empty() || tenant.tag_us > served_us);
+        if self.tenants.len() - self.order.len() > self.waiting_max {
+            self.tenants.retain(|_, tenant| !tenant.waiting.is_empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

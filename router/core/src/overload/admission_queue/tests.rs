@@ -1,0 +1,267 @@
+//! Tests of the queue: against a naive model, and of fairness, limit and deadlines one by one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PLACES: usize = 6;
+
+/// A naive queue that looks at every request every time.
+#[derive(Default)]
+struct Naive {
+    served_us: u64,
+    tags: BTreeMap<TenantKey, u64>,
+    waiting: Vec<(WaiterId, Waiter)>,
+}
+
+impl Naive {
+    fn n_of(&self, tenant: TenantKey) -> usize {
+        self.waiting.iter().filter(|(_, entrant)| entrant.tenant == tenant).count()
+    }
+
+    fn head(&self) -> Option<WaiterId> {
+        let oldest =
+            |tenant: TenantKey| self.waiting.iter().filter(|(_, e)| e.tenant == tenant).map(|(id, _)| *id).min();
+        let tenants = self.tags.iter().filter_map(|(&tenant, &tag)| Some((tag, oldest(tenant)?)));
+        tenants.min().map(|(_, id)| id)
+    }
+
+    fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
+        let at = self.waiting.iter().position(|(waiter, _)| *waiter == id)?;
+        Some(self.waiting.remove(at).1)
+    }
+
+    /// Returns the request that gives its place to one of `tenant`; `None` where no tenant has enough more of them.
+    fn victim(&self, tenant: TenantKey) -> Option<WaiterId> {
+        let newest = |of| self.waiting.iter().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
+        let longest = self.waiting.iter().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;
+        (longest.0 > self.n_of(tenant) + 1).then_some(longest.1).flatten()
+    }
+
+    fn enter(&mut self, id: WaiterId, entrant: Waiter) {
+        let tag = self.tags.entry(entrant.tenant).or_default();
+        if !self.waiting.iter().any(|(_, other)| other.tenant == entrant.tenant) {
+            *tag = (*tag).max(self.served_us);
+        }
+        self.waiting.push((id, entrant));
+    }
+
+    fn start(&mut self, id: WaiterId, service_us: u64) {
+        let entrant = self.remove(id).expect("the head waits");
+        let tag = self.tags.entry(entrant.tenant).or_default();
+        self.served_us = *tag;
+        *tag += service_us;
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Enter { tenant: u64, patience_ms: u64 },
+    Start { service_us: u64 },
+    StartInVain { service_us: u64 },
+    Leave(usize),
+    Wait(u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        6 => (0u64..4, 0u64..50).prop_map(|(tenant, patience_ms)| Op::Enter { tenant, patience_ms }),
+        3 => (0u64..1000).prop_map(|service_us| Op::Start { service_us }),
+        1 => (0u64..1000).prop_map(|service_us| Op::StartInVain { service_us }),
+        1 => (0usize..PLACES).prop_map(Op::Leave),
+        1 => (0u64..30).prop_map(Op::Wait),
+    ];
+    proptest::collection::vec(op, 0..120)
+}
+
+/// The queue beside its model, and the outcome of every request.
+struct Pair {
+    queue: AdmissionQueue,
+    naive: Naive,
+    now: Instant,
+    n_entered: usize,
+    n_gone: usize,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (queue, naive) = (AdmissionQueue::new(PLACES), Naive::default());
+        Self { queue, naive, now: Instant::now(), n_entered: 0, n_gone: 0 }
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::Enter { tenant, patience_ms } => {
+                let deadline = self.now + Duration::from_millis(patience_ms);
+                self.enter(Waiter { tenant: TenantKey(tenant), deadline }, None)?;
+            }
+            Op::Start { service_us } => drop(self.start(service_us)?),
+            Op::StartInVain { service_us } => {
+                if let Some((id, entrant)) = self.start(service_us)? {
+                    self.enter(entrant, Some(id))?;
+                }
+            }
+            Op::Leave(nth) => {
+                let Some(&(id, _)) = self.naive.waiting.get(nth) else { return Ok(()) };
+                self.naive.remove(id);
+                prop_assert!(self.queue.leave(id));
+                prop_assert!(!self.queue.leave(id), "a request leaves once");
+                self.n_gone += 1;
+            }
+            Op::Wait(ms) => {
+                self.now += Duration::from_millis(ms);
+                let now = self.now;
+                let mut expired = self.queue.expire(now);
+                expired.sort_unstable();
+                let late = self.naive.waiting.iter().filter(|(_, entrant)| entrant.deadline <= now);
+                let mut expected: Vec<_> = late.map(|(id, _)| *id).collect();
+                expected.sort_unstable();
+                prop_assert_eq!(&expired, &expected, "exactly those whose time has come");
+                self.naive.waiting.retain(|(id, _)| !expected.contains(id));
+                self.n_gone += expired.len();
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, entrant: Waiter, id: Option<WaiterId>) -> Result<(), TestCaseError> {
+        let victim = self.naive.victim(entrant.tenant);
+        let is_full = self.naive.waiting.len() == PLACES;
+        let entered = match id {
+            Some(id) => self.queue.re_enter(id, entrant),
+            None => self.queue.enter(entrant),
+        };
+        match entered {
+            Ok(Entered { id, displaced }) => {
+                prop_assert_eq!(displaced, victim.filter(|_| is_full));
+                prop_assert!(!is_full || displaced.is_some());
+                displaced.map(|id| self.naive.remove(id));
+                self.n_gone += usize::from(displaced.is_some());
+                self.naive.enter(id, entrant);
+                self.n_entered += 1;
+            }
+            Err(QueueFull { waiting_max }) => {
+                prop_assert_eq!(waiting_max, PLACES);
+                prop_assert!(is_full && victim.is_none(), "only who has most waits is refused");
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, service_us: u64) -> Result<Option<(WaiterId, Waiter)>, TestCaseError> {
+        let Some(id) = self.naive.head() else { return Ok(None) };
+        let entrant = self.naive.waiting.iter().find(|(waiter, _)| *waiter == id).expect("the head waits").1;
+        let other = self.naive.waiting.iter().map(|(id, _)| *id).find(|other| *other != id);
+        prop_assert!(!other.is_some_and(|other| self.queue.start(other, service_us)), "only the head starts");
+        prop_assert!(self.queue.start(id, service_us));
+        self.naive.start(id, service_us);
+        self.n_gone += 1;
+        Ok(Some((id, entrant)))
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        prop_assert_eq!(self.queue.head(), self.naive.head());
+        prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
+        prop_assert!(self.queue.len() <= PLACES, "the bound");
+        prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "nobody is lost");
+        prop_assert!(self.naive.waiting.iter().all(|(id, _)| self.queue.contains(*id)));
+        prop_assert_eq!(self.queue.deadlines.len(), self.queue.len());
+        prop_assert!(self.queue.tenants.len() <= 2 * PLACES, "what is remembered is bounded");
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn does_what_a_naive_queue_does(ops in ops()) {
+        let mut pair = Pair::new();
+        for op in ops {
+            pair.apply(op)?;
+            pair.check()?;
+        }
+    }
+
+    #[test]
+    fn tenants_that_keep_waiting_get_equal_time_whatever_their_requests_take(
+        services_us in proptest::collection::vec(1u64..1000, 40..200),
+        n_tenants in 2u64..4,
+    ) {
+        let deadline = Instant::now();
+        let mut queue = AdmissionQueue::new(64);
+        let mut owner = HashMap::new();
+        let mut given_us = vec![0u64; n_tenants as usize];
+        for tenant in (0..n_tenants).map(TenantKey) {
+            // The first tenant sends all its requests at once, the others one by one.
+            for _ in 0..if tenant.0 == 0 { 20 } else { 1 } {
+                owner.insert(queue.enter(Waiter { tenant, deadline }).expect("a place").id, tenant);
+            }
+        }
+        for service_us in services_us {
+            let id = queue.head().expect("everybody keeps waiting");
+            let tenant = owner[&id];
+            prop_assert!(queue.start(id, service_us));
+            given_us[tenant.0 as usize] += service_us;
+            owner.insert(queue.enter(Waiter { tenant, deadline }).expect("a place").id, tenant);
+            let (least, most) = (given_us.iter().min(), given_us.iter().max());
+            prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "no more apart than two of the longest: {:?}", given_us);
+        }
+    }
+}
+
+fn entrant(tenant: u64) -> Waiter {
+    Waiter { tenant: TenantKey(tenant), deadline: Instant::now() }
+}
+
+#[test]
+fn a_flood_displaces_itself_and_not_the_others() {
+    let mut queue = AdmissionQueue::new(4);
+    let flood: Vec<_> = (0..4).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
+    assert_eq!(queue.enter(entrant(0)), Err(QueueFull { waiting_max: 4 }));
+    let other = queue.enter(entrant(1)).expect("a place of the flood's");
+    assert_eq!(other.displaced, Some(flood[3]), "the newest of the longest line");
+    assert_eq!(queue.enter(entrant(1)).expect("another").displaced, Some(flood[2]));
+    assert!(queue.enter(entrant(1)).is_err(), "two each: nobody has more");
+}
+
+#[test]
+fn who_comes_later_saves_up_no_turns() {
+    let mut queue = AdmissionQueue::new(8);
+    let first: Vec<_> = (0..3).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
+    assert!(queue.start(first[0], 100));
+    assert!(queue.start(first[1], 100));
+    let late: Vec<_> = (0..2).map(|_| queue.enter(entrant(1)).expect("a place").id).collect();
+    assert_eq!(queue.head(), Some(late[0]), "it has been given less");
+    assert!(queue.start(late[0], 150));
+    assert_eq!(queue.head(), Some(first[2]), "it began at the others' time, not at zero");
+}
+
+#[test]
+fn a_request_that_started_in_vain_has_its_old_place() {
+    let mut queue = AdmissionQueue::new(8);
+    let ids: Vec<_> = (0..2).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
+    assert!(queue.start(ids[0], 10));
+    queue.re_enter(ids[0], entrant(0)).expect("a place");
+    assert_eq!(queue.head(), Some(ids[0]));
+    assert_ne!(queue.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1], "that one still waits");
+    let mut other = AdmissionQueue::new(8);
+    assert_eq!(other.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1]);
+    assert_ne!(other.enter(entrant(0)).expect("a place").id, ids[1]);
+}
+
+#[test]
+fn a_queue_without_places_takes_nobody() {
+    assert_eq!(AdmissionQueue::new(0).enter(entrant(0)), Err(QueueFull { waiting_max: 0 }));
+}
+
+#[test]
+fn what_is_remembered_of_tenants_that_left_is_bounded() {
+    let mut queue = AdmissionQueue::new(4);
+    for tenant in 0..100 {
+        let id = queue.enter(entrant(tenant)).expect("a place").id;
+        assert!(queue.start(id, 1000));
+        assert!(queue.tenants.len() <= 4);
+    }
+}

@@ -1,0 +1,209 @@
+//! Whether a failed attempt is repeated at another worker.
+//!
+//! Which worker is next is decided in `ledger`; the router's upstream module notices failures. A response may be
+//! computed twice but never shown twice, so an attempt may be repeated until the first byte has reached the client, and
+//! never after that. All requests pay their retries from one budget, which grows with the number of requests: when most
+//! attempts fail, the fleet gets a little more work than was requested, not a multiple.
+
+use std::time::{Duration, Instant};
+
+/// How an attempt at a worker failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// No connection was established.
+    Connect,
+    /// The worker did not begin to respond in time.
+    Timeout,
+    /// The worker's queue is full (429).
+    Full,
+    /// The worker cannot serve now (503): it is loading or shutting down.
+    Unready,
+    /// The worker rejects the fleet's token (401).
+    Refused,
+    /// The connection broke, or the response was malformed, before any of it reached the client.
+    Broken,
+    /// The worker responded with an error of its own (500, 502, 504 and the like).
+    Error,
+    /// The worker was lost while the request waited for its response.
+    Lost,
+}
+
+/// Cause of a failure, as far as the failure itself shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The worker: it failed before it saw the request.
+    Worker,
+    /// The worker or the request; if another worker completes the request, it was the worker.
+    Unproven,
+    /// Neither: the worker is busy or known to be lost, or the request takes long.
+    Nobody,
+}
+
+impl Failure {
+    /// Returns the cause.
+    pub fn blame(self) -> Blame {
+        match self {
+            Self::Connect | Self::Refused => Blame::Worker,
+            Self::Broken | Self::Error => Blame::Unproven,
+            Self::Timeout | Self::Full | Self::Unready | Self::Lost => Blame::Nobody,
+        }
+    }
+
+    /// Returns a short name for metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Timeout => "timeout",
+            Self::Full => "full",
+            Self::Unready => "unready",
+            Self::Refused => "refused",
+            Self::Broken => "broken",
+            Self::Error => "error",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// What a worker reports about further requests when it rejects one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Terms<'a> {
+    /// Name of the model whose requests the worker rejects; absent where it may reject all requests.
+    pub model_name: Option<&'a str>,
+    /// Time for which the worker wants no requests; absent where it names none.
+    pub retry_after: Option<Duration>,
+}
+
+/// Limits on the attempts at one request.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryOptions {
+    /// Maximum number of workers that a request is sent to, including the first.
+    pub attempts_max: u32,
+    /// Time after the request's first failure in which a new attempt may still begin.
+    pub elapsed_max: Duration,
+}
+
+/// What follows a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The request goes to another worker.
+    TryAnother,
+    /// The client gets the error.
+    GiveUp,
+}
+
+impl RetryOptions {
+    /// Returns what follows the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
+    /// client has received nothing yet.
+    ///
+    /// The time that a worker spent before the request's first failure is not spent on retries. Nor is the time that it
+    /// took to notice the loss of a worker.
+    pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> Verdict {
+        let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
+        if n_attempts < self.attempts_max && is_in_time { Verdict::TryAnother } else { Verdict::GiveUp }
+    }
+}
+
+/// Limits on the retries of all requests together.
+#[derive(Debug, Clone, Copy)]
+pub struct BudgetOptions {
+    /// Retries that each request adds to the budget.
+    pub per_request: f64,
+    /// Retries that each second adds, so that a router with few requests can repeat them too.
+    pub per_s: f64,
+    /// Maximum number of saved retries.
+    pub saved_max: f64,
+}
+
+impl Default for BudgetOptions {
+    /// Returns a budget of a fifth of the requests and ten retries a second.
+    ///
+    /// Source: the defaults of Finagle's and linkerd2-proxy's retry budgets; they save up ten seconds.
+    fn default() -> Self {
+        Self { per_request: 0.2, per_s: 10.0, saved_max: 100.0 }
+    }
+}
+
+/// Retries that all requests together may still use.
+#[derive(Debug, Clone)]
+pub struct RetryBudget {
+    options: BudgetOptions,
+    saved: f64,
+    at: Instant,
+}
+
+impl RetryBudget {
+    /// Returns a full budget.
+    pub fn new(options: BudgetOptions, now: Instant) -> Self {
+        Self { options, saved: options.saved_max, at: now }
+    }
+
+    /// Adds the share of a new request.
+    pub fn deposit(&mut self) {
+        self.add(self.options.per_request);
+    }
+
+    /// Takes one retry; returns whether there was one.
+    pub fn withdraw(&mut self, now: Instant) -> bool {
+        self.add(self.options.per_s * now.saturating_duration_since(self.at).as_secs_f64());
+        self.at = self.at.max(now);
+        let has_one = self.saved >= 1.0;
+        if has_one {
+            self.saved -= 1.0;
+        }
+        has_one
+    }
+
+    fn add(&mut self, n: f64) {
+        self.saved = (self.saved + n).min(self.options.saved_max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_are_a_share_of_the_requests_once_what_was_saved_is_spent() {
+        let now = Instant::now();
+        let mut budget = RetryBudget::new(BudgetOptions { per_request: 0.5, per_s: 0.0, saved_max: 3.0 }, now);
+        let mut repeated = |n_requests: usize| {
+            let asked = (0..n_requests).map(|_| {
+                budget.deposit();
+                budget.withdraw(now)
+            });
+            asked.filter(|granted| *granted).count()
+        };
+        assert_eq!(repeated(5), 5, "what was saved and a half each");
+        assert_eq!(repeated(100), 50);
+    }
+
+    #[test]
+    fn a_quiet_router_may_repeat_so_many_a_second_and_saves_no_more_than_the_limit() {
+        let start = Instant::now();
+        let mut budget = RetryBudget::new(BudgetOptions { per_request: 0.0, per_s: 2.0, saved_max: 3.0 }, start);
+        let mut granted_at = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            std::iter::repeat_with(|| budget.withdraw(now)).take_while(|granted| *granted).count()
+        };
+        assert_eq!(granted_at(0), 3);
+        assert_eq!(granted_at(1), 2);
+        assert_eq!(granted_at(3600), 3);
+        assert_eq!(granted_at(0), 0, "a clock that goes back adds nothing");
+    }
+
+    #[test]
+    fn tries_so_often_and_so_long_and_no_more() {
+        let options = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(10) };
+        for (n_attempts, failure, seconds, expected) in [
+            (1, Failure::Broken, 0, Verdict::TryAnother),
+            (2, Failure::Broken, 10, Verdict::TryAnother),
+            (3, Failure::Broken, 0, Verdict::GiveUp),
+            (1, Failure::Broken, 11, Verdict::GiveUp),
+            (2, Failure::Lost, 3600, Verdict::TryAnother),
+            (3, Failure::Lost, 0, Verdict::GiveUp),
+        ] {
+            let verdict = options.after(n_attempts, failure, Duration::from_secs(seconds));
+            assert_eq!(verdict, expected, "{n_attempts} {failure:?} {seconds}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Tests of the choice: each policy by a table of situations, ties, reasons.
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::{Load, RunState};
+
+use super::*;
+use crate::routing::cost::{SPEEDS_DEFAULT, Unreported};
+use crate::testing::{idle, worker};
+
+/// Is one worker of a situation: the blocks it holds of a prompt of 1,000 tokens, and its load.
+struct Held(u32, Load);
+
+fn queued(tokens: u64) -> Load {
+    Load { queued_prefill_tokens: tokens, n_queued: u32::from(tokens > 0), ..idle() }
+}
+
+fn free(cells: u64) -> Load {
+    Load { free_cells: cells, ..idle() }
+}
+
+const N_TOKENS: u32 = 1000;
+const BLOCK: u32 = 32;
+
+fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, Reason) {
+    let workers: Vec<_> = held
+        .iter()
+        .enumerate()
+        .map(|(idx, Held(_, load))| WorkerView { load: load.clone(), ..worker(idx as u32) })
+        .collect();
+    let matches: Vec<_> = held
+        .iter()
+        .enumerate()
+        .filter(|(_, held)| held.0 > 0)
+        .map(|(idx, held)| Match {
+            worker: WorkerIdx(idx as u32),
+            blocks: held.0,
+            tier: Tier::Resident,
+            state: RunState::Ready,
+            slot: Some(SlotId(0)),
+        })
+        .collect();
+    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
+    let mut candidates: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            Candidate::score(
+                worker,
+                prompt,
+                BLOCK,
+                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+            )
+        })
+        .collect();
+    add_pressure(&mut candidates, 0.0);
+    let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
+    (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
+}
+
+const TURN: TieBreak = TieBreak { last: None, affinity: 0, first_new_block: 0 };
+
+fn check(held: &[Held], expected: (u32, Reason)) {
+    assert_eq!(decide(Policy::PredictedTtft, held, TURN), expected);
+}
+
+#[test]
+fn the_predicted_ttft_weighs_prefix_against_queue() {
+    check(&[Held(0, idle()), Held(30, idle())], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(30, queued(5_000))], (1, Reason::Prefix));
+    // What is left of a known prompt is computed beside a long one.
+    check(&[Held(0, idle()), Held(30, queued(20_000))], (1, Reason::Prefix));
+    let crowded = Load { n_queued: 60, ..queued(6_000) };
+    check(&[Held(0, idle()), Held(0, idle()), Held(0, idle()), Held(30, crowded)], (0, Reason::Load));
+    check(&[Held(10, queued(20_000)), Held(9, idle())], (1, Reason::Load));
+    check(&[Held(0, queued(5_000)), Held(0, idle())], (1, Reason::Cold));
+    check(&[Held(30, queued(50_000))], (0, Reason::Only));
+}
+
+#[test]
+fn of_equals_the_emptiest_wins_then_one_by_lot() {
+    check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, Reason::Cold));
+    check(&[Held(8, free(10)), Held(8, free(30))], (1, Reason::Prefix));
+    let all = || [Held(0, idle()), Held(0, idle()), Held(0, idle())];
+    let jitter = |first_new_block| decide(Policy::PredictedTtft, &all(), TieBreak { first_new_block, ..TURN }).0;
+    let mut n_won = [0; 3];
+    (0..300).for_each(|first_new_block| n_won[jitter(first_new_block) as usize] += 1);
+    assert!(n_won.iter().all(|n| (60..140).contains(n)), "{n_won:?}");
+}
+
+#[test]
+fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
+    let keys: Vec<_> = (10..14).map(BlockKey).collect();
+    let held = |blocks: &[u32]| -> Vec<Match> {
+        let (tier, state) = (Tier::Resident, RunState::Ready);
+        let found = |(idx, blocks)| Match { worker: WorkerIdx(idx), blocks, tier, state, slot: None };
+        (0..).zip(blocks.iter().copied()).map(found).collect()
+    };
+    let first_new_block =
+        |blocks: &[u32]| PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks) }.first_new_block();
+    assert_eq!([first_new_block(&[]), first_new_block(&[1, 3]), first_new_block(&[4])], [10, 13, 13]);
+    assert_eq!(PromptView::Estimated { n_tokens: 70 }.first_new_block(), 0);
+}
+
+#[test]
+fn of_equals_the_one_wins_that_was_given_least() {
+    assert_eq!(of_given([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
+}
+
+/// Returns who gets a prompt that nobody holds, where the workers are so busy and were given so much.
+fn of_given<const N: usize>(loads: [Load; N], given: [f64; N]) -> u32 {
+    let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
+    let score = |(worker, given_tokens)| {
+        let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+        let prompt = PromptView::Estimated { n_tokens: N_TOKENS };
+        Candidate { given_tokens, ..Candidate::score(worker, prompt, BLOCK, standing) }
+    };
+    let mut candidates: Vec<_> = workers.iter().zip(given).map(score).collect();
+    add_pressure(&mut candidates, 0.0);
+    let rng = &mut SmallRng::seed_from_u64(1);
+    choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+}
+
+#[test]
+fn a_small_difference_between_rates_does_not_outweigh_a_line() {
+    // In a crowd of ten, a charge of 1,210 prefills at each worker's own rate would let 5 % of it outweigh sixty of them.
+    let load = |rate: f32, n_queued: u32| {
+        let mut load = Load { n_queued, queued_prefill_tokens: u64::from(n_queued) * 1000, ..idle() };
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
+    };
+    let loads = [load(1050.0, 30), load(1000.0, 3), load(1000.0, 4), load(1000.0, 3)];
+    assert_eq!(of_given(loads, [9.0, 1.0, 2.0, 2.0]), 1);
+}
+
+#[test]
+fn an_idle_worker_is_taken_while_others_have_a_line_and_one_that_is_not_keeps_hits_elsewhere() {
+    // Whoever holds half of the prompt has a line, like most others; the idle one is free of it.
+    let line = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 1000, ..idle() };
+    check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, Reason::Load));
+    check(&[Held(16, line(12)), Held(16, line(12)), Held(0, line(12)), Held(0, line(6))], (0, Reason::Prefix));
+}
+
+#[test]
+fn rates_that_differ_by_noise_are_equal() {
+    let rate = |rate, cells| {
+        let mut load = free(cells);
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
+    };
+    check(&[Held(0, rate(1030.0, 10)), Held(0, rate(1000.0, 20))], (1, Reason::Cold));
+    check(&[Held(0, rate(2000.0, 10)), Held(0, rate(1000.0, 20))], (0, Reason::Cold));
+}
+
+#[test]
+fn each_policy_looks_at_what_it_is_named_for() {
+    let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
+    assert_eq!(decide(Policy::Prefix, &held, TURN), (1, Reason::Prefix));
+    assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, Reason::Policy(Policy::LeastLoaded)));
+    let after = |last| TieBreak { last: Some(WorkerIdx(last)), ..TURN };
+    assert_eq!(decide(Policy::RoundRobin, &held, TURN).0, 0);
+    assert_eq!(decide(Policy::RoundRobin, &held, after(0)).0, 1);
+    assert_eq!(decide(Policy::RoundRobin, &held, after(2)).0, 0);
+    assert_eq!(decide(Policy::Random, &held, TURN).1.to_string(), "policy:random");
+}
+
+#[test]
+fn a_conversation_keeps_its_worker_when_another_leaves() {
+    let workers: Vec<_> = (0..10).map(worker).collect();
+    let prompt = PromptView::Estimated { n_tokens: 10 };
+    let all: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            Candidate::score(
+                worker,
+                prompt,
+                BLOCK,
+                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+            )
+        })
+        .collect();
+    let mut counts = [0; 10];
+    for affinity in 0..1000 {
+        let turn = TieBreak { affinity, ..TURN };
+        let rng = &mut SmallRng::seed_from_u64(1);
+        let of = |candidates: &[Candidate<'_>], rng: &mut SmallRng| {
+            choose(Policy::ConsistentHash, candidates, turn, rng).expect("there are candidates").worker.idx
+        };
+        let home = of(&all, rng);
+        counts[home.0 as usize] += 1;
+        let without_9: Vec<_> = all[..9].to_vec();
+        if home.0 != 9 {
+            assert_eq!(of(&without_9, rng), home);
+        }
+    }
+    assert!(counts.iter().all(|&n| n > 50), "conversations spread: {counts:?}");
+}
+
+#[test]
+fn a_fully_cached_prompt_still_computes_its_last_block() {
+    let worker = worker(0);
+    for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
+        let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
+        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
+        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+        assert_eq!(Candidate::score(&worker, prompt, BLOCK, standing).cached_blocks, expected, "{n_tokens} tokens");
+    }
+}
+
+#[test]
+fn policies_are_parsed_by_their_names() {
+    for policy in Policy::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let error = "fastest".parse::<Policy>().expect_err("there is no such policy");
+    assert!(error.contains("predicted-ttft"), "{error}");
+}
+
+#[test]
+fn of_workers_that_hold_as_much_the_one_is_taken_where_least_is_held_up() {
+    // Two short prompts are less work to hold up than a long one, although the request itself would wait less for that.
+    let beside = |n: u32, tokens: u64| Load { running_prefill_tokens: tokens, n_queued: n, ..idle() };
+    check(&[Held(0, beside(1, 9_000)), Held(0, beside(3, 3_000))], (1, Reason::Cold));
+    check(&[Held(16, beside(1, 9_000)), Held(16, beside(2, 1_500))], (1, Reason::Prefix));
+    // Where less is held, a hit would be lost; what all chats begin with is none.
+    check(&[Held(16, beside(1, 9_000)), Held(15, beside(2, 1_500))], (0, Reason::Prefix));
+    check(&[Held(1, beside(1, 9_000)), Held(0, beside(2, 1_500))], (1, Reason::Load));
+    check(&[Held(14, idle()), Held(16, beside(1, 30))], (1, Reason::Prefix));
+}
+
+#[test]
+fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
+    let chosen = |counts: [u32; 4], given: [f64; 4]| {
+        let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
+        of_given(counts.map(load), given)
+    };
+    assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
+    assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait and a delay of 1.4 prefills are more than one");
+    assert_eq!(chosen([4, 5, 4, 4], [9.0, 1.0, 9.0, 9.0]), 0, "in a crowd of four one more is too many");
+    assert_eq!(chosen([4, 4, 4, 4], [9.0, 1.0, 9.0, 9.0]), 1);
+}
+
+#[test]
+fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_again() {
+    let rate = |rate: f32, cells| {
+        let mut load = free(cells);
+        load.rates.prefill_tokens_per_s = Some(rate);
+        load
+    };
+    // Ties go to the one with the most free cells, since none was given anything.
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(600.0, 20))], (0, Reason::Cold));
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(800.0, 20))], (1, Reason::Cold));
+}
+
+proptest! {
+    #[test]
+    fn the_choice_holds_what_the_cheapest_holds_and_costs_nearly_as_little(
+        held in proptest::collection::vec((0u32..31, 0u64..100_000, 0u64..1000), 1..20)
+    ) {
+        let held = || -> Vec<Held> {
+            held.iter().map(|&(n, ahead, cells)| Held(n, Load { free_cells: cells, ..queued(ahead) })).collect()
+        };
+        let sum = |part: fn(&Held) -> f64| held().iter().map(part).sum::<f64>();
+        let (n, n_there) = (held().len() as f64, sum(|held| f64::from(held.1.n_queued)));
+        let crowd = n_there / n;
+        let usual = (sum(|held| held.1.queued_prefill_tokens as f64) / n_there.max(1.0)).max(f64::MIN_POSITIVE);
+        let own = |held: &Held| f64::from(N_TOKENS - held.0 * 32);
+        let felt = |held: &Held| own(held) + (3.0 * own(held)).min(held.1.queued_prefill_tokens as f64);
+        let beside = |held: &Held| held.1.queued_prefill_tokens as f64 / usual;
+        let excess = |held: &Held| (beside(held).min(f64::from(held.1.n_queued)) - crowd).max(0.0);
+        let delayed = |held: &Held| (excess(held) * own(held)).min(held.1.queued_prefill_tokens as f64);
+        let cost = |held: &Held| {
+            let crowd = crowd.min(2.0 * (1.0 + f64::from(held.1.n_queued)));
+            felt(held) + crowd * (1.0 + crowd).powi(2) * own(held) + delayed(held) * (1.0 + crowd)
+        };
+        let whole = |held: &Held| cost(held) + beside(held) * own(held);
+        let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
+        let chosen = &held()[idx as usize];
+        let cheapest = held().into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there is one");
+        let as_much = |held: &&Held| own(held) <= own(&cheapest) * (1.0 + NEARLY_EQUAL);
+        prop_assert!(as_much(&chosen));
+        let least = held().iter().filter(as_much).map(whole).fold(f64::INFINITY, f64::min);
+        let slack = (NEARLY_EQUAL * felt(&cheapest)).max(own(&cheapest) / (1.0 + crowd).powi(2));
+        prop_assert!(whole(chosen) <= least + slack + 1e-6);
+        prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TURN).0, idx);
+    }
+}

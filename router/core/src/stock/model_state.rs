@@ -1,0 +1,171 @@
+//! The assumed state of one model of a stock server: its blocks, the source of its token counts, and whether the counts
+//! agree.
+//!
+//! Requests and load, which all models of a server share, are in `stock`. Models of one server share no state, so each
+//! has assumed blocks of its own; they are dropped when the server no longer lists the model.
+
+use std::cmp::Ordering;
+
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::model::Fingerprint;
+use warmpath_common::summary::Change;
+
+use super::assumed_cache::{AssumedCache, Use};
+use super::usage::Usage;
+use super::{AssumedCacheLimits, Reused, SentRequest, TokenizerSource};
+
+/// Number of consecutive responses whose token count differs from this router's after which the vocabulary is
+/// considered wrong.
+///
+/// Source: own choice: a single one may have rendered the date at midnight.
+const DIFFERING_MAX: u32 = 3;
+
+/// One model of a stock server, as the fleet treats it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// Root of its blocks.
+    pub fingerprint: Fingerprint,
+    /// Source of the token counts of its prompts.
+    pub footing: TokenizerSource,
+    /// Number of tokens in a block.
+    pub block_size_tokens: u32,
+    /// Limits of its assumed blocks.
+    pub limits: AssumedCacheLimits,
+    /// What distinguishes it from another model with the same name.
+    pub identity: String,
+    /// Whether the server has loaded it.
+    pub residence: Residence,
+}
+
+/// Whether a server has loaded one of its models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residence {
+    /// It has, or does not report it.
+    Loaded,
+    /// The server loads the model on the first request, and holds no state until then.
+    Unloaded,
+}
+
+/// What a response shows about the assumed blocks.
+pub(super) struct Evidence<'a> {
+    /// Previous use of each leading block that could be reused.
+    pub(super) known: &'a [Use],
+    /// Uses of the requests that were running when this one arrived.
+    pub(super) busy: &'a [Use],
+    /// Block keys of the prompt.
+    pub(super) keys: &'a [BlockKey],
+    /// Number of blocks that were reused.
+    pub(super) actual: usize,
+}
+
+/// Assumed state of one model.
+#[derive(Debug)]
+pub(super) struct ModelState {
+    placed: Placed,
+    pub(super) memory: AssumedCache,
+    n_differing: u32,
+}
+
+impl ModelState {
+    pub(super) fn new(placed: Placed) -> Self {
+        let memory = AssumedCache::new(placed.limits);
+        Self { placed, memory, n_differing: 0 }
+    }
+
+    /// Takes the model's new description; if more than its residence changed, or if it is unloaded, the assumed blocks
+    /// are dropped.
+    pub(super) fn place(&mut self, placed: Placed, changes: &mut Vec<Change>) {
+        let is_unloaded = placed.residence == Residence::Unloaded;
+        let same = Placed { residence: placed.residence, ..self.placed.clone() } == placed;
+        if !same || is_unloaded {
+            self.forget(changes);
+        }
+        if !same {
+            self.memory = AssumedCache::new(placed.limits);
+            self.n_differing = 0;
+        }
+        self.placed = placed;
+    }
+
+    /// Drops every block and reports their removal.
+    pub(super) fn forget(&mut self, changes: &mut Vec<Change>) {
+        let keys = self.memory.keys();
+        if !keys.is_empty() {
+            changes.push(Change::Removed(keys));
+        }
+        self.memory.clear();
+    }
+
+    /// Drops every block after the server was lost.
+    pub(super) fn lost(&mut self) {
+        self.memory.clear();
+        self.n_differing = 0;
+    }
+
+    /// Returns whether prompts of a request can be recorded here.
+    pub(super) fn is_cut_like(&self, sending: &SentRequest) -> bool {
+        self.placed.footing != TokenizerSource::Load && sending.block_size_tokens == self.placed.block_size_tokens
+    }
+
+    /// Returns the assumed free capacity. Units: tokens.
+    pub(super) fn free_tokens(&self) -> u64 {
+        self.memory.n_free() as u64 * u64::from(self.placed.block_size_tokens)
+    }
+
+    /// Compares the server's count of a prompt's tokens; returns true when it has differed [`DIFFERING_MAX`] times in a
+    /// row.
+    pub(super) fn compare_counts(&mut self, sending: &SentRequest, usage: &Usage) -> bool {
+        let is_comparable = sending.is_countable && self.placed.footing == TokenizerSource::Vocabulary;
+        let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
+        self.n_differing = if counted == sending.n_tokens { 0 } else { self.n_differing + 1 };
+        self.n_differing == DIFFERING_MAX
+    }
+
+    /// Compares the reuse with the prediction; returns the outcome and the number of reused blocks.
+    pub(super) fn compare_reuse(&self, sending: &SentRequest, usage: &Usage) -> Option<(Reused, usize)> {
+        let (prompt_tokens, cached_tokens) = usage.reuse()?;
+        let n_tokens = u64::from(sending.n_tokens.max(1));
+        // In text blocks, the reused share of the tokens is roughly the reused share of the text.
+        let cached = match self.placed.footing {
+            TokenizerSource::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
+            TokenizerSource::Vocabulary | TokenizerSource::Load => u64::from(cached_tokens),
+        };
+        let block_size = u64::from(self.placed.block_size_tokens.max(1));
+        let actual = (cached / block_size) as usize;
+        let expected = (u64::from(sending.cached_tokens) / block_size) as usize;
+        let slack = self.slack(expected);
+        let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
+        let predicted = u64::from(sending.cached_tokens);
+        let predicted_tokens = match self.placed.footing {
+            TokenizerSource::Text => predicted * u64::from(prompt_tokens) / n_tokens,
+            TokenizerSource::Vocabulary | TokenizerSource::Load => predicted,
+        };
+        let predicted_tokens = u32::try_from(predicted_tokens).unwrap_or(u32::MAX);
+        Some((Reused { prompt_tokens, cached_tokens, predicted_tokens, outcome }, actual))
+    }
+
+    /// Corrects the assumed blocks by how many blocks of a prompt were reused.
+    pub(super) fn correct(&mut self, evidence: Evidence<'_>, changes: &mut Vec<Change>) {
+        let Evidence { known, busy, keys, actual } = evidence;
+        if actual > known.len() {
+            self.memory.surpassed(actual - known.len());
+        } else if actual < known.len() / 2 {
+            // Blocks missing at a prompt's end may have been overwritten by another branch, which shows nothing about
+            // the capacity.
+            let last_use = known[actual];
+            // Blocks of a running request are present but cannot be used by others.
+            if !busy.contains(&last_use) {
+                self.memory.missed(last_use, keys, changes);
+            }
+        }
+    }
+
+    /// Returns by how many blocks a count may be off: none for tokens; for text some, since markup and rare words are
+    /// spread unevenly.
+    fn slack(&self, n_blocks: usize) -> usize {
+        match self.placed.footing {
+            TokenizerSource::Text => 1 + n_blocks / 8,
+            TokenizerSource::Vocabulary | TokenizerSource::Load => 0,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The source of a stock server's token counts: which vocabulary its prompts are tokenized with, if any.
+//!
+//! Tokenizing is done elsewhere. A request is made into one prompt for all workers that serve its model. So a stock
+//! server with the name of a Warmpath worker's model is assumed to serve that worker's model. Without such a worker,
+//! the vocabulary that the operator configured is used; without one, the text itself.
+
+use warmpath_common::block_hash::ChainRoot;
+use warmpath_common::model::{Capability, Fingerprint, ModelInfo};
+
+use super::{Residence, text_blocks};
+
+/// What a stock server reports about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Models that it serves; empty where it reports that it serves none at the moment.
+    pub models: Vec<Listed>,
+    /// Number of requests that it runs at a time, reported or assumed.
+    pub n_slots: u16,
+    /// Number of listed models that were dropped because of the limit.
+    pub n_left_out: usize,
+}
+
+/// One model of a stock server, as the server lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Model names; at least one.
+    pub names: Vec<String>,
+    /// Longest sequence, reported or assumed. Units: tokens.
+    pub context_tokens: u32,
+    /// What distinguishes the model from another one with the same name, as far as the server reports it.
+    pub identity: String,
+    /// Whether the server has loaded the model.
+    pub residence: Residence,
+}
+
+/// Source of a stock server's token counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// A vocabulary: a Warmpath worker's, or one that the operator configured.
+    Vocabulary,
+    /// The text of the prompt.
+    Text,
+    /// The vocabulary of Warmpath workers with the same model name, although the server counts differently; no blocks
+    /// are assumed.
+    Load,
+}
+
+impl TokenizerSource {
+    /// Returns a short name for people.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Vocabulary => "vocabulary",
+            Self::Text => "text",
+            Self::Load => "load",
+        }
+    }
+}
+
+/// Whether a server's own token counts agree with the vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// They agree, or have not been compared yet.
+    Agree,
+    /// They differ.
+    Differ,
+}
+
+/// A model already in the fleet that shares a name with a stock server's model.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerServer<'a> {
+    /// The model, as its worker declares it or as it is assumed to be.
+    pub model: &'a ModelInfo,
+    /// Source of the token counts of its prompts.
+    pub footing: TokenizerSource,
+}
+
+/// Returns the model that a stock server is assumed to serve as its `nth`, and the source of its token counts.
+///
+/// `fellows` are the models of Warmpath workers and of stock servers that have been placed already: all prompts of one
+/// name are tokenized in the same way. `given` is the vocabulary that the operator configured for the model, if it can
+/// be used.
+pub fn place<'a>(
+    (declared, nth): (&ServerInfo, usize),
+    fellows: impl IntoIterator<Item = PeerServer<'a>>,
+    given: Option<&ModelInfo>,
+    counts: Counts,
+) -> (ModelInfo, TokenizerSource) {
+    let listed = &declared.models[nth];
+    let shares_name = |fellow: &PeerServer<'_>| fellow.model.names.iter().any(|name| listed.names.contains(name));
+    let own = |model: &ModelInfo| ModelInfo {
+        names: listed.names.clone(),
+        n_slots: declared.n_slots,
+        context_tokens: listed.context_tokens,
+        capabilities: Capability::ALL.to_vec(),
+        embedding: None,
+        adapters: Vec::new(),
+        adapter_in_force: None,
+        ..model.clone()
+    };
+    match (fellows.into_iter().find(shares_name), given) {
+        (Some(PeerServer { model, footing: TokenizerSource::Vocabulary }), _) if counts == Counts::Differ => {
+            (own(model), TokenizerSource::Load)
+        }
+        (Some(PeerServer { model, footing }), _) => (own(model), footing),
+        (None, Some(model)) if nth == 0 => (own(model), TokenizerSource::Vocabulary),
+        (None, Some(model)) => {
+            // Models of one server share no state, even if one vocabulary is configured for all of them.
+            let fingerprint = beside(model, &listed.names[0]);
+            (ModelInfo { fingerprint, ..own(model) }, TokenizerSource::Vocabulary)
+        }
+        (None, None) => (text_blocks::model(listed, declared.n_slots), TokenizerSource::Text),
+    }
+}
+
+/// Returns the fingerprint of a further model of a server, derived from the configured vocabulary's fingerprint and the
+/// model's name.
+fn beside(model: &ModelInfo, name: &str) -> Fingerprint {
+    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: name.as_bytes(), cache_salt: &[] };
+    Fingerprint(root.hash().0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::model;
+
+    fn listed(names: &[&str]) -> Listed {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        Listed { names, context_tokens: 500, identity: String::new(), residence: Residence::Loaded }
+    }
+
+    #[test]
+    fn a_warmpath_worker_of_the_same_name_counts_first_then_what_is_given_then_the_text() {
+        let declared = ServerInfo { models: vec![listed(&["m", "n"])], n_slots: 3, n_left_out: 0 };
+        let given = ModelInfo { fingerprint: Fingerprint([9; 32]), ..model() };
+        let stranger = ModelInfo { names: vec!["x".into()], ..model() };
+        let check =
+            |served: &[ModelInfo], given: Option<&ModelInfo>, counts, expected: (Fingerprint, TokenizerSource)| {
+                let fellows = served.iter().map(|model| PeerServer { model, footing: TokenizerSource::Vocabulary });
+                let (model, footing) = place((&declared, 0), fellows, given, counts);
+                assert_eq!((model.fingerprint, footing), expected);
+                assert_eq!((model.names, model.n_slots, model.context_tokens), (vec!["m".into(), "n".into()], 3, 500));
+            };
+        let text = text_blocks::model(&declared.models[0], 3).fingerprint;
+        let served = [stranger.clone(), model()];
+        check(&served, Some(&given), Counts::Agree, (model().fingerprint, TokenizerSource::Vocabulary));
+        check(&served, Some(&given), Counts::Differ, (model().fingerprint, TokenizerSource::Load));
+        check(&[stranger], Some(&given), Counts::Agree, (given.fingerprint, TokenizerSource::Vocabulary));
+        check(&[], None, Counts::Agree, (text, TokenizerSource::Text));
+        check(&[], None, Counts::Differ, (text, TokenizerSource::Text));
+    }
+
+    #[test]
+    fn models_of_one_server_share_no_root_and_one_name_has_one_root_at_all_servers() {
+        let models = ["a", "b", "c"].map(|name| listed(&[name])).to_vec();
+        let declared = ServerInfo { models, n_slots: 1, n_left_out: 0 };
+        let given = model();
+        for given in [None, Some(&given)] {
+            let roots = [0, 1, 2].map(|nth| place((&declared, nth), [], given, Counts::Agree).0.fingerprint);
+            assert!(roots[0] != roots[1] && roots[1] != roots[2] && roots[2] != roots[0], "{given:?}");
+        }
+        // A server with another list of names takes over the model of the one that shares a name with it.
+        let (first, footing) = place((&declared, 1), [], None, Counts::Agree);
+        let other = ServerInfo { models: vec![listed(&["d", "b"])], n_slots: 1, n_left_out: 0 };
+        let (second, same) = place((&other, 0), [PeerServer { model: &first, footing }], Some(&given), Counts::Differ);
+        assert_eq!((second.fingerprint, same), (first.fingerprint, TokenizerSource::Text));
+    }
+}

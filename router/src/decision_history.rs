@@ -1,0 +1,104 @@
+//! What people can look at of the last hour: the last decisions, and what was counted from time to time.
+//!
+//! Not here: showing it (`http::recent`, `http::fleet_page`), the metrics themselves (`metrics`), traces of single requests.
+//! The idea: a request writes one entry and closes it, each under a lock for as long as a copy takes; the history is read off the
+//! metrics by a task of its own and costs requests nothing.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::time::MissedTickBehavior;
+use warmpath_router_core::diagnostics::decision_log::{Chosen, DecisionLog, Entry, EntryNumber, Outcome};
+use warmpath_router_core::diagnostics::history::{History, Stretch, Totals};
+
+use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
+use crate::metrics::Metrics;
+
+/// Is what has happened lately.
+pub struct DecisionHistory {
+    started: Instant,
+    started_at: SystemTime,
+    /// Guards the last decisions; held for one entry or one copy of them, never across `.await`.
+    decisions: Mutex<DecisionLog>,
+    /// Guards the notes; held for one note or one copy of them, never across `.await`.
+    history: Mutex<History>,
+}
+
+impl Default for DecisionHistory {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            decisions: Mutex::new(DecisionLog::new(DECISIONS_KEPT)),
+            history: Mutex::new(History::new(HISTORY_NOTES)),
+        }
+    }
+}
+
+impl DecisionHistory {
+    /// Notes what is counted for as long as the router runs.
+    pub async fn keep(self: Arc<Self>, metrics: Arc<Metrics>) {
+        let mut pauses = tokio::time::interval(HISTORY_PAUSE);
+        pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick comes at once, when nothing has been counted.
+        pauses.tick().await;
+        loop {
+            pauses.tick().await;
+            let totals = metrics.totals(self.started.elapsed());
+            self.history.lock().unwrap_or_else(PoisonError::into_inner).note(totals);
+        }
+    }
+
+    /// Returns what was counted within `window` until now: from note to note, and all of it together.
+    pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<Stretch>, Totals) {
+        let now = metrics.totals(self.started.elapsed());
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).within(window, &now)
+    }
+
+    /// Returns the time so long after the router's start. Units: milliseconds since 1970.
+    pub fn time_ms(&self, after_start: Duration) -> u64 {
+        let since = self.started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + after_start;
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the present time. Units: milliseconds since 1970.
+    pub fn now_ms(&self) -> u64 {
+        self.time_ms(self.started.elapsed())
+    }
+
+    /// Returns the last decisions, the latest first.
+    pub fn decisions(&self) -> Vec<Entry> {
+        self.log().latest().cloned().collect()
+    }
+
+    /// Writes a decision down.
+    pub fn write(self: &Arc<Self>, chosen: Chosen) -> DecisionHandle {
+        let number = self.log().write(chosen);
+        DecisionHandle { recent: Arc::clone(self), number, outcome: Outcome::Left }
+    }
+
+    fn log(&self) -> MutexGuard<'_, DecisionLog> {
+        self.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Is the entry of a decision that is open; it is closed when this is dropped.
+pub struct DecisionHandle {
+    recent: Arc<DecisionHistory>,
+    number: EntryNumber,
+    /// Is what came of it; without a word of the worker the client has left.
+    outcome: Outcome,
+}
+
+impl DecisionHandle {
+    /// Says what came of the decision.
+    pub fn came(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for DecisionHandle {
+    fn drop(&mut self) {
+        self.recent.log().close(self.number, self.outcome);
+    }
+}

@@ -1,0 +1,105 @@
+//! A request at a stock server: watches its answer pass, and enters what it says into the server's book.
+//!
+//! Not here: the answer's way (`lifecycle`), what is concluded from it (the core's `stock`). The idea: a guard, as a booking
+//! is; whoever drops it, the request has left the server.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Instant;
+
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::event_stream::Told;
+use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::stock::usage::Usage;
+use warmpath_router_core::stock::{Ending, Reused, SentRequest, VisitId};
+
+use super::Stock;
+use crate::metrics::Metrics;
+
+/// Is a request at a stock server until it is dropped.
+pub struct Visit {
+    stock: Arc<Stock>,
+    metrics: Arc<Metrics>,
+    id: VisitId,
+    /// What a streamed answer says.
+    told: Told,
+    /// Is what a whole answer says.
+    whole: Option<Usage>,
+    has_begun: bool,
+}
+
+impl Visit {
+    /// Enters a request that is sent to `stock`.
+    pub fn new(stock: &Arc<Stock>, metrics: &Arc<Metrics>, (request_id, sending): (&RequestId, SentRequest)) -> Self {
+        let id = stock.server().sent(request_id, sending, Instant::now());
+        stock.news.notify_one();
+        Self {
+            stock: Arc::clone(stock),
+            metrics: Arc::clone(metrics),
+            id,
+            told: Told::default(),
+            whole: None,
+            has_begun: false,
+        }
+    }
+
+    /// Records that its answer has begun.
+    pub fn begun(&mut self) {
+        self.has_begun = true;
+        self.stock.server().begun(self.id, Instant::now());
+        self.stock.news.notify_one();
+    }
+
+    /// Takes note of what a streamed answer has said so far.
+    pub fn heard(&mut self, told: Told) {
+        self.told = told;
+    }
+
+    /// Looks at a whole answer; returns how many prompt tokens it says were reused.
+    pub fn whole(&mut self, body: &[u8]) -> Option<u32> {
+        let mut usage = Usage::default();
+        usage.read(body);
+        self.whole = Some(usage);
+        usage.reuse().map(|(_, cached)| cached)
+    }
+
+    /// Records that the server has failed it.
+    pub fn failed(&self, failure: Failure) {
+        // A connection that breaks may be the request's doing; the next look at the server tells.
+        if failure == Failure::Connect {
+            self.stock.server().lost();
+            self.stock.news.notify_one();
+        }
+        self.stock.suspicion.notify_one();
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let ending = self.has_begun.then(|| Ending {
+            usage: self.whole.unwrap_or(self.told.usage),
+            is_complete: self.whole.is_some() || self.told.is_complete,
+            n_events: self.told.n_events,
+            at: Instant::now(),
+        });
+        let reused = self.stock.server().ended(self.id, ending);
+        self.stock.news.notify_one();
+        match reused {
+            Some(reused) => count(&self.metrics, reused),
+            None if self.has_begun => self.metrics.stock_predictions.with_label_values(&["unchecked"]).inc(),
+            None => {}
+        }
+    }
+}
+
+fn count(metrics: &Metrics, reused: Reused) {
+    metrics.prompt_tokens.inc_by(u64::from(reused.prompt_tokens));
+    metrics.cached_tokens.inc_by(u64::from(reused.cached_tokens));
+    metrics.predicted_cached_tokens.inc_by(u64::from(reused.predicted_tokens));
+    let outcome = match reused.outcome {
+        Ordering::Less => "less",
+        Ordering::Equal => "exact",
+        Ordering::Greater => "more",
+    };
+    metrics.stock_predictions.with_label_values(&[outcome]).inc();
+}

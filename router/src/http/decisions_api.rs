@@ -1,0 +1,102 @@
+//! What has happened lately, in JSON: the last decisions, and what was counted over the last hour. The fleet page reads it.
+//!
+//! Not here: keeping it (`recent`), the page (`fleet_page`). No text of a prompt or an answer is in it.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use warmpath_router_core::diagnostics::decision_log::{Entry, Outcome};
+use warmpath_router_core::diagnostics::history::Totals;
+
+use super::state::App;
+use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
+use crate::error::RequestError;
+use crate::metrics::REQUEST_BUCKETS;
+
+/// Is how far back a history goes if the query does not say. Units: seconds.
+const WINDOW_DEFAULT_S: u32 = 300;
+
+/// Answers with the last decisions, the latest first.
+pub async fn decisions(State(app): State<App>) -> Json<Value> {
+    let decisions: Vec<Value> = app.recent.decisions().iter().map(describe).collect();
+    Json(json!({"now_ms": app.recent.now_ms(), "kept_max": DECISIONS_KEPT, "decisions": decisions}))
+}
+
+fn describe(entry: &Entry) -> Value {
+    let chosen = &entry.chosen;
+    let (outcome, status, failure) = match entry.outcome {
+        Outcome::Open => ("open", None, None),
+        Outcome::Answered { status, .. } => ("answered", Some(status), None),
+        Outcome::Failed(failure) => ("failed", None, Some(failure.label())),
+        Outcome::Left => ("left", None, None),
+    };
+    let (ttft_ms, cached_tokens) = match entry.outcome {
+        Outcome::Answered { ttft_ms, cached_tokens, .. } => (Some(ttft_ms), cached_tokens),
+        Outcome::Open | Outcome::Failed(_) | Outcome::Left => (None, None),
+    };
+    json!({
+        "at_ms": chosen.at_ms,
+        "request_id": chosen.request_id,
+        "model": chosen.model.names.first(),
+        "worker": chosen.worker,
+        "reason": chosen.reason.to_string(),
+        "prompt_tokens": chosen.prompt_tokens,
+        "predicted_cached_tokens": chosen.predicted_cached_tokens,
+        "cached_tokens": cached_tokens,
+        "outcome": outcome,
+        "status": status,
+        "failure": failure,
+        "ttft_ms": ttft_ms,
+    })
+}
+
+/// Is the query of a history.
+#[derive(Deserialize)]
+pub struct Asked {
+    /// Is how far back it goes.
+    window_s: Option<u32>,
+}
+
+/// Answers with what was counted, note by note and together, as far back as is asked for and known.
+pub async fn history(
+    State(app): State<App>,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Result<Json<Value>, RequestError> {
+    let unreadable =
+        |error: QueryRejection| RequestError::Field { param: "window_s".to_owned(), reason: error.body_text() };
+    let Query(asked) = asked.map_err(unreadable)?;
+    let window = Duration::from_secs(asked.window_s.unwrap_or(WINDOW_DEFAULT_S).into());
+    let (stretches, sum) = app.recent.within(window, &app.metrics);
+    let points: Vec<Value> = stretches
+        .iter()
+        .map(|stretch| {
+            let mut point = counted(&stretch.counted);
+            point["end_ms"] = app.recent.time_ms(stretch.end).into();
+            point
+        })
+        .collect();
+    Ok(Json(json!({
+        "pause_s": HISTORY_PAUSE.as_secs(),
+        "notes_max": HISTORY_NOTES,
+        "points": points,
+        "sum": counted(&sum),
+    })))
+}
+
+fn counted(totals: &Totals) -> Value {
+    json!({
+        "seconds": totals.at.as_secs_f64(),
+        "requests": totals.requests,
+        "failures": totals.failures,
+        "prompt_tokens": totals.prompt_tokens,
+        "held_tokens": totals.held_tokens,
+        "predicted_cached_tokens": totals.predicted_cached_tokens,
+        "cached_tokens": totals.cached_tokens,
+        "ttft_p50_s": totals.ttft_quantile(0.5, REQUEST_BUCKETS),
+        "ttft_p95_s": totals.ttft_quantile(0.95, REQUEST_BUCKETS),
+    })
+}

@@ -1,0 +1,164 @@
+//! The choice of a worker for one attempt: what is asked of the fleet, and what is kept of the answer.
+//!
+//! Not here: how it is chosen (`warmpath-router-core`), when, and how often (the module above).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warmpath_common::ids::RequestId;
+use warmpath_router_core::diagnostics::decision_log::Chosen;
+use warmpath_router_core::index::Match;
+use warmpath_router_core::ledger::{Decision, NoWorker, RouteRequest};
+use warmpath_router_core::routing::choose::{PromptView, Reason};
+use warmpath_router_core::stock::SentRequest;
+use warmpath_shell::trace::{Kind, Span};
+
+use super::{IncomingRequest, RetryState};
+use crate::decision_history::DecisionHandle;
+use crate::fleet::InFlightGuard;
+use crate::http::state::App;
+use crate::prompt::{Prepared, Prompt};
+
+/// Is where an attempt goes, and what is expected there.
+pub(super) struct Choice {
+    pub(super) decision: Decision,
+    pub(super) booking: InFlightGuard,
+    /// Is what people can see of it.
+    pub(super) note: DecisionHandle,
+    /// Is the attempt's part of a trace, which ends with its answer.
+    pub(super) span: Span,
+    /// Prompt tokens; absent where the prompt is not known.
+    pub(super) prompt_tokens: Option<u32>,
+    /// Is what was predicted; absent where the prompt is not known.
+    pub(super) predicted_cached_tokens: Option<u32>,
+    /// Is when the worker was chosen.
+    pub(super) chosen_at: Instant,
+    /// Is the longest match of any worker.
+    pub(super) n_matched_blocks: u32,
+    pub(super) has_one_prompt: bool,
+    pub(super) block_size_tokens: u32,
+}
+
+/// Returns what workers hold of a prompt; nothing of one that is not known.
+pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
+    match &prepared.prompt {
+        Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
+        Prompt::Estimated { .. } => Vec::new(),
+    }
+}
+
+/// Returns what a request asks of the fleet at its first attempt.
+pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [Match]) -> RouteRequest<'a> {
+    RouteRequest {
+        request_id,
+        model_name: prepared.model_name.as_deref(),
+        model: &prepared.model,
+        wanted: prepared.wanted,
+        prompt: prompt_view(prepared, matches),
+        affinity: prepared.affinity,
+        tried: &[],
+        now: Instant::now(),
+    }
+}
+
+/// Returns what the choice looks at of a prompt.
+fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
+    match &prepared.prompt {
+        Prompt::Known { n_tokens, keys, .. } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
+        Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
+    }
+}
+
+/// Chooses a worker and books the request there.
+///
+/// Errors: [`NoWorker`], with the reasons.
+pub(super) fn choose(
+    app: &App,
+    arrival: &IncomingRequest,
+    prepared: &Prepared,
+    trail: &RetryState,
+) -> Result<Choice, NoWorker> {
+    let start = Instant::now();
+    let matches = find_matches(app, prepared);
+    if matches!(prepared.prompt, Prompt::Known { .. }) {
+        app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
+    }
+    let start = Instant::now();
+    let view = app.fleet.view();
+    let tried: Vec<_> = trail.failures.iter().map(|(worker, _)| *worker).collect();
+    let ask = RouteRequest { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
+    let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
+    let mut booking = app.fleet.booking(decision.worker, ticket);
+    booking.watch(&arrival.id, || sending(prepared, &decision));
+    if trail.n_attempts > 0 {
+        decision.reason = Reason::Retry;
+    }
+    app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
+    app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
+    let known = match ask.prompt {
+        PromptView::Known { n_tokens, .. } => Some(n_tokens),
+        PromptView::Estimated { .. } => None,
+    };
+    tracing::debug!(
+        request_id = %arrival.id,
+        trace_id = arrival.span.trace_id(),
+        worker = %app.fleet.member(decision.worker).url,
+        reason = %decision.reason,
+        prompt_tokens = known,
+        predicted_cached_tokens = decision.cached_tokens,
+        cost_ms = decision.cost.total_ms(),
+        "chose worker"
+    );
+    let mut span = arrival.span.child("router.attempt", Kind::Client);
+    span.name("warmpath.worker", app.fleet.member(decision.worker).name());
+    span.name("warmpath.route", decision.reason.to_string());
+    if let Some(n_tokens) = known {
+        span.count("warmpath.prompt_tokens", n_tokens);
+        span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
+    }
+    Ok(Choice {
+        note: app.recent.write(chosen(app, arrival, prepared, &decision)),
+        decision,
+        booking,
+        span,
+        prompt_tokens: known,
+        predicted_cached_tokens: known.map(|_| decision.cached_tokens),
+        chosen_at: start,
+        n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
+        has_one_prompt: prepared.has_one_prompt,
+        block_size_tokens: prepared.model.block_size_tokens,
+    })
+}
+
+/// Returns what people can see of a decision.
+fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &Decision) -> Chosen {
+    let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
+        Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
+        Prompt::Estimated { n_tokens, .. } => (n_tokens, None),
+    };
+    Chosen {
+        at_ms: app.recent.now_ms(),
+        request_id: arrival.id.clone(),
+        model: Arc::clone(&prepared.model),
+        worker: app.fleet.member(decision.worker).name(),
+        reason: decision.reason,
+        prompt_tokens,
+        predicted_cached_tokens,
+    }
+}
+
+/// Returns what a stock server is sent.
+fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
+    let (keys, n_tokens) = match &prepared.prompt {
+        Prompt::Known { keys, n_tokens, .. } => (keys.clone(), *n_tokens),
+        Prompt::Estimated { n_tokens, .. } => (Vec::new(), *n_tokens),
+    };
+    SentRequest {
+        model: prepared.model.fingerprint,
+        keys,
+        n_tokens,
+        block_size_tokens: prepared.model.block_size_tokens,
+        cached_tokens: decision.cached_tokens,
+        is_countable: prepared.has_one_prompt && matches!(prepared.prompt, Prompt::Known { .. }),
+    }
+}

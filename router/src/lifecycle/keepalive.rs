@@ -1,0 +1,179 @@
+//! Answers that begin with silence: what a client gets while its worker only says that it lives.
+//!
+//! Not here: the attempts (`lifecycle`), the rest of an answer (`relay`). The idea: a comment in front of the first event is no
+//! part of the answer. The client gets the head of a stream and comments, the attempts go on behind them, and whatever comes
+//! of these follows: the events of the worker that answered, or an event that says why none did.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use axum::body::{Body, BodyDataStream};
+use axum::http::header;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use warmpath_router_core::event_stream::Says;
+use warmpath_router_core::overload::retry::Failure;
+use warmpath_shell::event_stream;
+
+use super::events::{Events, Passed};
+use crate::error::RequestError;
+use crate::http::error::failed_stream_event;
+use crate::prompt::Shape;
+
+/// Is an event that no client sees: it says that the connection lives.
+const COMMENT: &[u8] = b": the answer goes on\n\n";
+
+/// Tells the client that a worker lives; nothing is lost where it is told already.
+#[derive(Debug, Clone)]
+pub(super) struct Keepalive(mpsc::Sender<()>);
+
+impl Keepalive {
+    /// Returns the first events of a stream that say more than that the worker lives.
+    ///
+    /// Errors: `Broken` where the stream ends before, `Timeout` where none comes in time.
+    pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, Failure> {
+        while let Some(passed) = events.next().await {
+            let Passed { bytes, says } = passed?;
+            if says > Says::Nothing {
+                return Ok(bytes);
+            }
+            let _ = self.0.try_send(());
+        }
+        Err(Failure::Broken)
+    }
+}
+
+/// Returns what `attempts` come to, or a stream that begins with comments where its worker lets the client wait for so long.
+///
+/// Errors: that of the attempts, unless a comment came before; `ShuttingDown` where `cut_off` comes first.
+pub(super) async fn answer<F>(
+    (shape, cut_off): (Shape, CancellationToken),
+    attempts: impl FnOnce(Keepalive) -> F,
+) -> Result<Response, RequestError>
+where
+    F: Future<Output = Result<Response, RequestError>> + Send + 'static,
+{
+    let (comments, heard) = mpsc::channel(1);
+    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), heard, shape, cut_off };
+    match waiting.next().await {
+        Heard::Answer(answer) => answer,
+        Heard::Comment => Ok(head(Body::from_stream(waiting.stream()))),
+    }
+}
+
+fn head(body: Body) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, event_stream::CONTENT_TYPE);
+    event_stream::keep_flowing(response.headers_mut());
+    response
+}
+
+/// Is a request whose client has an answer's head at most.
+struct Waiting {
+    attempts: Pin<Box<dyn Future<Output = Result<Response, RequestError>> + Send>>,
+    heard: mpsc::Receiver<()>,
+    shape: Shape,
+    /// The end of the time in which running answers may finish.
+    cut_off: CancellationToken,
+}
+
+/// Is what is heard next of the attempts.
+enum Heard {
+    Answer(Result<Response, RequestError>),
+    Comment,
+}
+
+/// Says what the client gets next.
+enum Stage {
+    Waiting(Waiting),
+    Passing(BodyDataStream),
+    Done,
+}
+
+impl Waiting {
+    async fn next(&mut self) -> Heard {
+        tokio::select! {
+            biased;
+            answer = &mut self.attempts => Heard::Answer(answer),
+            () = self.cut_off.cancelled() => Heard::Answer(Err(RequestError::ShuttingDown)),
+            Some(()) = self.heard.recv() => Heard::Comment,
+        }
+    }
+
+    fn stream(self) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send + 'static {
+        let first = futures::stream::once(std::future::ready(Ok(Bytes::from_static(COMMENT))));
+        let rest = futures::stream::unfold(Stage::Waiting(self), |stage| async {
+            match stage {
+                Stage::Waiting(mut waiting) => match waiting.next().await {
+                    Heard::Comment => Some((Ok(Bytes::from_static(COMMENT)), Stage::Waiting(waiting))),
+                    Heard::Answer(answer) => follow(answer, waiting.shape).await,
+                },
+                Stage::Passing(mut body) => body.next().await.map(|piece| (piece, Stage::Passing(body))),
+                Stage::Done => None,
+            }
+        });
+        first.chain(rest.fuse())
+    }
+}
+
+/// Returns what stands behind the comments: the answer's events, or one that says why there are none.
+async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<(Result<Bytes, axum::Error>, Stage)> {
+    match answer {
+        Ok(response) if response.status().is_success() && can_follow(&response) => {
+            let mut body = response.into_body().into_data_stream();
+            body.next().await.map(|piece| (piece, Stage::Passing(body)))
+        }
+        Ok(other) => {
+            let message = format!("a worker answered with status {} and no events", other.status().as_u16());
+            Some((Ok(failed_stream_event((&message, "worker_failed"), shape, 0).into()), Stage::Done))
+        }
+        Err(error) => {
+            let code = error.code().unwrap_or("worker_failed");
+            Some((Ok(failed_stream_event((&error.to_string(), code), shape, 0).into()), Stage::Done))
+        }
+    }
+}
+
+/// Returns whether an answer's body can stand behind comments.
+fn can_follow(response: &Response) -> bool {
+    event_stream::is_event_stream(response.headers()) && !event_stream::is_encoded(response.headers())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+    use warmpath_router_core::event_stream::EndMark;
+
+    use super::*;
+
+    async fn check(given: &[&'static str], expected: Result<&str, Failure>) {
+        let (sender, _heard) = mpsc::channel(1);
+        let pieces: Vec<_> = given.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
+        let pieces = futures::stream::iter(pieces).fuse().boxed();
+        let patience = (Instant::now() + Duration::from_secs(600), Duration::from_secs(300));
+        let mut events = Events::new(pieces, EndMark::Done, patience);
+        let found = Keepalive(sender).skip(&mut events).await;
+        assert_eq!(found, expected.map(|first| Bytes::from(first.to_owned())), "{given:?}");
+    }
+
+    #[tokio::test]
+    async fn a_stream_begins_with_its_first_event() {
+        check(&["data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
+        check(&[":\n\n", ": a\n\n", "data: 1\n\n", "data: 2\n\n"], Ok("data: 1\n\n")).await;
+        check(&[": a", " b\n", "\n: c\r\n\r\n", "data", ":\n\ndata: 1\n\n"], Ok("data: 1\n\n")).await;
+        check(&[": a\n\ndata: 1\n\n"], Ok(": a\n\ndata: 1\n\n")).await;
+        check(&["retry: 1\n\n", "data: 1\r\r"], Ok("data: 1\r\r")).await;
+    }
+
+    #[tokio::test]
+    async fn a_stream_without_an_event_is_broken() {
+        for given in [&[][..], &[": only\n\n"], &[": a\n", "\n", ":"], &["id: 1\n\n"], &["data: 1"], &["data: 1\n"]] {
+            check(given, Err(Failure::Broken)).await;
+        }
+    }
+}

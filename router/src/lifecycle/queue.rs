@@ -1,0 +1,303 @@
+//! A request's turn: at once where a worker has room, else in the line of its model until one has.
+//!
+//! Not here: who is next (the core's `admission_queue`), whether a worker has room (its `admission`), what starting means (`lifecycle`).
+//! The idea: every request waits in its own task. Only the head of a line asks for room, again and again; who starts or
+//! leaves rings for the next head. A client that leaves drops its guard, and with it its place.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, header};
+use tokio::sync::Notify;
+use warmpath_common::model::Fingerprint;
+use warmpath_router_core::ledger::NoWorker;
+use warmpath_router_core::overload::admission_queue::{AdmissionQueue, TenantKey, Waiter, WaiterId};
+use warmpath_shell::bearer;
+
+use crate::config::{QUEUE_POLL, QUEUE_REST};
+use crate::metrics::Metrics;
+
+/// Is the line of each model, for which nobody waits at most times.
+pub struct RequestQueue {
+    waiting_max: usize,
+    /// Guards the lines; held for one entry, one departure or one start, never across `.await`.
+    lines: Mutex<HashMap<Fingerprint, Line>>,
+    /// Counts who waits in any line, so that a request that need not wait needs no lock.
+    n_waiting: AtomicUsize,
+    /// Keeps clients from choosing keys that collide.
+    hasher: RandomState,
+    metrics: Arc<Metrics>,
+}
+
+struct Line {
+    queue: AdmissionQueue,
+    bells: HashMap<WaiterId, Arc<Notify>>,
+}
+
+/// Says when a request may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Begin {
+    /// As soon as there is room, be it now.
+    #[default]
+    AtOnce,
+    /// Only after a pause: a worker that seemed to have room has refused it.
+    AfterPause,
+}
+
+/// Is what a request wants.
+pub(super) struct Wish<'a> {
+    pub(super) model: &'a Fingerprint,
+    pub(super) entrant: Waiter,
+    pub(super) begin: Begin,
+    /// Names the place that it had when it started in vain.
+    pub(super) place: Option<WaiterId>,
+}
+
+/// Is what starting gave.
+pub(super) struct Started<T> {
+    pub(super) value: T,
+    /// Is how much of a worker's time it takes. Units: milliseconds.
+    pub(super) service_ms: f64,
+}
+
+/// Says why a request's turn never comes.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// No worker can take it, and waiting would not help.
+    NoWorker(NoWorker),
+    /// Every place is taken.
+    Full,
+    /// Its deadline came first.
+    Late,
+}
+
+impl RequestQueue {
+    /// Returns lines of `waiting_max` places each in which nobody waits.
+    pub fn new(waiting_max: usize, metrics: Arc<Metrics>) -> Self {
+        Self {
+            waiting_max,
+            lines: Mutex::default(),
+            n_waiting: AtomicUsize::new(0),
+            hasher: RandomState::new(),
+            metrics,
+        }
+    }
+
+    /// Returns whose a request is: its key's tenant, or the owner of what it presents for a key, be it a bearer token or
+    /// Anthropic's, or everybody's.
+    pub(super) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
+        if let Some(tenant) = tenant {
+            return TenantKey(self.hasher.hash_one(tenant));
+        }
+        let key = headers.get(header::AUTHORIZATION).or_else(|| headers.get(bearer::API_KEY));
+        TenantKey(self.hasher.hash_one(key.map(|value| value.as_bytes())))
+    }
+
+    /// Returns the number of requests that wait for a model.
+    pub fn n_waiting(&self, model: &Fingerprint) -> usize {
+        self.lock().get(model).map_or(0, |line| line.queue.len())
+    }
+
+    /// Starts a request when its turn has come; returns what that gave, and the place that it had waited in.
+    ///
+    /// Errors: every [`Refused`].
+    pub(super) async fn take<T>(
+        &self,
+        wish: &Wish<'_>,
+        mut start: impl FnMut() -> Result<Started<T>, NoWorker>,
+    ) -> Result<(T, Option<WaiterId>), Refused> {
+        if wish.begin == Begin::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
+            match start() {
+                Ok(started) => return Ok((started.value, None)),
+                Err(refusal) if is_worth_waiting(&refusal, wish.entrant.deadline) => {}
+                Err(refusal) => return Err(Refused::NoWorker(refusal)),
+            }
+        }
+        if Instant::now() >= wish.entrant.deadline {
+            return Err(Refused::Late);
+        }
+        let mut waiting = self.enter(wish)?;
+        let mut step = if wish.begin == Begin::AtOnce { waiting.advance(&mut start) } else { Step::Poll };
+        loop {
+            let is_head = match step {
+                Step::Started(value) => return Ok((value, Some(waiting.id))),
+                Step::Refused(refused) => return Err(refused),
+                Step::Poll => true,
+                Step::Listen => false,
+                Step::Rest(pause) => {
+                    waiting.stand_aside();
+                    let until = (Instant::now() + pause.min(QUEUE_REST)).min(wish.entrant.deadline);
+                    tokio::time::sleep_until(until.into()).await;
+                    waiting.come_back(wish.entrant)?;
+                    step = waiting.advance(&mut start);
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = waiting.bell.notified() => {}
+                () = tokio::time::sleep_until(wish.entrant.deadline.into()) => {}
+                () = tokio::time::sleep(QUEUE_POLL), if is_head => {}
+            }
+            step = waiting.advance(&mut start);
+        }
+    }
+
+    fn enter(&self, wish: &Wish<'_>) -> Result<Waiting<'_>, Refused> {
+        let mut lines = self.lock();
+        let line = lines
+            .entry(*wish.model)
+            .or_insert_with(|| Line { queue: AdmissionQueue::new(self.waiting_max), bells: HashMap::new() });
+        let entered = match wish.place {
+            Some(id) => line.queue.re_enter(id, wish.entrant),
+            None => line.queue.enter(wish.entrant),
+        };
+        let entered = entered.map_err(|_| {
+            self.metrics.queue_outcomes.with_label_values(&["refused"]).inc();
+            Refused::Full
+        })?;
+        entered.displaced.iter().for_each(|id| line.ring(*id));
+        let bell = Arc::new(Notify::new());
+        line.bells.insert(entered.id, Arc::clone(&bell));
+        self.count(&lines);
+        Ok(Waiting {
+            turns: self,
+            model: *wish.model,
+            id: entered.id,
+            deadline: wish.entrant.deadline,
+            bell,
+            since: Instant::now(),
+            outcome: "left",
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Fingerprint, Line>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, lines: &HashMap<Fingerprint, Line>) {
+        // Those who stand aside wait as well.
+        let n = lines.values().map(|line| line.bells.len()).sum();
+        self.n_waiting.store(n, Ordering::Relaxed);
+        self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+}
+
+/// Returns whether a worker may have room before the deadline.
+fn is_worth_waiting(refusal: &NoWorker, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    refusal.is_overload() && refusal.may_end_within(left)
+}
+
+impl Line {
+    fn ring(&self, id: WaiterId) {
+        if let Some(bell) = self.bells.get(&id) {
+            bell.notify_one();
+        }
+    }
+
+    fn ring_head(&self) {
+        if let Some(head) = self.queue.head() {
+            self.ring(head);
+        }
+    }
+}
+
+/// Says what follows for who waits.
+enum Step<T> {
+    Started(T),
+    Refused(Refused),
+    /// It is the head: it asks again soon.
+    Poll,
+    /// It is the head, and those who could take it have refused its model for so long: others may pass meanwhile.
+    Rest(Duration),
+    /// Another one is the head: it waits for the bell.
+    Listen,
+}
+
+/// Is a request that waits; dropping it gives up its place.
+struct Waiting<'a> {
+    turns: &'a RequestQueue,
+    model: Fingerprint,
+    id: WaiterId,
+    deadline: Instant,
+    bell: Arc<Notify>,
+    since: Instant,
+    outcome: &'static str,
+}
+
+impl Waiting<'_> {
+    fn advance<T>(&mut self, start: &mut impl FnMut() -> Result<Started<T>, NoWorker>) -> Step<T> {
+        let mut lines = self.turns.lock();
+        let now = Instant::now();
+        let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
+        line.queue.expire(now).into_iter().for_each(|id| line.ring(id));
+        if !line.queue.contains(self.id) {
+            let is_late = now >= self.deadline;
+            self.outcome = if is_late { "late" } else { "displaced" };
+            return Step::Refused(if is_late { Refused::Late } else { Refused::Full });
+        }
+        if line.queue.head() != Some(self.id) {
+            return Step::Listen;
+        }
+        match start() {
+            Ok(started) => {
+                line.queue.start(self.id, (started.service_ms * 1e3) as u64);
+                self.outcome = "started";
+                Step::Started(started.value)
+            }
+            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => refusal.rest().map_or(Step::Poll, Step::Rest),
+            Err(refusal) => {
+                self.outcome = "unavailable";
+                Step::Refused(Refused::NoWorker(refusal))
+            }
+        }
+    }
+}
+
+impl Waiting<'_> {
+    /// Leaves the line for a while; whoever stands behind may be asking for another model of the same servers.
+    fn stand_aside(&self) {
+        let mut lines = self.turns.lock();
+        if let Some(line) = lines.get_mut(&self.model) {
+            line.queue.leave(self.id);
+            line.ring_head();
+        }
+    }
+
+    /// Takes the place in the line that it had.
+    ///
+    /// Errors: [`Refused::Full`] where others have taken every place meanwhile.
+    fn come_back(&mut self, entrant: Waiter) -> Result<(), Refused> {
+        let mut lines = self.turns.lock();
+        let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
+        let Ok(entered) = line.queue.re_enter(self.id, entrant) else {
+            self.outcome = "displaced";
+            return Err(Refused::Full);
+        };
+        debug_assert_eq!(entered.id, self.id, "nobody else is given a number twice");
+        entered.displaced.iter().for_each(|id| line.ring(*id));
+        Ok(())
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut lines = self.turns.lock();
+        if let Some(line) = lines.get_mut(&self.model) {
+            line.queue.leave(self.id);
+            line.bells.remove(&self.id);
+            line.ring_head();
+            if line.bells.is_empty() {
+                lines.remove(&self.model);
+            }
+        }
+        self.turns.count(&lines);
+        drop(lines);
+        let metrics = &self.turns.metrics;
+        metrics.queue_outcomes.with_label_values(&[self.outcome]).inc();
+        metrics.queue_wait.observe(self.since.elapsed().as_secs_f64());
+    }
+}

@@ -1,0 +1,145 @@
+//! The keys of a prompt's blocks; those of stretches that came before are remembered.
+//!
+//! Not here: the hash of a block (`warmpath_common::block_hash`).
+//! The idea: a block's hash hangs on the hash before it and on its own tokens alone. So what is remembered is a stretch of
+//! blocks, the hash before it and where that led; the next turn of a chat compares tokens, many at a time, and hashes what is
+//! new. Nothing is taken for known that was not compared: keys are the same with and without this memory.
+
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, Equivalent};
+use moka::sync::Cache;
+use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
+use warmpath_common::ids::Token;
+
+/// Is the number of blocks of a stretch.
+///
+/// Source: own choice: a look-up costs as much as some two blocks, and of a prompt half a stretch is hashed on average.
+const STRETCH_BLOCKS: usize = 64;
+
+/// Is the most that the stretches may weigh: those of some 7 million tokens of prompts.
+///
+/// Source: own choice: four bytes for each token, eight for each block.
+const CHAINS_BYTES_MAX: u64 = 32 << 20;
+
+/// Is what an entry costs beside its tokens and keys: the start and the end, `Arc` headers, the cache's own nodes.
+///
+/// Source: the sizes of moka 0.12's `ValueEntry`, deque nodes and hash table slot, rounded up.
+const ENTRY_OVERHEAD_BYTES: usize = 384;
+
+/// Remembers stretches of chains.
+pub(super) struct BlockKeyCache {
+    stretches: Cache<Stretch, Arc<Reached>, DefaultHashBuilder>,
+}
+
+/// Is some blocks behind a prefix; the tokens' number says how long a block is.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Stretch {
+    start: BlockHash,
+    tokens: Box<[Token]>,
+}
+
+/// Is a stretch that is looked for.
+#[derive(Hash)]
+struct Asked<'a> {
+    start: BlockHash,
+    tokens: &'a [Token],
+}
+
+impl Equivalent<Stretch> for Asked<'_> {
+    fn equivalent(&self, known: &Stretch) -> bool {
+        self.start == known.start && *self.tokens == *known.tokens
+    }
+}
+
+/// Is where a stretch leads.
+struct Reached {
+    keys: Box<[BlockKey]>,
+    end: BlockHash,
+}
+
+impl Default for BlockKeyCache {
+    fn default() -> Self {
+        Self::new(CHAINS_BYTES_MAX)
+    }
+}
+
+impl BlockKeyCache {
+    fn new(bytes_max: u64) -> Self {
+        let stretches = Cache::builder()
+            .max_capacity(bytes_max)
+            .weigher(|stretch: &Stretch, reached: &Arc<Reached>| {
+                let bytes = size_of_val(&*stretch.tokens) + size_of_val(&*reached.keys) + ENTRY_OVERHEAD_BYTES;
+                u32::try_from(bytes).unwrap_or(u32::MAX)
+            })
+            .build_with_hasher(DefaultHashBuilder::default());
+        Self { stretches }
+    }
+
+    /// Returns the key of every full block of `tokens`, as [`block_chain`] has them.
+    pub(super) fn keys(&self, root: &BlockHash, tokens: &[Token], block_size_tokens: u32) -> Vec<BlockKey> {
+        let mut keys = Vec::with_capacity(tokens.len() / block_size_tokens as usize);
+        let mut start = *root;
+        let stretches = tokens.chunks_exact(STRETCH_BLOCKS * block_size_tokens as usize);
+        let rest = stretches.remainder();
+        for tokens in stretches {
+            let reached = self.reached(Asked { start, tokens }, block_size_tokens);
+            keys.extend_from_slice(&reached.keys);
+            start = reached.end;
+        }
+        keys.extend(block_chain(&start, rest, block_size_tokens).iter().map(BlockHash::key));
+        keys
+    }
+
+    fn reached(&self, asked: Asked<'_>, block_size_tokens: u32) -> Arc<Reached> {
+        if let Some(reached) = self.stretches.get(&asked) {
+            return reached;
+        }
+        let Asked { start, tokens } = asked;
+        let chain = block_chain(&start, tokens, block_size_tokens);
+        let end = chain.last().copied().unwrap_or(start);
+        let reached = Arc::new(Reached { keys: chain.iter().map(BlockHash::key).collect(), end });
+        self.stretches.insert(Stretch { start, tokens: tokens.into() }, Arc::clone(&reached));
+        reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROOT: BlockHash = BlockHash([7; 32]);
+
+    fn hashed(tokens: &[Token], block_size_tokens: u32) -> Vec<BlockKey> {
+        block_chain(&ROOT, tokens, block_size_tokens).iter().map(BlockHash::key).collect()
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let chains = BlockKeyCache::new(20_000);
+        for n in 0..200 {
+            let tokens: Vec<Token> = (n..n + 300).collect();
+            assert_eq!(chains.keys(&ROOT, &tokens, 1), hashed(&tokens, 1));
+            chains.stretches.run_pending_tasks();
+            assert!(chains.stretches.weighted_size() <= 20_000);
+        }
+        assert!(chains.stretches.entry_count() > 2);
+    }
+
+    proptest! {
+        #[test]
+        fn keys_are_those_of_the_chain_whatever_came_before(
+            prompts in prop::collection::vec((0..4u32, 0..400usize, 0..400usize, 1..4u32), 1..12),
+        ) {
+            let chains = BlockKeyCache::default();
+            for (seed, common, own, block_size_tokens) in prompts {
+                // Prompts begin alike and part somewhere.
+                let tokens: Vec<Token> = (0..common as u32).chain((0..own as u32).map(|n| n * (seed + 2))).collect();
+                prop_assert_eq!(chains.keys(&ROOT, &tokens, block_size_tokens), hashed(&tokens, block_size_tokens));
+                prop_assert_eq!(chains.keys(&ROOT, &tokens, block_size_tokens), hashed(&tokens, block_size_tokens));
+            }
+        }
+    }
+}
