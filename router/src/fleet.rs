@@ -184,8 +184,8 @@ impl Fleet {
     }
 
     /// Returns how soon the workers of `model`, or all of them, can start one more request.
-    pub fn relief(&self, model: Option<&ModelInfo>) -> CapacityForecast {
-        self.ledger().relief(&self.view(), model, Instant::now())
+    pub fn capacity_forecast(&self, model: Option<&ModelInfo>) -> CapacityForecast {
+        self.ledger().capacity_forecast(&self.view(), model, Instant::now())
     }
 
     fn heard(&self, member: &Member) {

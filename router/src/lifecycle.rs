@@ -27,7 +27,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
-use warmpath_router_core::ledger::LISTEN_PAUSE;
+use warmpath_router_core::ledger::BACKOFF_POLL;
 use warmpath_router_core::ledger::stale_blocks::Outcome;
 use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
 use warmpath_router_core::overload::retry::{Failure, Terms, Verdict};
@@ -136,7 +136,7 @@ async fn attempt_until_answered(
     comments: &Keepalive,
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
-    listen(app, &arrival, &prepared).await;
+    back_off(app, &arrival, &prepared).await;
     let mut trail = RetryState::default();
     loop {
         let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
@@ -272,11 +272,12 @@ async fn take_turn(
     });
     let turn = turn.await;
     trail.waited += start.elapsed();
-    let retry_after = || app.fleet.relief(Some(&prepared.model)).retry_after(app.turns.n_waiting(wish.model) + 1);
+    let retry_after =
+        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.turns.n_waiting(wish.model) + 1);
     match turn {
         Ok((choice, place)) => {
             if place.is_some() {
-                arrival.span.part("router.wait", (start, Instant::now()), Vec::new());
+                arrival.span.part("router.queue", (start, Instant::now()), Vec::new());
             }
             trail.place = place;
             Ok(choice)
@@ -301,24 +302,24 @@ async fn take_turn(
 }
 
 /// Holds a request back for a moment where other routers may be choosing for requests of theirs.
-async fn listen(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
+async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
     let view = app.fleet.view();
-    if !app.fleet.ledger().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+    if !app.fleet.ledger().may_back_off(&view, &ask(&arrival.id, prepared, &[])) {
         return;
     }
     let matches = find_matches(app, prepared);
-    let listened = app.fleet.ledger().listen(&view, &ask(&arrival.id, prepared, &matches), &mut rand::rng());
-    if !listened.is_zero() {
+    let backoff = app.fleet.ledger().backoff(&view, &ask(&arrival.id, prepared, &matches), &mut rand::rng());
+    if !backoff.is_zero() {
         let start = Instant::now();
-        while let Some(left) = listened.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
-            tokio::time::sleep(left.min(LISTEN_PAUSE)).await;
+        while let Some(left) = backoff.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            tokio::time::sleep(left.min(BACKOFF_POLL)).await;
             // Who hears only of requests of its own is alone.
-            if !app.fleet.ledger().may_listen(&view, &ask(&arrival.id, prepared, &[])) {
+            if !app.fleet.ledger().may_back_off(&view, &ask(&arrival.id, prepared, &[])) {
                 break;
             }
         }
-        app.metrics.listened.observe(start.elapsed().as_secs_f64());
-        arrival.span.part("router.listen", (start, Instant::now()), Vec::new());
+        app.metrics.backoff.observe(start.elapsed().as_secs_f64());
+        arrival.span.part("router.backoff", (start, Instant::now()), Vec::new());
     }
 }
 
@@ -414,7 +415,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     };
     app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
     app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
-    if app.fleet.ledger().doubts().observe(outcome) {
+    if app.fleet.ledger().stale_blocks().observe(outcome) {
         tracing::warn!(
             worker = %app.fleet.member(outcome.worker).url,
             expected_blocks = outcome.expected_blocks,

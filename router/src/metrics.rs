@@ -119,7 +119,7 @@ metrics! {
     /// Time that requests waited in the router, those that need not left out.
     queue_wait: Histogram = histogram("queue_seconds", REQUEST_BUCKETS);
     /// Time that requests were held back to hear of other routers' requests, those that were not left out.
-    listened: Histogram = histogram("listen_seconds", REQUEST_BUCKETS);
+    backoff: Histogram = histogram("backoff_seconds", REQUEST_BUCKETS);
     /// Requests that had to wait in the router, by what became of them: started, late, displaced, refused (no place), unavailable, left (by the client).
     queue_outcomes: IntCounterVec = counters("queue_outcomes_total", &["outcome"]);
     /// Answers that broke off after the client had seen a part.

@@ -50,7 +50,7 @@ impl Policy {
         Self::Rival(Kind::Without(Term::Prefill)),
         Self::Rival(Kind::Without(Term::Pressure)),
         Self::Rival(Kind::Without(Term::Slowdown)),
-        Self::Rival(Kind::Without(Term::Company)),
+        Self::Rival(Kind::Without(Term::Interference)),
     ];
 
     fn known() -> impl Iterator<Item = Self> {

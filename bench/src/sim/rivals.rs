@@ -54,7 +54,7 @@ pub enum Term {
     /// Delay of the running streams.
     Slowdown,
     /// Delay of the prompts that are computed beside it.
-    Company,
+    Interference,
 }
 
 impl Kind {
@@ -73,7 +73,7 @@ impl Kind {
             Self::Without(Term::Prefill) => "without-prefill",
             Self::Without(Term::Pressure) => "without-pressure",
             Self::Without(Term::Slowdown) => "without-slowdown",
-            Self::Without(Term::Company) => "without-company",
+            Self::Without(Term::Interference) => "without-interference",
         }
     }
 }
@@ -126,7 +126,7 @@ pub struct Rival {
     homes: HashMap<u32, WorkerIdx>,
     pending: PendingPrefixes,
     reuse: ReuseRatio,
-    given: RecentWork,
+    recent_work: RecentWork,
 }
 
 /// One router's requests at a worker.
@@ -151,8 +151,8 @@ impl Rival {
     /// Returns a rule without any requests.
     pub fn new(kind: Kind, shape: FleetShape) -> Self {
         let accounts = (0..shape.n_workers).map(|_| Account::default()).collect();
-        let (pending, reuse, given) = (PendingPrefixes::default(), ReuseRatio::default(), RecentWork::default());
-        Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, given }
+        let (pending, reuse, recent_work) = (PendingPrefixes::default(), ReuseRatio::default(), RecentWork::default());
+        Self { kind, shape, accounts, homes: HashMap::new(), pending, reuse, recent_work }
     }
 
     /// Chooses a worker; returns it with the number of tokens that are expected to be reused.
@@ -165,15 +165,15 @@ impl Rival {
             PromptView::Estimated { .. } => None,
         };
         let prompt = seen.prompt.with_matches(extended.as_deref());
-        let weighed = workers.iter().map(|worker| {
+        let scored = workers.iter().map(|worker| {
             let block_size_tokens = worker.model.as_ref().map_or(1, |model| model.block_size_tokens);
-            let standing = self.standing(worker, assumed);
-            let mut candidate = Candidate::score(worker, prompt, block_size_tokens, standing);
-            candidate.given_tokens = self.given.of(worker.idx, WorkSenders::Own);
+            let worker_load = self.worker_load(worker, assumed);
+            let mut candidate = Candidate::score(worker, prompt, block_size_tokens, worker_load);
+            candidate.recent_tokens = self.recent_work.of(worker.idx, WorkSenders::Own);
             candidate
         });
-        let mut candidates: Vec<Candidate<'_>> = weighed.collect();
-        add_pressure(&mut candidates, self.reuse.worth());
+        let mut candidates: Vec<Candidate<'_>> = scored.collect();
+        add_pressure(&mut candidates, self.reuse.ratio());
         let chosen = *self.pick(seen, &candidates, rng)?;
         let n_held = chosen.found.map_or(0, |found| found.blocks);
         let filling = self.pending.add(chosen.worker.idx, (prompt.keys(), n_held));
@@ -209,7 +209,7 @@ impl Rival {
         }
     }
 
-    fn standing<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> WorkerLoad<'a> {
+    fn worker_load<'a>(&self, worker: &'a WorkerView, assumed: Speeds) -> WorkerLoad<'a> {
         WorkerLoad {
             load: &worker.load,
             unreported: self.accounts[worker.idx.0 as usize].unreported,
@@ -223,7 +223,7 @@ impl Rival {
         let prompt_tokens = u64::from(seen.request.prompt_tokens);
         let prefill_tokens = prompt_tokens - u64::from(chosen.work.cached_tokens);
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
-        self.given.give(worker, prefill_tokens);
+        self.recent_work.give(worker, prefill_tokens);
         let booked = Booked { filling, prefill_tokens, prompt_tokens, is_unreported: true, is_prefilling: true };
         let account = &mut self.accounts[worker.0 as usize];
         account.sent.insert(seen.id.clone(), booked);
@@ -335,7 +335,7 @@ fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
         Term::Prefill => cost.prefill_ms = 0.0,
         Term::Pressure => cost.pressure_ms = 0.0,
         Term::Slowdown => cost.slowdown_ms = 0.0,
-        Term::Company => cost.interference_ms = 0.0,
+        Term::Interference => cost.interference_ms = 0.0,
     }
     candidate
 }

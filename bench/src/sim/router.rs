@@ -116,20 +116,20 @@ impl Router {
     }
 
     /// Returns how long a request is held back before its choice.
-    pub fn listen(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
+    pub fn backoff(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
         let Self { fleet, model, index, books, rng, start, block_tokens, .. } = self;
         let Books::Own { dispatch, .. } = books else { return Duration::ZERO };
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
-        dispatch.listen(fleet, &ask((id, *start + now), model, prompt), rng)
+        dispatch.backoff(fleet, &ask((id, *start + now), model, prompt), rng)
     }
 
     /// Returns whether a request that is held back may continue to wait.
-    pub fn may_listen(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
+    pub fn may_back_off(&self, request: &Request, id: &RequestId, now: Duration) -> bool {
         let Books::Own { dispatch, .. } = &self.books else { return false };
         let prompt = PromptView::Estimated { n_tokens: request.prompt_tokens };
-        dispatch.may_listen(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
+        dispatch.may_back_off(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
     }
 
     /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is available.

@@ -14,7 +14,7 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::ledger::LISTEN_PAUSE;
+use warmpath_router_core::ledger::BACKOFF_POLL;
 
 use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};
@@ -244,12 +244,12 @@ impl World<'_> {
                 Some(until) => until,
                 None => {
                     errand.router = (self.rng.next_u64() % self.routers.len() as u64) as usize;
-                    now + self.routers[errand.router].listen(&self.trace.requests[request], &id, now)
+                    now + self.routers[errand.router].backoff(&self.trace.requests[request], &id, now)
                 }
             };
             errand.listens_until = Some(until);
-            if until > now && self.routers[errand.router].may_listen(&self.trace.requests[request], &id, now) {
-                return self.schedule(until.min(now + LISTEN_PAUSE), Event::Arrive { request });
+            if until > now && self.routers[errand.router].may_back_off(&self.trace.requests[request], &id, now) {
+                return self.schedule(until.min(now + BACKOFF_POLL), Event::Arrive { request });
             }
         }
         let asked = (&id, &errand.tried[..]);

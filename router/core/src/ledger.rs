@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use backoff::LISTEN_PAUSE;
+pub use backoff::BACKOFF_POLL;
 pub use dry_run::{DryRun, Scored};
 use health::{Health, Trust};
 use rand::Rng;
@@ -40,7 +40,9 @@ use crate::ledger::reuse_ratio::ReuseRatio;
 use crate::ledger::stale_blocks::StaleBlocks;
 use crate::overload::admission::{AdmissionOptions, Capacity};
 use crate::overload::breaker::BreakerOptions;
-use crate::routing::choose::{Candidate, Policy, PromptView, Reason, TieBreak, add_pressure, choose, reason, standing};
+use crate::routing::choose::{
+    Candidate, Policy, PromptView, Reason, TieBreak, add_pressure, choose, reason, worker_load,
+};
 use crate::routing::cost::{Cost, Speeds, Unreported, WorkerLoad};
 
 /// Is the weight of the newest request in the average time that requests take of a worker.
@@ -212,11 +214,11 @@ pub struct Ledger {
     by_request: HashMap<(WorkerIdx, RequestId), u64>,
     next_ticket: u64,
     last: Option<WorkerIdx>,
-    doubts: StaleBlocks,
+    stale_blocks: StaleBlocks,
     pending: PendingPrefixes,
     reuse: ReuseRatio,
-    given: RecentWork,
-    others: PeerRouters,
+    recent_work: RecentWork,
+    peer_routers: PeerRouters,
 }
 
 impl Ledger {
@@ -230,11 +232,11 @@ impl Ledger {
             by_request: HashMap::new(),
             next_ticket: 0,
             last: None,
-            doubts: StaleBlocks::default(),
+            stale_blocks: StaleBlocks::default(),
             pending: PendingPrefixes::default(),
             reuse: ReuseRatio::default(),
-            given: RecentWork::default(),
-            others: PeerRouters::default(),
+            recent_work: RecentWork::default(),
+            peer_routers: PeerRouters::default(),
         }
     }
 
@@ -244,79 +246,81 @@ impl Ledger {
     pub fn choose(
         &mut self,
         fleet: &FleetView,
-        ask: &RouteRequest<'_>,
+        request: &RouteRequest<'_>,
         rng: &mut impl Rng,
     ) -> Result<(Decision, Ticket), NoWorker> {
-        let believed = self.believed(ask.prompt);
-        let ask = &RouteRequest { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
-        self.expire(ask.now);
+        let corrected_matches = self.corrected_matches(request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
+        self.expire(request.now);
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), WorkerLedger::default);
-        let candidates = self.candidates(fleet, ask)?;
-        let chosen = choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
-        let why = reason(self.options.policy, &candidates, chosen, ask.prompt);
+        let candidates = self.candidates(fleet, request)?;
+        let chosen =
+            choose(self.options.policy, &candidates, self.turn(request), rng).ok_or_else(NoWorker::unserved)?;
+        let why = reason(self.options.policy, &candidates, chosen, request.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
             slot: chosen.found.filter(|_| chosen.cached_blocks > 0).and_then(|found| found.slot),
-            expected_block: expected_block(ask.prompt, chosen.cached_blocks),
+            expected_block: expected_block(request.prompt, chosen.cached_blocks),
             cached_tokens: chosen.work.cached_tokens,
-            reason: if ask.tried.is_empty() { why } else { Reason::Retry },
+            reason: if request.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
-            service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.standing),
+            service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.load),
         };
         let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
-        self.given.give(decision.worker, prefill_tokens);
+        self.recent_work.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of the requests that come while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
-        let chain = if is_lent { ask.prompt.keys() } else { &[] };
+        let chain = if is_lent { request.prompt.keys() } else { &[] };
         let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
-        let sent = Sent { worker: decision.worker, request_id: ask.request_id.clone(), prefill_tokens, at: ask.now };
-        Ok((decision, self.book((sent, ask.model_name), filling)))
+        let sent =
+            Sent { worker: decision.worker, request_id: request.request_id.clone(), prefill_tokens, at: request.now };
+        Ok((decision, self.book((sent, request.model_name), filling)))
     }
 
     /// Returns what decides where cost and load do not.
-    fn turn(&self, ask: &RouteRequest<'_>) -> TieBreak {
-        TieBreak { last: self.last, affinity: ask.affinity, first_new_block: ask.prompt.first_new_block() }
+    fn turn(&self, request: &RouteRequest<'_>) -> TieBreak {
+        TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
     }
 
     /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
-    fn believed(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
+    fn corrected_matches(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
         let PromptView::Known { keys, matches, .. } = prompt else { return None };
-        let corrected = self.doubts.correct(keys, matches);
+        let corrected = self.stale_blocks.correct(keys, matches);
         self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
     }
 
     /// Returns what workers say and is doubted.
-    pub fn doubts(&mut self) -> &mut StaleBlocks {
-        &mut self.doubts
+    pub fn stale_blocks(&mut self) -> &mut StaleBlocks {
+        &mut self.stale_blocks
     }
 
     /// Returns the workers that can take the request: those that are trusted most, of which one has room.
     ///
     /// A breaker spares its worker only as long as others serve: the last ones are asked whatever they have failed.
-    fn candidates<'a>(&self, fleet: &'a FleetView, ask: &RouteRequest<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
-        let serving = serving(fleet, ask);
+    fn candidates<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
+        let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let mut reasons = BTreeMap::new();
         let mut pause: Option<Duration> = None;
         let mut field = Vec::with_capacity(serving.len());
         for worker in serving {
             let health = &self.account(worker.idx).health;
-            if let Some(why) = self.unavailable(worker, ask) {
+            if let Some(why) = self.unavailable(worker, request) {
                 *reasons.entry(why).or_insert(0) += 1;
                 if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
-                    (why, health.pauses.of(ask.model_name, ask.now))
+                    (why, health.pauses.of(request.model_name, request.now))
                 {
                     pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
                 }
                 continue;
             }
-            let trust = health.trust(ask.now);
-            let (candidate, room) = self.score(worker, ask, assumed);
-            field.push((candidate, room, trust));
+            let trust = health.trust(request.now);
+            let (candidate, capacity) = self.score(worker, request, assumed);
+            field.push((candidate, capacity, trust));
         }
         let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
         let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
@@ -327,43 +331,49 @@ impl Ledger {
                 reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
             }
         }
-        let with_room = field.iter().filter(|(_, room, _)| *room == Capacity::Yes);
+        let with_room = field.iter().filter(|(_, capacity, _)| *capacity == Capacity::Yes);
         let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
             if !field.is_empty() {
                 reasons.insert(Unavailable::Busy, field.len());
             }
             return Err(NoWorker { reasons, pause });
         };
-        let is_candidate = |(_, room, trust): &(_, Capacity, Trust)| *trust <= least && *room != Capacity::Unmeasured;
+        let is_candidate =
+            |(_, capacity, trust): &(_, Capacity, Trust)| *trust <= least && *capacity != Capacity::Unmeasured;
         field.retain(is_candidate);
         let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
-        add_pressure(&mut candidates, self.reuse.worth());
+        add_pressure(&mut candidates, self.reuse.ratio());
         Ok(candidates)
     }
 
-    fn score<'a>(&self, worker: &'a WorkerView, ask: &RouteRequest<'_>, assumed: Speeds) -> (Candidate<'a>, Capacity) {
-        let givers = if self.others.may_be_there(ask.now) { WorkSenders::All } else { WorkSenders::Own };
-        let standing = standing(worker, self.account(worker.idx).unreported, assumed, ask.now);
-        let mut candidate = Candidate::score(worker, ask.prompt, ask.model.block_size_tokens, standing);
-        candidate.given_tokens = self.given.of(worker.idx, givers);
-        let room = self.options.admission.map_or(Capacity::Yes, |options| options.room(&standing));
-        if room == Capacity::No {
+    fn score<'a>(
+        &self,
+        worker: &'a WorkerView,
+        request: &RouteRequest<'_>,
+        assumed: Speeds,
+    ) -> (Candidate<'a>, Capacity) {
+        let givers = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
+        let worker_load = worker_load(worker, self.account(worker.idx).unreported, assumed, request.now);
+        let mut candidate = Candidate::score(worker, request.prompt, request.model.block_size_tokens, worker_load);
+        candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
+        let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
+        if capacity == Capacity::No {
             // Who has no room does not compute it beside others: all that is ahead comes first.
-            candidate.cost.wait_ms = candidate.cost.wait_ms.max(standing.queue_delay_ms());
+            candidate.cost.wait_ms = candidate.cost.wait_ms.max(worker_load.queue_delay_ms());
         }
-        (candidate, room)
+        (candidate, capacity)
     }
 
     fn account(&self, worker: WorkerIdx) -> &WorkerLedger {
         self.accounts.get(worker.0 as usize).unwrap_or(&self.no_account)
     }
 
-    fn unavailable(&self, worker: &WorkerView, ask: &RouteRequest<'_>) -> Option<Unavailable> {
+    fn unavailable(&self, worker: &WorkerView, request: &RouteRequest<'_>) -> Option<Unavailable> {
         let account = self.account(worker.idx);
         worker
-            .unavailable(ask.now)
-            .or_else(|| account.health.pauses.of(ask.model_name, ask.now).map(|(_, why)| why))
-            .or_else(|| ask.tried.contains(&worker.idx).then_some(Unavailable::Tried))
+            .unavailable(request.now)
+            .or_else(|| account.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
+            .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
     fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: PendingBlocks) -> Ticket {
@@ -376,7 +386,7 @@ impl Ledger {
         account.n_in_flight += 1;
         account.unreported.n_requests += 1;
         account.unreported.prefill_tokens += sent.prefill_tokens;
-        self.others.sent(&sent.request_id);
+        self.peer_routers.sent(&sent.request_id);
         self.by_request.insert((worker, sent.request_id.clone()), number);
         self.sent.insert(number, sent);
         Ticket { number, worker, filling }
@@ -384,7 +394,7 @@ impl Ledger {
 
     /// Records that a worker has counted a request, of this router or another, in the load that it reports.
     pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId, now: Instant) {
-        self.others.named(request_id, now);
+        self.peer_routers.named(request_id, now);
         if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
             self.withdraw(number);
         }
@@ -394,7 +404,7 @@ impl Ledger {
     pub fn heard(&mut self, worker: WorkerIdx, changes: Vec<Change>, now: Instant) {
         for change in changes {
             match change {
-                Change::Stored(run) => self.doubts.announced(worker, run.keys, now),
+                Change::Stored(run) => self.stale_blocks.announced(worker, run.keys, now),
                 Change::Accepted(request_id) => self.accepted(worker, &request_id, now),
                 Change::Removed(_) => {}
             }
@@ -403,7 +413,7 @@ impl Ledger {
 
     /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
     pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.given.fill(worker, tokens);
+        self.recent_work.fill(worker, tokens);
     }
 
     /// Records that a request has left its worker, however it ended.
@@ -419,8 +429,8 @@ impl Ledger {
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
             *account = WorkerLedger::default();
         }
-        self.doubts.left(worker);
-        self.given.left(worker);
+        self.stale_blocks.left(worker);
+        self.recent_work.left(worker);
     }
 
     /// Returns the number of requests that are at a worker by this router.
@@ -456,24 +466,24 @@ impl Ledger {
 }
 
 /// Returns the workers that serve the model that is asked for.
-fn serving<'a>(fleet: &'a FleetView, ask: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
-    let is_named = |worker: &&'a WorkerView| match ask.model_name {
-        Some(name) => worker.model_of_pool(name, ask.model).is_some(),
+fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
+    let is_named = |worker: &&'a WorkerView| match request.model_name {
+        Some(name) => worker.model_of_pool(name, request.model).is_some(),
         // By name as well: on what footing a stock server stands may have changed since the prompt was made.
         None => {
             let is_meant = |model: &Arc<ModelInfo>| {
-                model.fingerprint == ask.model.fingerprint
-                    || model.names.iter().any(|name| ask.model.names.contains(name))
+                model.fingerprint == request.model.fingerprint
+                    || model.names.iter().any(|name| request.model.names.contains(name))
             };
             worker.model.is_none() || worker.models().any(is_meant)
         }
     };
-    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(ask.wanted)).filter(is_named).collect()
+    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(request.wanted)).filter(is_named).collect()
 }
 
 /// Returns an answer's share of a worker's time. Units: milliseconds.
-fn answer_share_ms(standing: &WorkerLoad<'_>) -> f64 {
-    standing.speeds.answer_tokens * standing.speeds.decode_step_ms / f64::from(standing.n_slots.max(1))
+fn answer_share_ms(worker_load: &WorkerLoad<'_>) -> f64 {
+    worker_load.speeds.answer_tokens * worker_load.speeds.decode_step_ms / f64::from(worker_load.n_slots.max(1))
 }
 
 fn expected_block(prompt: PromptView<'_>, cached_blocks: u32) -> Option<BlockKey> {

@@ -100,7 +100,7 @@ impl Tracker {
     /// Takes in a slice of the views that are on their way.
     fn take_in_slice(&mut self) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
-            self.fleet.ledger().doubts().announced_all(worker, Instant::now());
+            self.fleet.ledger().stale_blocks().announced_all(worker, Instant::now());
             self.fleet.member(worker).distrusts.settle();
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {

@@ -140,7 +140,7 @@ fn copy_fleet(app: &App) {
         };
         metrics.breaker.with_label_values(label).set(breaker);
     }
-    metrics.doubted_blocks.set(gauge(fleet.ledger().doubts().len()));
+    metrics.doubted_blocks.set(gauge(fleet.ledger().stale_blocks().len()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));

@@ -1,6 +1,6 @@
 //! The dry run: where a request would go now, and what it would cost everywhere. Nothing is sent, booked or remembered.
 //!
-//! Not here: the choice (the core's `dispatch::explain`), real requests (`completions`).
+//! Not here: the choice (the core's `dispatch::dry_run`), real requests (`completions`).
 
 use axum::Json;
 use axum::body::Bytes;
@@ -53,8 +53,8 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let matches = find_matches(&app, &prepared);
     let request_id = fresh_request_id();
     let ask = ask(&request_id, &prepared, &matches);
-    let explanation = app.fleet.ledger().explain(&view, &ask, &mut rand::rng());
-    let workers: Vec<Value> = explanation.workers.iter().map(|weighed| describe(&app, weighed, &matches)).collect();
+    let explanation = app.fleet.ledger().dry_run(&view, &ask, &mut rand::rng());
+    let workers: Vec<Value> = explanation.workers.iter().map(|scored| describe(&app, scored, &matches)).collect();
     let choice = explanation
         .choice
         .as_ref()
@@ -70,7 +70,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         "prompt": prompt,
         "choice": choice,
         "refusal": explanation.choice.as_ref().err().map(ToString::to_string),
-        "listen_ms_max": explanation.listen_max.as_secs_f64() * 1e3,
+        "listen_ms_max": explanation.backoff_max.as_secs_f64() * 1e3,
         "waiting": app.turns.n_waiting(&prepared.model.fingerprint),
         "workers": workers,
     })))
@@ -88,8 +88,8 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
     if peek.messages.is_some() { Shape::Chat } else { Shape::Completion }
 }
 
-fn describe(app: &App, weighed: &Scored<'_>, matches: &[Match]) -> Value {
-    let candidate = &weighed.candidate;
+fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
+    let candidate = &scored.candidate;
     let worker = candidate.worker;
     let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, interference_ms } = candidate.cost;
     let stale = match worker.link {
@@ -104,8 +104,8 @@ fn describe(app: &App, weighed: &Scored<'_>, matches: &[Match]) -> Value {
     json!({
         "url": worker.name,
         "mode": mode(worker),
-        "unavailable": weighed.unavailable.map(|why| why.label()),
-        "has_room": weighed.has_room,
+        "unavailable": scored.unavailable.map(|why| why.label()),
+        "has_room": scored.has_capacity,
         "claimed_blocks": claimed,
         "matched_blocks": candidate.found.map_or(0, |found| found.blocks),
         "cached_tokens": candidate.work.cached_tokens,

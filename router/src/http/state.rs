@@ -128,7 +128,7 @@ impl App {
         let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
             requests_max: self.requests.requests_max,
-            retry_after: self.fleet.relief(None).retry_after(1),
+            retry_after: self.fleet.capacity_forecast(None).retry_after(1),
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         self.metrics.in_flight.inc();

@@ -20,65 +20,65 @@ use crate::routing::cost::Speeds;
 ///
 /// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99 19 to 81 % above one
 /// router's.
-const LISTENED: f64 = 0.04;
+const BACKOFF_SHARE: f64 = 0.04;
 
 /// Is the shortest such while that is of use: what a worker says of a request is heard up to so much later. Routers that listen
 /// for less hear of some requests and not of others, and no longer decide alike.
 ///
 /// Source: docs/decisions/0040-listening.md, with real processes.
-const NEWS_AGE: Duration = Duration::from_millis(20);
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
 
 /// Is the longest such while, however long the prompt.
 ///
 /// Source: own choice: by then whatever could be heard has been.
-const LISTENED_MAX: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
 /// Is the pause between two looks of who listens whether there is anybody to listen to.
 ///
 /// Source: own choice: what a worker says is heard some milliseconds later.
-pub const LISTEN_PAUSE: Duration = Duration::from_millis(5);
+pub const BACKOFF_POLL: Duration = Duration::from_millis(5);
 
 impl Ledger {
     /// Returns whether a request may have to be held back, whatever the workers hold of its prompt, which need not be known yet.
-    pub fn may_listen(&self, fleet: &FleetView, ask: &RouteRequest<'_>) -> bool {
+    pub fn may_back_off(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> bool {
         let is_by_cost = self.options.policy == Policy::PredictedTtft;
-        if !is_by_cost || !ask.tried.is_empty() || !self.others.may_be_there(ask.now) {
+        if !is_by_cost || !request.tried.is_empty() || !self.peer_routers.may_be_there(request.now) {
             return false;
         }
-        let mut serving = serving(fleet, ask);
+        let mut serving = serving(fleet, request);
         // A stock server names nobody.
         serving.retain(|worker| worker.stock.is_none());
         let fastest = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates)).prefill_tokens_per_ms;
-        serving.len() > 1 && !listened(f64::from(ask.prompt.n_tokens()) / fastest).is_zero()
+        serving.len() > 1 && !backoff_of(f64::from(request.prompt.n_tokens()) / fastest).is_zero()
     }
 
     /// Returns how long a request should be held back before its choice: zero where nobody else sends or it does not pay.
-    pub fn listen(&self, fleet: &FleetView, ask: &RouteRequest<'_>, rng: &mut impl Rng) -> Duration {
+    pub fn backoff(&self, fleet: &FleetView, request: &RouteRequest<'_>, rng: &mut impl Rng) -> Duration {
         // What begins alike is held back alike, and so still decides alike.
-        let jitter = match ask.prompt.first_new_block() {
+        let jitter = match request.prompt.first_new_block() {
             0 => rng.random(),
             first_new_block => mix(first_new_block),
         };
-        self.listen_max(fleet, ask).mul_f64(jitter as f64 / u64::MAX as f64)
+        self.backoff_max(fleet, request).mul_f64(jitter as f64 / u64::MAX as f64)
     }
 
-    /// Returns the longest that [`Ledger::listen`] may say.
-    pub fn listen_max(&self, fleet: &FleetView, ask: &RouteRequest<'_>) -> Duration {
-        if !self.may_listen(fleet, ask) {
+    /// Returns the longest that [`Ledger::backoff`] may say.
+    pub fn backoff_max(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> Duration {
+        if !self.may_back_off(fleet, request) {
             return Duration::ZERO;
         }
-        let believed = self.believed(ask.prompt);
-        let ask = &RouteRequest { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
-        let field = self.candidates(fleet, ask).unwrap_or_default();
-        of_least_cost(&field).map_or(Duration::ZERO, |cheapest| listened(cheapest.cost.prefill_ms))
+        let corrected_matches = self.corrected_matches(request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
+        let field = self.candidates(fleet, request).unwrap_or_default();
+        of_least_cost(&field).map_or(Duration::ZERO, |cheapest| backoff_of(cheapest.cost.prefill_ms))
     }
 }
 
 /// Returns the longest that is listened before a prompt that takes so long to compute.
-fn listened(prefill_ms: f64) -> Duration {
-    let ms = (LISTENED * prefill_ms).min(LISTENED_MAX.as_secs_f64() * 1e3);
-    let listened = Duration::from_secs_f64(ms / 1e3);
-    if listened < NEWS_AGE { Duration::ZERO } else { listened }
+fn backoff_of(prefill_ms: f64) -> Duration {
+    let ms = (BACKOFF_SHARE * prefill_ms).min(BACKOFF_MAX.as_secs_f64() * 1e3);
+    let backoff_of = Duration::from_secs_f64(ms / 1e3);
+    if backoff_of < BACKOFF_MIN { Duration::ZERO } else { backoff_of }
 }
 
 #[cfg(test)]
@@ -87,11 +87,11 @@ mod tests {
 
     #[test]
     fn what_is_listened_is_a_part_of_the_prompts_time_between_its_bounds() {
-        assert_eq!(listened(499.0), Duration::ZERO);
-        assert_eq!(listened(500.0), Duration::from_millis(20));
-        assert_eq!(listened(750.0), Duration::from_millis(30));
-        assert_eq!(listened(60_000.0), LISTENED_MAX);
-        assert_eq!(listened(f64::INFINITY), LISTENED_MAX);
-        assert_eq!(listened(0.0), Duration::ZERO);
+        assert_eq!(backoff_of(499.0), Duration::ZERO);
+        assert_eq!(backoff_of(500.0), Duration::from_millis(20));
+        assert_eq!(backoff_of(750.0), Duration::from_millis(30));
+        assert_eq!(backoff_of(60_000.0), BACKOFF_MAX);
+        assert_eq!(backoff_of(f64::INFINITY), BACKOFF_MAX);
+        assert_eq!(backoff_of(0.0), Duration::ZERO);
     }
 }

@@ -11,7 +11,7 @@ use warmpath_common::model::ModelInfo;
 use super::{Ledger, answer_share_ms};
 use crate::fleet::{FleetView, WorkerView};
 use crate::overload::admission::{CapacityForecast, RETURN};
-use crate::routing::choose::standing;
+use crate::routing::choose::worker_load;
 use crate::routing::cost::Speeds;
 
 /// Is the least time that a request is taken to need. Units: milliseconds.
@@ -21,7 +21,7 @@ const SERVICE_MS_MIN: f64 = 1.0;
 
 impl Ledger {
     /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
-    pub fn relief(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
+    pub fn capacity_forecast(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
         let serves = |worker: &&Arc<WorkerView>| {
             let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);
             worker.excluded.is_none() && model.is_none_or(has)
@@ -33,11 +33,12 @@ impl Ledger {
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
             let account = self.account(worker.idx);
-            let standing = standing(worker, account.unreported, assumed, now);
-            let own_ms = standing.queue_delay_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
+            let worker_load = worker_load(worker, account.unreported, assumed, now);
+            let own_ms = worker_load.queue_delay_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
             is_first = false;
-            starts_per_ms += 1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&standing)).max(SERVICE_MS_MIN);
+            starts_per_ms +=
+                1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&worker_load)).max(SERVICE_MS_MIN);
         }
         CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
     }

@@ -23,7 +23,7 @@ pub struct Scored<'a> {
     /// Says why it cannot be chosen; absent where it can.
     pub unavailable: Option<Unavailable>,
     /// Says whether it can start the request soon; if nobody has room, requests wait.
-    pub has_room: bool,
+    pub has_capacity: bool,
 }
 
 /// Is a choice and what it rests on.
@@ -34,35 +34,35 @@ pub struct DryRun<'a> {
     /// Names the worker that would be chosen and says why, or why none would.
     pub choice: Result<(WorkerIdx, Reason), NoWorker>,
     /// Is how long the request would be held back before its choice, at most.
-    pub listen_max: Duration,
+    pub backoff_max: Duration,
 }
 
 impl Ledger {
     /// Returns the choice that a request would get now.
-    pub fn explain<'a>(&self, fleet: &'a FleetView, ask: &RouteRequest<'_>, rng: &mut impl Rng) -> DryRun<'a> {
-        let listen_max = self.listen_max(fleet, ask);
-        let believed = self.believed(ask.prompt);
-        let ask = &RouteRequest { prompt: ask.prompt.with_matches(believed.as_deref()), ..*ask };
-        let serving = serving(fleet, ask);
+    pub fn dry_run<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>, rng: &mut impl Rng) -> DryRun<'a> {
+        let backoff_max = self.backoff_max(fleet, request);
+        let corrected_matches = self.corrected_matches(request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
+        let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let score = |worker| {
-            let (candidate, room) = self.score(worker, ask, assumed);
-            let is_failing = self.account(worker.idx).health.trust(ask.now) == Trust::Failing;
+            let (candidate, capacity) = self.score(worker, request, assumed);
+            let is_failing = self.account(worker.idx).health.trust(request.now) == Trust::Failing;
             let failing = is_failing.then_some(Unavailable::BreakerOpen);
-            let unavailable = self.unavailable(worker, ask).or(failing);
-            Scored { candidate, unavailable, has_room: room == Capacity::Yes }
+            let unavailable = self.unavailable(worker, request).or(failing);
+            Scored { candidate, unavailable, has_capacity: capacity == Capacity::Yes }
         };
         let mut workers: Vec<Scored<'_>> = serving.into_iter().map(score).collect();
-        let choice = self.candidates(fleet, ask).and_then(|candidates| {
+        let choice = self.candidates(fleet, request).and_then(|candidates| {
             // What a request takes from others depends on all candidates.
             for candidate in &candidates {
-                let same = workers.iter_mut().find(|weighed| weighed.candidate.worker.idx == candidate.worker.idx);
+                let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
             let chosen =
-                choose(self.options.policy, &candidates, self.turn(ask), rng).ok_or_else(NoWorker::unserved)?;
-            Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, ask.prompt)))
+                choose(self.options.policy, &candidates, self.turn(request), rng).ok_or_else(NoWorker::unserved)?;
+            Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, request.prompt)))
         });
-        DryRun { workers, choice, listen_max }
+        DryRun { workers, choice, backoff_max }
     }
 }

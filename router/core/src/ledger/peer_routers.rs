@@ -85,26 +85,26 @@ mod tests {
 
     #[test]
     fn others_are_there_for_a_while_after_a_request_that_is_not_ones_own() {
-        let (mut others, now) = (PeerRouters::default(), Instant::now());
-        assert!(others.may_be_there(now), "nothing is known yet");
-        others.sent(&id(0));
-        others.named(&id(0), now);
-        others.named(&id(0), now);
-        assert!(!others.may_be_there(now), "a request has a name for each of its choices");
-        others.named(&id(1), now);
-        assert!(others.may_be_there(now));
-        assert!(others.may_be_there(now + HEARD_FOR - Duration::from_millis(1)));
-        assert!(!others.may_be_there(now + HEARD_FOR));
+        let (mut peer_routers, now) = (PeerRouters::default(), Instant::now());
+        assert!(peer_routers.may_be_there(now), "nothing is known yet");
+        peer_routers.sent(&id(0));
+        peer_routers.named(&id(0), now);
+        peer_routers.named(&id(0), now);
+        assert!(!peer_routers.may_be_there(now), "a request has a name for each of its choices");
+        peer_routers.named(&id(1), now);
+        assert!(peer_routers.may_be_there(now));
+        assert!(peer_routers.may_be_there(now + HEARD_FOR - Duration::from_millis(1)));
+        assert!(!peer_routers.may_be_there(now + HEARD_FOR));
     }
 
     #[test]
     fn only_the_latest_of_ones_own_are_known() {
-        let (mut others, now) = (PeerRouters::default(), Instant::now());
-        (0..=OWN_MAX).for_each(|n| others.sent(&id(n)));
-        (1..=OWN_MAX).for_each(|n| others.named(&id(n), now));
-        assert!(!others.may_be_there(now));
-        assert_eq!((others.own.len(), others.order.len()), (OWN_MAX, OWN_MAX));
-        others.named(&id(0), now);
-        assert!(others.may_be_there(now), "the oldest is forgotten");
+        let (mut peer_routers, now) = (PeerRouters::default(), Instant::now());
+        (0..=OWN_MAX).for_each(|n| peer_routers.sent(&id(n)));
+        (1..=OWN_MAX).for_each(|n| peer_routers.named(&id(n), now));
+        assert!(!peer_routers.may_be_there(now));
+        assert_eq!((peer_routers.own.len(), peer_routers.order.len()), (OWN_MAX, OWN_MAX));
+        peer_routers.named(&id(0), now);
+        assert!(peer_routers.may_be_there(now), "the oldest is forgotten");
     }
 }

@@ -78,23 +78,23 @@ mod tests {
 
     #[test]
     fn what_was_given_fades_as_others_are_given_more() {
-        let mut given = RecentWork::default();
-        given.give(WORKER, 1000);
-        assert_eq!(given.of(WORKER, WorkSenders::Own), 1000.0);
-        assert_eq!(given.of(WorkerIdx(9), WorkSenders::All), 0.0);
-        (0..5000).for_each(|_| given.give(WorkerIdx(0), 10));
-        assert!(given.of(WORKER, WorkSenders::Own) < 10.0, "{given:?}");
-        assert!((9_000.0..10_000.0).contains(&given.of(WorkerIdx(0), WorkSenders::Own)), "{given:?}");
+        let mut recent_work = RecentWork::default();
+        recent_work.give(WORKER, 1000);
+        assert_eq!(recent_work.of(WORKER, WorkSenders::Own), 1000.0);
+        assert_eq!(recent_work.of(WorkerIdx(9), WorkSenders::All), 0.0);
+        (0..5000).for_each(|_| recent_work.give(WorkerIdx(0), 10));
+        assert!(recent_work.of(WORKER, WorkSenders::Own) < 10.0, "{recent_work:?}");
+        assert!((9_000.0..10_000.0).contains(&recent_work.of(WorkerIdx(0), WorkSenders::Own)), "{recent_work:?}");
     }
 
     #[test]
     fn what_a_worker_fills_counts_where_all_givers_do() {
-        let mut given = RecentWork::default();
-        given.give(WORKER, 1000);
-        given.fill(WORKER, 300);
-        assert_eq!(given.of(WORKER, WorkSenders::Own), 1000.0);
-        assert_eq!(given.of(WORKER, WorkSenders::All), 1300.0);
-        given.left(WORKER);
-        assert_eq!(given.of(WORKER, WorkSenders::All), 0.0);
+        let mut recent_work = RecentWork::default();
+        recent_work.give(WORKER, 1000);
+        recent_work.fill(WORKER, 300);
+        assert_eq!(recent_work.of(WORKER, WorkSenders::Own), 1000.0);
+        assert_eq!(recent_work.of(WORKER, WorkSenders::All), 1300.0);
+        recent_work.left(WORKER);
+        assert_eq!(recent_work.of(WORKER, WorkSenders::All), 0.0);
     }
 }

@@ -24,7 +24,7 @@ impl ReuseRatio {
     }
 
     /// Returns the tokens reused for each computed; 0 before anything was.
-    pub fn worth(&self) -> f64 {
+    pub fn ratio(&self) -> f64 {
         if self.computed > 0.0 { self.reused / self.computed } else { 0.0 }
     }
 }
@@ -36,10 +36,10 @@ mod tests {
     #[test]
     fn a_stored_token_is_worth_what_is_reused_for_it_and_follows_the_traffic() {
         let mut reuse = ReuseRatio::default();
-        assert_eq!(reuse.worth(), 0.0);
+        assert_eq!(reuse.ratio(), 0.0);
         reuse.count(300, 100);
-        assert_eq!(reuse.worth(), 3.0);
+        assert_eq!(reuse.ratio(), 3.0);
         (0..10_000).for_each(|_| reuse.count(0, 100));
-        assert!(reuse.worth() < 0.001, "{reuse:?}");
+        assert!(reuse.ratio() < 0.001, "{reuse:?}");
     }
 }

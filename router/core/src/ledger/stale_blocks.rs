@@ -117,7 +117,7 @@ impl StaleBlocks {
         if self.doubted.is_empty() {
             return None;
         }
-        let believed = found.iter().filter_map(|&found| {
+        let corrected_matches = found.iter().filter_map(|&found| {
             let claimed = &keys[..(found.blocks as usize).min(keys.len())];
             let first = claimed.iter().position(|&key| self.doubted.contains(&(found.worker, key)));
             match first {
@@ -126,9 +126,9 @@ impl StaleBlocks {
                 Some(blocks) => Some(Match { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), ..found }),
             }
         });
-        let mut believed: Vec<Match> = believed.collect();
-        believed.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
-        Some(believed)
+        let mut corrected_matches: Vec<Match> = corrected_matches.collect();
+        corrected_matches.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.worker));
+        Some(corrected_matches)
     }
 
     /// Returns the number of doubts.
@@ -185,13 +185,13 @@ mod tests {
     }
 
     struct World {
-        doubts: StaleBlocks,
+        stale_blocks: StaleBlocks,
         now: Instant,
     }
 
     impl World {
         fn new() -> Self {
-            Self { doubts: StaleBlocks::default(), now: Instant::now() }
+            Self { stale_blocks: StaleBlocks::default(), now: Instant::now() }
         }
 
         fn later(&mut self) -> Instant {
@@ -204,13 +204,13 @@ mod tests {
             let keys = keys(8);
             let outcome =
                 Outcome { worker: WORKER, keys: &keys, expected_blocks: expected, actual_blocks: actual, chosen_at };
-            self.doubts.observe(outcome)
+            self.stale_blocks.observe(outcome)
         }
 
         /// Returns what is believed of a claim to eight blocks.
-        fn believed(&self) -> u32 {
+        fn corrected_matches(&self) -> u32 {
             let found = [claim(WORKER, 8)];
-            match self.doubts.correct(&keys(8), &found) {
+            match self.stale_blocks.correct(&keys(8), &found) {
                 Some(found) => found.first().map_or(0, |found| found.blocks),
                 None => 8,
             }
@@ -223,32 +223,36 @@ mod tests {
         let now = world.later();
         assert!(!world.observe(6, 6, now), "as predicted");
         assert!(!world.observe(4, 6, now), "more than predicted");
-        assert_eq!(world.believed(), 8);
+        assert_eq!(world.corrected_matches(), 8);
         assert!(world.observe(6, 3, now));
-        assert_eq!(world.believed(), 3);
+        assert_eq!(world.corrected_matches(), 3);
         assert!(world.observe(3, 0, now));
-        assert_eq!(world.believed(), 0);
+        assert_eq!(world.corrected_matches(), 0);
         let other = [claim(WORKER, 8), claim(WorkerIdx(2), 5)];
-        assert_eq!(world.doubts.correct(&keys(8), &other), Some(vec![other[1]]), "others are believed");
+        assert_eq!(
+            world.stale_blocks.correct(&keys(8), &other),
+            Some(vec![other[1]]),
+            "peer_routers are corrected_matches"
+        );
     }
 
     #[test]
     fn a_doubt_ends_when_the_block_is_announced_or_reused_or_everything_is_announced() {
         let settle: [fn(&mut World); 3] = [
-            |world| world.doubts.announced(WORKER, keys(4), world.now),
+            |world| world.stale_blocks.announced(WORKER, keys(4), world.now),
             |world| assert!(!world.observe(3, 4, world.now)),
-            |world| world.doubts.announced_all(WORKER, world.now),
+            |world| world.stale_blocks.announced_all(WORKER, world.now),
         ];
         for settle in settle {
             let mut world = World::new();
             let now = world.later();
             assert!(world.observe(6, 3, now));
-            world.doubts.announced(WorkerIdx(2), keys(8), now);
-            world.doubts.announced(WORKER, keys(3), now);
-            assert_eq!(world.believed(), 3, "that was another worker, and other blocks");
+            world.stale_blocks.announced(WorkerIdx(2), keys(8), now);
+            world.stale_blocks.announced(WORKER, keys(3), now);
+            assert_eq!(world.corrected_matches(), 3, "that was another worker, and other blocks");
             settle(&mut world);
-            assert_eq!(world.believed(), 8);
-            assert!(world.doubts.is_empty());
+            assert_eq!(world.corrected_matches(), 8);
+            assert!(world.stale_blocks.is_empty());
         }
     }
 
@@ -257,13 +261,13 @@ mod tests {
         let mut world = World::new();
         let early = world.later();
         let announced_at = world.later();
-        world.doubts.announced(WORKER, keys(4), announced_at);
+        world.stale_blocks.announced(WORKER, keys(4), announced_at);
         let late = world.later();
         assert!(!world.observe(6, 3, early), "block 3 was announced meanwhile");
         assert!(world.observe(6, 4, early), "block 4 was not");
         assert!(world.observe(6, 3, late));
         let announced_at = world.later();
-        world.doubts.announced_all(WORKER, announced_at);
+        world.stale_blocks.announced_all(WORKER, announced_at);
         assert!(!world.observe(6, 5, late));
     }
 
@@ -273,16 +277,16 @@ mod tests {
         let chosen_at = world.later();
         for _ in 0..3 {
             let at = world.later();
-            world.doubts.announced(WorkerIdx(2), keys(REMEMBERED_KEYS_MAX as u64 / 2), at);
+            world.stale_blocks.announced(WorkerIdx(2), keys(REMEMBERED_KEYS_MAX as u64 / 2), at);
         }
-        assert!(world.doubts.n_keys <= REMEMBERED_KEYS_MAX);
+        assert!(world.stale_blocks.n_keys <= REMEMBERED_KEYS_MAX);
         assert!(!world.observe(6, 3, chosen_at), "it may have been announced");
         let now = world.later();
         for n in 0..2 * DOUBTS_MAX as u64 {
             let keys = [BlockKey(n)];
             let outcome = Outcome { worker: WORKER, keys: &keys, expected_blocks: 1, actual_blocks: 0, chosen_at: now };
-            assert!(world.doubts.observe(outcome));
+            assert!(world.stale_blocks.observe(outcome));
         }
-        assert_eq!((world.doubts.len(), world.doubts.order.len()), (DOUBTS_MAX, DOUBTS_MAX));
+        assert_eq!((world.stale_blocks.len(), world.stale_blocks.order.len()), (DOUBTS_MAX, DOUBTS_MAX));
     }
 }

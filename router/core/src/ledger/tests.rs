@@ -22,7 +22,7 @@ fn id(text: &str) -> RequestId {
     RequestId::new(text).expect("a request id")
 }
 
-fn ask<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
+fn request<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptView<'a>) -> RouteRequest<'a> {
     let (model_name, now) = (Some("m"), Instant::now());
     RouteRequest { wanted: None, request_id, model_name, model, prompt, affinity: 0, tried: &[], now }
 }
@@ -49,17 +49,17 @@ impl World {
         tried: &[WorkerIdx],
     ) -> Result<(Decision, Ticket), NoWorker> {
         let (request_id, model) = (id(request_id), model());
-        let ask = RouteRequest { tried, now: self.now, ..ask(&request_id, &model, prompt) };
-        self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))
+        let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
+        self.dispatch.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))
     }
 
     /// Returns how long a prompt would be held back, at most.
-    fn listen_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
+    fn backoff_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
         let (request_id, model) = (id("asked"), model());
-        let ask = RouteRequest { tried, now: self.now, ..ask(&request_id, &model, prompt) };
-        let listened = self.dispatch.listen(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1));
-        let max = self.dispatch.listen_max(&self.fleet, &ask);
-        assert!(listened <= max);
+        let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
+        let backoff_of = self.dispatch.backoff(&self.fleet, &request, &mut SmallRng::seed_from_u64(1));
+        let max = self.dispatch.backoff_max(&self.fleet, &request);
+        assert!(backoff_of <= max);
         max
     }
 
@@ -130,15 +130,15 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 fn who_hears_others_listens_before_a_prompt_that_takes_long() {
     let mut world = World::new(2);
     let cold = PromptView::Estimated { n_tokens: 1000 };
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "nothing is known of others");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "nothing is known of peer_routers");
     let (_, _ticket) = world.send("own", &[]).expect("sent");
     world.accepted("own");
-    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "nobody else sends");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "nobody else sends");
     world.accepted("another's");
     // A thousand tokens take a second.
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40));
+    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40));
     assert_eq!(
-        world.listen_max(PromptView::Estimated { n_tokens: 475 }, &[]),
+        world.backoff_max(PromptView::Estimated { n_tokens: 475 }, &[]),
         Duration::ZERO,
         "too short for any news"
     );
@@ -148,28 +148,28 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
         [Match { worker: WorkerIdx(worker), blocks, tier, state, slot: None }]
     };
     let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches };
-    assert_eq!(world.listen_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
-    assert_eq!(world.listen_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
+    assert_eq!(world.backoff_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
+    assert_eq!(world.backoff_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
     world.change(0, |worker| worker.link = Connection::Connecting);
-    assert_eq!(world.listen_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
     world.now += Duration::from_secs(600);
-    assert_eq!(world.listen_max(cold, &[]), Duration::ZERO, "the others have gone");
-    assert_eq!(World::new(1).listen_max(cold, &[]), Duration::ZERO, "there is no choice");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "the peer_routers have gone");
+    assert_eq!(World::new(1).backoff_max(cold, &[]), Duration::ZERO, "there is no choice");
 }
 
 #[test]
 fn what_begins_alike_is_held_back_alike() {
     let world = World::new(2);
     let (request_id, model) = (id("asked"), model());
-    let listen = |keys: &[BlockKey], seed| {
+    let backoff = |keys: &[BlockKey], seed| {
         let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[] };
-        world.dispatch.listen(&world.fleet, &ask(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
+        world.dispatch.backoff(&world.fleet, &request(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
     };
     let keys: Vec<_> = (1..41).map(BlockKey).collect();
-    assert_eq!(listen(&keys, 1), listen(&keys[..20], 2));
-    let all: std::collections::BTreeSet<_> = (0..20).map(|from| listen(&keys[from..], 1)).collect();
+    assert_eq!(backoff(&keys, 1), backoff(&keys[..20], 2));
+    let all: std::collections::BTreeSet<_> = (0..20).map(|from| backoff(&keys[from..], 1)).collect();
     assert_eq!(all.len(), 20, "what does not is held back otherwise");
-    assert!(all.iter().all(|listened| *listened <= Duration::from_millis(40)));
+    assert!(all.iter().all(|backoff_of| *backoff_of <= Duration::from_millis(40)));
     assert!(all.last().expect("twenty") > &Duration::from_millis(30) && all.first() < Some(&Duration::from_millis(10)));
 }
 
@@ -287,12 +287,12 @@ fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can(
     assert_eq!(refusal.to_string(), "no worker can take the request: 2 busy");
     assert!(refusal.is_overload());
     world.change(1, |worker| worker.load = full(1000));
-    assert_eq!(world.send("a", &[]).expect("one has room").0.worker, WorkerIdx(1));
+    assert_eq!(world.send("a", &[]).expect("one has capacity").0.worker, WorkerIdx(1));
     let keys: Vec<_> = (0..300).map(BlockKey).collect();
     let matches =
         [Match { worker: WorkerIdx(0), blocks: 290, tier: Tier::Resident, state: RunState::Ready, slot: None }];
     let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches };
-    let decision = world.send_prompt("b", prompt, &[]).expect("one has room").0;
+    let decision = world.send_prompt("b", prompt, &[]).expect("one has capacity").0;
     assert_eq!(decision.worker, WorkerIdx(0), "where most of it lies, although it waits there");
 }
 
@@ -302,7 +302,7 @@ fn who_has_no_room_gets_nothing_that_another_can_start_sooner() {
     world.change(0, |worker| worker.load = full(10_000));
     world.change(1, |worker| worker.load = full(500));
     for n in 0..3 {
-        let (decision, _ticket) = world.send(&n.to_string(), &[]).expect("one has room");
+        let (decision, _ticket) = world.send(&n.to_string(), &[]).expect("one has capacity");
         assert_eq!(decision.worker, WorkerIdx(1), "request {n}");
     }
 }
@@ -316,7 +316,7 @@ fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
     }
     assert!(world.refusal().is_overload());
     world.change(0, |worker| worker.load = full(100));
-    assert_eq!(world.send("b", &[]).expect("one has room").0.worker, WorkerIdx(0), "not the one that is unknown");
+    assert_eq!(world.send("b", &[]).expect("one has capacity").0.worker, WorkerIdx(0), "not the one that is unknown");
 }
 
 #[test]
@@ -400,15 +400,15 @@ fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
     let mut world = full_world(3);
     world.change(0, |worker| worker.load = full(5000));
     world.change(2, |worker| worker.link = Connection::Connecting);
-    let relief = |world: &World| world.dispatch.relief(&world.fleet, Some(&model()), world.now);
+    let capacity_forecast = |world: &World| world.dispatch.capacity_forecast(&world.fleet, Some(&model()), world.now);
     // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
-    assert_eq!(relief(&world), CapacityForecast { wait_ms: 3500.0, interval_ms: 125.0 });
+    assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 3500.0, interval_ms: 125.0 });
     world.change(1, |worker| worker.load = crate::testing::idle());
-    let (decision, _ticket) = world.send("a", &[]).expect("one has room");
+    let (decision, _ticket) = world.send("a", &[]).expect("one has capacity");
     assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");
-    assert_eq!(relief(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
+    assert_eq!(capacity_forecast(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
     (0..2).for_each(|idx| world.change(idx, |worker| worker.link = Connection::Connecting));
-    assert_eq!(relief(&world), CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
+    assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
 }
 
 #[derive(Debug, Clone)]

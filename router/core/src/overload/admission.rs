@@ -44,12 +44,12 @@ pub(crate) enum Capacity {
 
 impl AdmissionOptions {
     /// Returns the capacity of a worker with this load.
-    pub(crate) fn room(self, standing: &WorkerLoad<'_>) -> Capacity {
-        if standing.n_requests() < u64::from(standing.n_slots) {
+    pub(crate) fn capacity(self, worker_load: &WorkerLoad<'_>) -> Capacity {
+        if worker_load.n_requests() < u64::from(worker_load.n_slots) {
             Capacity::Yes
-        } else if standing.load.rates.prefill_tokens_per_s.is_none() {
+        } else if worker_load.load.rates.prefill_tokens_per_s.is_none() {
             Capacity::Unmeasured
-        } else if standing.queue_delay_ms() <= self.wait_max.as_secs_f64() * 1e3 {
+        } else if worker_load.queue_delay_ms() <= self.wait_max.as_secs_f64() * 1e3 {
             Capacity::Yes
         } else {
             Capacity::No
@@ -78,7 +78,7 @@ impl CapacityForecast {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routing::choose::standing;
+    use crate::routing::choose::worker_load;
     use crate::routing::cost::{SPEEDS_DEFAULT, Unreported};
     use crate::testing::worker;
     use warmpath_common::ids::SlotId;
@@ -88,8 +88,8 @@ mod tests {
 
     fn check(load: Load, expected: Capacity) {
         let worker = crate::fleet::WorkerView { load, ..worker(0) };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
-        assert_eq!(OPTIONS.room(&standing), expected, "{:?}", worker.load);
+        let worker_load = worker_load(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+        assert_eq!(OPTIONS.capacity(&worker_load), expected, "{:?}", worker.load);
     }
 
     #[test]

@@ -1,66 +1,66 @@
-//! What a request would cost at a worker, in milliseconds.
+//! The cost of a request at a worker, in milliseconds: all of the formula (docs/routing-cost.md has it on one page).
 //!
-//! Not here: who is asked and how ties break (`choose`).
+//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of five times. The request itself waits
+//! for three of them:
 //!
-//! The cost is a sum of five times. The first three are what the request itself feels until its first token:
-//!
-//! - **wait**: the prompt tokens that are computed before its own, at the worker's prefill rate; and, where every slot is
-//!   taken, the time until one is free: an answer's typical time, shared by the slots, for each request ahead. A worker
-//!   computes first who has waited longest for each token that is left (`worker/core/src/batch_plan.rs`), so a request waits
-//!   in proportion to its own prefill: for each request ahead at most the time that this takes, three times.
-//! - **restore**: bringing the reused blocks from where they lie.
+//! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is free. Workers
+//!   compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits in proportion to its own
+//!   prefill: at most three times that for each request ahead of it.
+//! - **restore**: the transfer of the reused blocks from RAM or disk.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
-//! The other two are what others feel:
+//! Others wait for the other two:
 //!
-//! - **pressure**: a multiple, the [`PressureInputs`], of the time that the uncached part takes at the fleet's mean prefill rate.
-//!   Uncached work delays those who are computed beside and behind it, and takes the cache of someone who would have come back.
-//!   Without it prefixes are spread thin. The rate is the same for all, or the multiple would make a large difference of a small one
-//!   between two measured rates; that a worker is slow the request itself feels.
-//! - **slowdown**: each stream that decodes there waits one more step while this one joins it.
+//! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. Uncached work delays the
+//!   requests beside and behind it, and evicts cached tokens that would have been reused. Without this term prefixes spread over all
+//!   workers. The rate is the fleet's: the multiple would make large differences of small ones between two measured rates, and a slow
+//!   worker's own prefill time is in the sum already.
+//! - **slowdown**: each stream that decodes there waits for one more step.
 //!
-//! A sixth is compared only between workers that hold as much of the prompt (`choose`), where moving a request loses no hit:
+//! A sixth, **interference**, is compared only between workers that hold about as much of the prompt, where moving a request loses no
+//! cache hit: each prompt that is being computed there waits for this prefill. Between workers that hold more and less it would move
+//! conversations away from their cache, and lose hits for good (docs/decisions/0036-batch-plan.md).
 //!
-//! - **company**: who is being computed there waits one prefill more. Their number is counted by work: the time of all that
-//!   is ahead there, over the time that a prompt which is being computed takes in this fleet. Compared with workers that
-//!   hold less, it would move conversations away from whoever holds them, and a hit that is lost so is lost there and then
-//!   (docs/decisions/0036-batch-plan.md).
+//! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in computation per
+//! worker on average, it has three parts:
 //!
-//! The charge is what the fleet measures, no number to be set. It has three parts (docs/decisions/0007-routing-cost.md):
-//!
-//! - **crowd**: how many requests n have their prompts computed at a worker at a time, on average now. Where prompts share a worker's
-//!   time, a utilisation u makes that n = u / (1 - u), and all of them together lose dn / du = (1 + n)^2 of the time that is added;
-//!   1 + n of it the one that adds it feels itself, n (1 + n) are left for the others, those to come included. Their time weighs more
-//!   than that of one who has just come, as in the batch plan, where a wait t costs t^2 / 2 + ut, u the time of a usual prompt: a
-//!   second more costs t + u, and they have waited n u, so 1 + n times as much. That makes n (1 + n)^2: near 0 in an idle fleet, and
-//!   without bound in overload, where only reuse helps. But what goes to an idle worker delays nobody, however long the lines of
-//!   others are: n counts at most as twice the worker's own prompts, this one with them.
-//! - **excess**: a worker that has e prompts more than n delays these as well, which makes e (1 + n) on top, and no more than what is
-//!   ahead there. It has only as many as both their number and their work say: one long prompt is no crowd, nor are many
-//!   remainders that are soon done.
-//! - **worth**: the tokens that the fleet has reused for each that it computed. That is what a stored token has been worth
-//!   before it left the cache, so what is lost with each token that the new ones displace. Nothing where there is room.
+//! - **concurrency**: where prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose
+//!   dn / du = (1 + n)^2 of the added time. The new request feels 1 + n of it; n (1 + n) is left for the others, those to come included.
+//!   They have waited longer than a request that has just come, and a second more costs them 1 + n times as much, as in the batch plan.
+//!   That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload, where only reuse helps. An idle worker delays nobody,
+//!   however busy the others are, so n is at most twice the worker's own prompts with this one.
+//! - **surplus**: the e prompts by which this worker exceeds the mean are delayed as well, which adds e (1 + n), but no more than the
+//!   work that is ahead. Both the number of prompts and their work must exceed the mean: neither one long prompt nor many short
+//!   remainders are a surplus.
+//! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its eviction, so it is lost
+//!   with each token that the new ones evict; nothing is lost where there are free cells.
 
 use std::time::Duration;
 
 use warmpath_common::summary::{Load, Rates, Tier};
 
-/// Is the time to bring one token's KV state from RAM. Units: milliseconds.
+/// Time to restore one token's KV state from RAM. Units: milliseconds.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 2,048 tokens in 2-3 ms.
 pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
 
-/// Is the time to bring one token's KV state from disk. Units: milliseconds.
+/// Time to restore one token's KV state from disk. Units: milliseconds.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
 pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
 
-/// Is the most prefills of its own that a request waits for each one ahead.
+/// Maximum wait for each request ahead, in prefill times of the request itself.
 ///
 /// Source: docs/decisions/0007-routing-cost.md, by simulation: with 2 the p99 is higher, with 4 and more hits are lost.
 const WAIT_PREFILLS_PER_REQUEST_MAX: f64 = 3.0;
 
-/// Is how fast a worker is taken to be of which nothing is known, nor of any other.
+/// Maximum concurrency that counts at a worker, in prompts of its own with the new one.
+///
+/// Source: docs/decisions/0007-routing-cost.md, by simulation: with 1 + 2 n conversations lose hits at a worker that is idle for a
+/// moment; with 3 (1 + n) and more an idle worker gets too little while requests wait at others.
+const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
+
+/// Assumed speeds of a worker while no worker of the fleet has measured any.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
 pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
@@ -76,19 +76,19 @@ const RATE_FRESH: Duration = Duration::from_secs(30);
 /// as it was then gets one request for each such pause.
 const RATE_HALF_LIFE: Duration = Duration::from_secs(30);
 
-/// Is how fast a worker is, every part known or assumed.
+/// Speeds of a worker, each measured or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speeds {
-    /// Units: prompt tokens per millisecond, all sequences together.
+    /// Prefill rate of all sequences together. Units: prompt tokens per millisecond.
     pub prefill_tokens_per_ms: f64,
-    /// Units: milliseconds of a step that decodes only.
+    /// Time of a step that only decodes. Units: milliseconds.
     pub decode_step_ms: f64,
-    /// Units: answer tokens of a request.
+    /// Tokens that a request generates.
     pub answer_tokens: f64,
 }
 
 impl Speeds {
-    /// Returns what a worker has measured, and where it has not yet, what is assumed.
+    /// Returns a worker's measured speeds, with assumed ones in place of those it has not measured.
     pub fn measured_or(rates: &Rates, assumed: Speeds) -> Self {
         Self {
             prefill_tokens_per_ms: rates
@@ -99,9 +99,9 @@ impl Speeds {
         }
     }
 
-    /// Returns the same where the prefill rate was measured so long ago: the older, the nearer to what is assumed.
+    /// Returns the speeds with a prefill rate that approaches the assumed one as the measurement ages.
     ///
-    /// A rate that a burst has left behind says little of an idle worker, which would never measure another one.
+    /// An idle worker measures nothing, so a low rate from its last burst would keep requests away from it for ever.
     pub fn faded(self, assumed: Speeds, age: Duration) -> Self {
         let half_lives = age.saturating_sub(RATE_FRESH).as_secs_f64() / RATE_HALF_LIFE.as_secs_f64();
         let faded = 1.0 - 0.5_f64.powf(half_lives);
@@ -109,9 +109,9 @@ impl Speeds {
         Self { prefill_tokens_per_ms: self.prefill_tokens_per_ms + faded * lacking, ..self }
     }
 
-    /// Returns what to assume of a worker that has measured nothing: the best that any of `fleet` has measured.
+    /// Returns the speeds to assume of a worker that has measured nothing: the best that any of `fleet` has measured.
     ///
-    /// Hope, so that a worker that has just joined a fast fleet is tried, and measures.
+    /// A lower assumption would keep requests from a new worker, which then would measure nothing.
     pub fn assumed<'a>(fleet: impl Iterator<Item = &'a Rates>) -> Self {
         let mut best = [None::<f32>; 3];
         for rates in fleet {
@@ -124,82 +124,91 @@ impl Speeds {
     }
 }
 
-/// Is what the router has sent to a worker and the worker has not yet counted in its load.
+/// Requests that the router has sent to a worker and that the worker's reported load does not include yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unreported {
-    /// Is the number of requests.
+    /// Number of requests.
     pub n_requests: u32,
-    /// Is their uncached prompt tokens.
+    /// Uncached prompt tokens of these requests.
     pub prefill_tokens: u64,
 }
 
-/// Is how busy and how fast a worker is.
+/// Load and speed of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerLoad<'a> {
-    /// Is what it reported.
+    /// Load as the worker reported it.
     pub load: &'a Load,
-    /// Is what it has not reported yet.
+    /// Requests that the load does not include yet.
     pub unreported: Unreported,
-    /// Is the number of its slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Is how fast it is.
+    /// Measured and assumed speeds.
     pub speeds: Speeds,
 }
 
-/// Is what a request would ask of a worker.
+/// Work that a request would be for a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillWork {
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt.
     pub prompt_tokens: u32,
-    /// Is how much of it the worker is expected to reuse. Units: tokens.
+    /// Part of the prompt that the worker is expected to reuse.
     pub cached_tokens: u32,
-    /// Says where the reused part lies.
+    /// Tier of the reused part.
     pub tier: Tier,
 }
 
 impl PrefillWork {
-    /// Returns how much of the prompt has to be computed.
+    /// Returns the part of the prompt that the worker has to compute.
     pub fn uncached_tokens(self) -> f64 {
         f64::from(self.prompt_tokens.saturating_sub(self.cached_tokens))
     }
 }
 
-/// Is what uncached work costs others at a worker.
+/// Averages over the workers that a request could go to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PressureInputs {
-    /// Is the number of requests whose prompts are computed at a worker at a time: the fleet's mean, bounded by this worker's own.
-    pub crowd: f64,
-    /// Is by how many of them this worker has more now.
-    pub excess: f64,
-    /// Is the time that all takes which is ahead there. Units: milliseconds.
-    pub ahead_ms: f64,
-    /// Is the tokens of reuse that are lost with each token that is displaced.
-    pub worth: f64,
-    /// Is the fleet's mean prefill rate. Units: prompt tokens per millisecond.
+pub struct FleetMeans {
+    /// Requests per worker whose prompts are not computed yet.
+    pub concurrency: f64,
+    /// Time to compute what is left of one of these prompts. Units: milliseconds.
+    pub prompt_ms: f64,
+    /// Prefill rate. Units: prompt tokens per millisecond.
     pub prefill_tokens_per_ms: f64,
 }
 
-/// Is what a request would cost at a worker, in its parts. Units: milliseconds.
+impl FleetMeans {
+    /// Returns the averages of `workers`; 0 without any.
+    pub fn of<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>> + Clone) -> Self {
+        let sum = |part: fn(&WorkerLoad<'_>) -> f64| workers.clone().map(part).sum::<f64>();
+        let (n_workers, n_prompts) = (workers.len().max(1) as f64, sum(|worker| worker.n_prefilling()));
+        Self {
+            concurrency: n_prompts / n_workers,
+            prompt_ms: sum(|worker| worker.ahead_ms()) / n_prompts.max(1.0),
+            prefill_tokens_per_ms: sum(|worker| worker.speeds.prefill_tokens_per_ms) / n_workers,
+        }
+    }
+}
+
+/// Cost of a request at a worker, by term. Units: milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// Is the time before its prefill begins.
+    /// Time before its prefill starts.
     pub wait_ms: f64,
-    /// Is the time to bring the reused blocks.
+    /// Time to restore the reused blocks.
     pub restore_ms: f64,
-    /// Is the time to compute the rest of the prompt.
+    /// Time to compute the uncached part of the prompt.
     pub prefill_ms: f64,
-    /// Is the charge for what that takes from others.
+    /// Time that other requests lose by the uncached part.
     pub pressure_ms: f64,
-    /// Is what the streams lose that it joins.
+    /// Time that the worker's streams lose.
     pub slowdown_ms: f64,
-    /// Is what the prompts lose that are computed there; not in the sum.
+    /// Time that the worker's other prompts lose; not part of the sum.
     pub interference_ms: f64,
 }
 
 impl Cost {
-    /// Returns the cost of `work` at a worker that stands so, without the pressure, which depends on the whole fleet.
-    pub fn of(work: PrefillWork, standing: WorkerLoad<'_>) -> Self {
-        let WorkerLoad { load, speeds, .. } = standing;
+    /// Returns the cost of `work` at a worker, without the terms that depend on the whole fleet ([`Cost::add_pressure`]).
+    pub fn of(work: PrefillWork, worker: WorkerLoad<'_>) -> Self {
+        let WorkerLoad { load, speeds, .. } = worker;
         let uncached = work.uncached_tokens();
         let prefill_ms = uncached / speeds.prefill_tokens_per_ms;
         let restore_ms_per_token = match work.tier {
@@ -208,7 +217,7 @@ impl Cost {
             Tier::Disk => RESTORE_DISK_MS_PER_TOKEN,
         };
         Self {
-            wait_ms: standing.prefill_wait_ms(prefill_ms) + standing.slot_wait_ms(),
+            wait_ms: worker.prefill_wait_ms(prefill_ms) + worker.slot_wait_ms(),
             restore_ms: f64::from(work.cached_tokens) * restore_ms_per_token,
             prefill_ms,
             pressure_ms: 0.0,
@@ -217,73 +226,80 @@ impl Cost {
         }
     }
 
-    /// Adds what `work` takes from others at a worker with `free_cells` to store it in.
-    pub fn add_pressure(&mut self, add_pressure: PressureInputs, work: PrefillWork, free_cells: u64) {
+    /// Adds the time that other requests lose. `reuse_ratio` is the tokens reused in this fleet for each token computed.
+    pub fn add_pressure(&mut self, work: PrefillWork, worker: &WorkerLoad<'_>, fleet: &FleetMeans, reuse_ratio: f64) {
+        let (ahead_ms, n_own) = (worker.ahead_ms(), worker.n_prefilling());
+        let n_by_work = if fleet.prompt_ms > 0.0 { ahead_ms / fleet.prompt_ms } else { 0.0 };
+        let surplus = (n_by_work.min(n_own) - fleet.concurrency).max(0.0);
+        let concurrency = fleet.concurrency.min(CONCURRENCY_MULTIPLE_MAX * (1.0 + n_own));
         let uncached = work.uncached_tokens();
-        let displaced = if uncached > 0.0 { (1.0 - free_cells as f64 / uncached).max(0.0) } else { 0.0 };
-        let own_ms = uncached / add_pressure.prefill_tokens_per_ms;
-        let weight = 1.0 + add_pressure.crowd;
-        let usual = add_pressure.crowd * weight * weight + add_pressure.worth * displaced;
-        self.pressure_ms = usual * own_ms + (add_pressure.excess * own_ms).min(add_pressure.ahead_ms) * weight;
+        let free_cells = worker.load.free_cells as f64;
+        let evicting = if uncached > 0.0 { (1.0 - free_cells / uncached).max(0.0) } else { 0.0 };
+        let own_ms = uncached / fleet.prefill_tokens_per_ms;
+        let weight = 1.0 + concurrency;
+        let multiple = concurrency * weight * weight + reuse_ratio * evicting;
+        self.pressure_ms = multiple * own_ms + (surplus * own_ms).min(ahead_ms) * weight;
+        self.interference_ms = n_by_work * self.prefill_ms;
     }
 
-    /// Returns what the request itself feels until its first token.
+    /// Returns the predicted time to first token.
     pub fn ttft_ms(&self) -> f64 {
         self.wait_ms + self.restore_ms + self.prefill_ms
     }
 
-    /// Returns the sum.
+    /// Returns the sum of all terms but the interference.
     pub fn total_ms(&self) -> f64 {
         self.ttft_ms() + self.pressure_ms + self.slowdown_ms
     }
 
-    /// Returns what is compared between workers that hold as much of the prompt.
+    /// Returns the sum that is compared between workers that hold about as much of the prompt.
     pub fn total_with_interference_ms(&self) -> f64 {
         self.total_ms() + self.interference_ms
     }
 }
 
 impl WorkerLoad<'_> {
-    /// Returns the prompt tokens that stand before a new request. Sums of remote numbers, hence floating.
+    /// Returns the prompt tokens ahead of a new request; a float, since remote numbers could overflow an integer.
     pub fn prefill_tokens_ahead(&self) -> f64 {
         self.load.queued_prefill_tokens as f64
             + self.load.running_prefill_tokens as f64
             + self.unreported.prefill_tokens as f64
     }
 
-    /// Returns the requests that run, wait or are on their way.
+    /// Returns the number of requests that run, wait or are on their way.
     pub fn n_requests(&self) -> u64 {
         self.load.busy_slots.len() as u64 + u64::from(self.load.n_queued) + u64::from(self.unreported.n_requests)
     }
 
-    /// Returns the requests whose prompts are being computed or are to be.
+    /// Returns the number of requests whose prompts are not computed yet.
     pub fn n_prefilling(&self) -> f64 {
         self.n_requests().saturating_sub(u64::from(self.load.n_decoding)) as f64
     }
 
-    /// Returns when the worker can begin a request that comes now, whatever its length: what it has is computed first,
-    /// unless a slot is free. What waits in its queue is all of it ahead, which the choice, that compares, need not say.
+    /// Returns the time until the worker can start a new request of any length: none if a slot is free, else all work ahead of it.
+    ///
+    /// Not part of the cost, which counts only the part of that work that delays the request itself.
     pub fn queue_delay_ms(&self) -> f64 {
         let has_slot = self.n_requests() < u64::from(self.n_slots);
         if has_slot { 0.0 } else { self.ahead_ms() + self.slot_wait_ms() }
     }
 
-    /// Returns the time that all which stands before a new request takes to compute.
+    /// Returns the time to compute all prompt tokens ahead of a new request.
     pub fn ahead_ms(&self) -> f64 {
         self.prefill_tokens_ahead() / self.speeds.prefill_tokens_per_ms
     }
 
-    /// Returns what the requests ahead cost one that is computed beside them.
+    /// Returns the time that a request waits for the prompts ahead, which are computed beside it.
     fn prefill_wait_ms(&self, prefill_ms: f64) -> f64 {
         self.ahead_ms().min(WAIT_PREFILLS_PER_REQUEST_MAX * self.n_prefilling().max(1.0) * prefill_ms)
     }
 
-    /// Returns how many requests must leave before one more gets a slot.
+    /// Returns the number of requests that must end before one more gets a slot.
     fn n_before_a_slot(&self) -> f64 {
         (self.n_requests() + 1).saturating_sub(u64::from(self.n_slots.max(1))) as f64
     }
 
-    /// Slots become free one by one, `n_slots` of them in the time of an answer.
+    /// Returns the time until a slot is free: slots become free one by one, `n_slots` of them in the time of an answer.
     fn slot_wait_ms(&self) -> f64 {
         let answer_ms = self.speeds.answer_tokens * self.speeds.decode_step_ms;
         self.n_before_a_slot() * answer_ms / f64::from(self.n_slots.max(1))
@@ -301,15 +317,14 @@ mod tests {
     const SPEEDS: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 10.0, answer_tokens: 100.0 };
 
     fn cost(work: PrefillWork, load: &Load, unreported: Unreported) -> Cost {
-        Cost::of(work, standing(load, unreported))
+        Cost::of(work, worker_load(load, unreported))
     }
 
-    fn standing(load: &Load, unreported: Unreported) -> WorkerLoad<'_> {
+    fn worker_load(load: &Load, unreported: Unreported) -> WorkerLoad<'_> {
         WorkerLoad { load, unreported, n_slots: 4, speeds: SPEEDS }
     }
 
-    const CHARGE: PressureInputs =
-        PressureInputs { crowd: 2.0, excess: 0.0, ahead_ms: 1e6, worth: 0.5, prefill_tokens_per_ms: 1.0 };
+    const FLEET: FleetMeans = FleetMeans { concurrency: 2.0, prompt_ms: 1e6, prefill_tokens_per_ms: 1.0 };
     const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
 
     #[test]
@@ -319,32 +334,46 @@ mod tests {
         assert_eq!(expected.total_ms(), 1000.0);
     }
 
-    #[test]
-    fn uncached_work_is_charged_for_whom_it_delays_and_for_what_it_displaces() {
-        let charged = |free_cells| {
-            let mut cost = cost(COLD, &idle(), Unreported::default());
-            cost.add_pressure(CHARGE, COLD, free_cells);
-            cost.pressure_ms
-        };
-        assert_eq!(charged(0), 18_500.0);
-        assert_eq!(charged(500), 18_250.0, "half of it has room");
-        assert_eq!(charged(5000), 18_000.0);
-        let mut nothing = Cost::default();
-        nothing.add_pressure(CHARGE, PrefillWork { cached_tokens: 1000, ..COLD }, 0);
-        assert_eq!(nothing.pressure_ms, 0.0);
+    fn pressure(work: PrefillWork, worker: &WorkerLoad<'_>, fleet: FleetMeans) -> f64 {
+        let mut cost = Cost::of(work, *worker);
+        cost.add_pressure(work, worker, &fleet, 0.5);
+        cost.pressure_ms
     }
 
     #[test]
-    fn a_worker_with_more_prompts_than_others_is_charged_more_and_a_slow_one_is_not() {
-        let charged = |excess, ahead_ms, prefill_ms| {
-            let mut cost = Cost { prefill_ms, ..Cost::default() };
-            cost.add_pressure(PressureInputs { excess, ahead_ms, ..CHARGE }, COLD, 5000);
-            cost.pressure_ms
+    fn uncached_work_costs_what_it_delays_and_evicts() {
+        let with = |free_cells, work| {
+            pressure(work, &worker_load(&Load { free_cells, ..idle() }, Unreported::default()), FLEET)
         };
-        assert_eq!(charged(0.0, 1e6, 1000.0), 18_000.0);
-        assert_eq!(charged(2.0, 1e6, 1000.0), 24_000.0);
-        assert_eq!(charged(2.0, 700.0, 1000.0), 20_100.0, "no more can be delayed than is there");
-        assert_eq!(charged(0.0, 1e6, 3000.0), 18_000.0);
+        assert_eq!(with(0, COLD), 18_500.0);
+        assert_eq!(with(500, COLD), 18_250.0, "half of it has room");
+        assert_eq!(with(5000, COLD), 18_000.0);
+        assert_eq!(with(0, PrefillWork { cached_tokens: 1000, ..COLD }), 0.0);
+    }
+
+    #[test]
+    fn a_worker_with_more_prompts_than_the_mean_costs_more_and_a_slow_one_does_not() {
+        let at = |n_prompts: u16, running_prefill_tokens, prefill_tokens_per_ms| {
+            let busy_slots = (0..n_prompts).map(SlotId).collect();
+            let load = Load { running_prefill_tokens, busy_slots, free_cells: 5000, ..idle() };
+            let speeds = Speeds { prefill_tokens_per_ms, ..SPEEDS };
+            let worker = WorkerLoad { speeds, ..worker_load(&load, Unreported::default()) };
+            let prompt_ms = worker.ahead_ms() / f64::from(n_prompts.max(1));
+            pressure(COLD, &worker, FleetMeans { prompt_ms, ..FLEET })
+        };
+        assert_eq!(at(2, 1_000_000, 1.0), 18_000.0);
+        assert_eq!(at(4, 1_000_000, 1.0), 24_000.0);
+        assert_eq!(at(4, 700, 1.0), 20_100.0, "no more can be delayed than is there");
+        assert_eq!(at(2, 1_000_000, 0.3), 18_000.0);
+    }
+
+    #[test]
+    fn an_idle_worker_delays_nobody_however_busy_the_others_are() {
+        let load = Load { free_cells: 5000, ..idle() };
+        let idle = worker_load(&load, Unreported::default());
+        let at = |concurrency| pressure(COLD, &idle, FleetMeans { concurrency, ..FLEET });
+        assert_eq!(at(100.0), at(2.0));
+        assert!(at(1.0) < at(2.0));
     }
 
     #[test]
@@ -390,13 +419,13 @@ mod tests {
     fn a_full_worker_begins_after_all_that_it_has_and_the_choice_counts_a_part_of_that() {
         let full =
             Load { running_prefill_tokens: 60_000, n_queued: 1, busy_slots: (0..4).map(SlotId).collect(), ..idle() };
-        assert_eq!(standing(&full, Unreported::default()).queue_delay_ms(), 60_500.0);
+        assert_eq!(worker_load(&full, Unreported::default()).queue_delay_ms(), 60_500.0);
         let hit = PrefillWork { cached_tokens: 900, ..COLD };
         assert_eq!(cost(hit, &full, Unreported::default()).wait_ms, 2000.0, "five beside it and two slots");
         let sent = Unreported { n_requests: 3, prefill_tokens: 5000 };
-        assert_eq!(standing(&idle(), sent).queue_delay_ms(), 0.0);
+        assert_eq!(worker_load(&idle(), sent).queue_delay_ms(), 0.0);
         let one_more = Unreported { n_requests: 4, ..sent };
-        assert_eq!(standing(&idle(), one_more).queue_delay_ms(), 5250.0);
+        assert_eq!(worker_load(&idle(), one_more).queue_delay_ms(), 5250.0);
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl World {
         self.n_requests += 1;
         let request_id = RequestId::new(&format!("r{}", self.n_requests)).expect("a request id");
         let model = model();
-        let ask = RouteRequest {
+        let request = RouteRequest {
             request_id: &request_id,
             model_name: Some("m"),
             model: &model,
@@ -50,7 +50,7 @@ impl World {
             tried,
             now: self.now,
         };
-        let (decision, ticket) = self.dispatch.choose(&self.fleet, &ask, &mut SmallRng::seed_from_u64(1))?;
+        let (decision, ticket) = self.dispatch.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;
         self.dispatch.ended(ticket);
         Ok(decision.worker)
     }
@@ -120,7 +120,7 @@ fn a_worker_that_fails_is_the_last_resort() {
     (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
     assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other");
     world.dispatch.failed(WorkerIdx(1), Failure::Full, world.now);
-    let refused = world.choose(&[]).expect_err("the other has room soon");
+    let refused = world.choose(&[]).expect_err("the other has capacity soon");
     assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");
     assert!(refused.is_overload());
 }

@@ -50,7 +50,7 @@ fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, Reason) {
                 worker,
                 prompt,
                 BLOCK,
-                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+                worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
             )
         })
         .collect();
@@ -105,18 +105,18 @@ fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
 
 #[test]
 fn of_equals_the_one_wins_that_was_given_least() {
-    assert_eq!(of_given([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
+    assert_eq!(of_recent([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
 }
 
 /// Returns who gets a prompt that nobody holds, where the workers are so busy and were given so much.
-fn of_given<const N: usize>(loads: [Load; N], given: [f64; N]) -> u32 {
+fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
     let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
-    let score = |(worker, given_tokens)| {
-        let standing = standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+    let score = |(worker, recent_tokens)| {
+        let worker_load = worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
         let prompt = PromptView::Estimated { n_tokens: N_TOKENS };
-        Candidate { given_tokens, ..Candidate::score(worker, prompt, BLOCK, standing) }
+        Candidate { recent_tokens, ..Candidate::score(worker, prompt, BLOCK, worker_load) }
     };
-    let mut candidates: Vec<_> = workers.iter().zip(given).map(score).collect();
+    let mut candidates: Vec<_> = workers.iter().zip(recent).map(score).collect();
     add_pressure(&mut candidates, 0.0);
     let rng = &mut SmallRng::seed_from_u64(1);
     choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
@@ -131,7 +131,7 @@ fn a_small_difference_between_rates_does_not_outweigh_a_line() {
         load
     };
     let loads = [load(1050.0, 30), load(1000.0, 3), load(1000.0, 4), load(1000.0, 3)];
-    assert_eq!(of_given(loads, [9.0, 1.0, 2.0, 2.0]), 1);
+    assert_eq!(of_recent(loads, [9.0, 1.0, 2.0, 2.0]), 1);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
                 worker,
                 prompt,
                 BLOCK,
-                standing(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
+                worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
             )
         })
         .collect();
@@ -203,8 +203,8 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
-        let standing = standing(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
-        assert_eq!(Candidate::score(&worker, prompt, BLOCK, standing).cached_blocks, expected, "{n_tokens} tokens");
+        let worker_load = worker_load(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+        assert_eq!(Candidate::score(&worker, prompt, BLOCK, worker_load).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
 
@@ -231,9 +231,9 @@ fn of_workers_that_hold_as_much_the_one_is_taken_where_least_is_held_up() {
 
 #[test]
 fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
-    let chosen = |counts: [u32; 4], given: [f64; 4]| {
+    let chosen = |counts: [u32; 4], recent: [f64; 4]| {
         let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
-        of_given(counts.map(load), given)
+        of_recent(counts.map(load), recent)
     };
     assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
     assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait and a delay of 1.4 prefills are more than one");
