@@ -14,7 +14,7 @@ WORKER = page(
                 "Prompt tokens that are computed and reused, a second.",
                 "short",
                 (f"sum(rate({W}prefill_tokens_total{{}}[]))", "computed"),
-                (f"sum(rate({W}cached_tokens_total{{}}[]))", "reused"),
+                (f"sum(rate({W}prefix_cache_tokens_total{{}}[]))", "reused"),
             ),
             lines(
                 "Answer tokens",
@@ -61,7 +61,7 @@ WORKER = page(
                 "s",
                 (f"sum by (instance) (rate({W}saved_prefill_seconds_total{{}}[]))", "{{instance}}"),
             ),
-            lines("Queue", "Sequences that wait for a slot.", "short", (f"{W}queue_length{{}}", "{{instance}}")),
+            lines("Queue", "Sequences that wait for a slot.", "short", (f"{W}queue_sequences{{}}", "{{instance}}")),
             lines(
                 "Requests",
                 "Requests of all workers by status.",
@@ -110,7 +110,7 @@ WORKER = page(
                 "ops",
                 (f"sum(rate({W}restores_total{{}}[]))", "restored"),
                 (f"sum(rate({W}saves_total{{}}[]))", "saved"),
-                (f"sum(rate({W}slots_moved_out_total{{}}[]))", "moved out"),
+                (f"sum(rate({W}slots_offloaded_total{{}}[]))", "moved out"),
             ),
             lines(
                 "Time of a restore and of a save",
@@ -136,7 +136,7 @@ WORKER = page(
                 "Sequences that waited for a prefix that another was computing, and those whose kept state was of no use, a second.",
                 "ops",
                 (f"sum(rate({W}prefix_waits_total{{}}[]))", "waited"),
-                (f"sum(rate({W}failed_starts_total{{}}[]))", "of no use"),
+                (f"sum(rate({W}restore_failures_total{{}}[]))", "of no use"),
             ),
             lines(
                 "Time of such waits",
@@ -166,7 +166,7 @@ WORKER = page(
                 (f"sum by (instance) (rate({W}saved_tokens_total{{}}[]))", "{{instance}}"),
             ),
             lines(
-                "KV buffer", "Tokens whose state is in the KV buffer.", "short", (f"{W}kv_held_tokens{{}}", "{{instance}}")
+                "KV buffer", "Tokens whose state is in the KV buffer.", "short", (f"{W}kv_cache_tokens{{}}", "{{instance}}")
             ),
         ],
     ),

@@ -125,7 +125,7 @@ fn observe_phases(app: &App, prepared: &Prepared, shape: Shape) {
             observe("hash", prepared.phases.hash);
         }
         Prompt::Estimated { .. } if !shape.is_generation() => {}
-        Prompt::Estimated { cause, .. } => app.metrics.unknown_prompts.with_label_values(&[cause]).inc(),
+        Prompt::Estimated { cause, .. } => app.metrics.untokenized_prompts.with_label_values(&[cause]).inc(),
     }
 }
 
@@ -208,7 +208,7 @@ fn may_repeat(app: &App, failure: Failure, trail: &RetryState) -> bool {
     }
     let is_granted = app.withdraw_retry();
     if !is_granted {
-        app.metrics.retries_withheld.inc();
+        app.metrics.retry_budget_exhausted.inc();
     }
     is_granted
 }
@@ -367,7 +367,7 @@ fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answ
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
     let is_timed = status.is_success() && arrival.shape.is_generation();
     if is_timed {
-        app.metrics.ttft.with_label_values(&[share]).observe(ttft.as_secs_f64());
+        app.metrics.ttfb.with_label_values(&[share]).observe(ttft.as_secs_f64());
     }
     let body = match answer {
         Answer::Whole { body, .. } => {
@@ -402,7 +402,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
     // A worker reuses more where it waits for a prefix that another request computes, or where a part of a block is held.
     let held = (held_blocks * choice.block_size_tokens).max(actual);
-    app.metrics.held_tokens.inc_by(u64::from(held));
+    app.metrics.cacheable_tokens.inc_by(u64::from(held));
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
     app.metrics.cached_tokens.inc_by(u64::from(actual));
     let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);

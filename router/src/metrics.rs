@@ -69,7 +69,7 @@ metrics! {
     /// Requests that are being answered.
     in_flight: IntGauge = gauge("requests_in_flight");
     /// Time from a request's arrival to the first byte of its answer, by how much of its prompt was reused: none, some, half (or more), most (nine tenths), or unknown.
-    ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
+    ttfb: HistogramVec = histograms("ttfb_seconds", &["cached"], REQUEST_BUCKETS);
     /// Time of one streamed answer after its first piece, by the number of further events, which are about a token each; by how much of its prompt was reused.
     tpot: HistogramVec = histograms("tpot_seconds", &["cached"], TOKEN_BUCKETS);
     /// Time from a request's arrival to the end of its answer.
@@ -79,11 +79,11 @@ metrics! {
     /// Decisions by reason.
     routes: IntCounterVec = counters("routes_total", &["reason"]);
     /// Prompts that could not be tokenized here and were routed by load, by cause.
-    unknown_prompts: IntCounterVec = counters("unknown_prompts_total", &["cause"]);
+    untokenized_prompts: IntCounterVec = counters("untokenized_prompts_total", &["cause"]);
     /// Prompt tokens of requests whose worker said what it reused.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
     /// Prompt tokens that could have been reused at best: those that the worker held that held most of the prompt, whole blocks, or what was reused, where that is more.
-    held_tokens: IntCounter = counter("held_tokens_total");
+    cacheable_tokens: IntCounter = counter("cacheable_tokens_total");
     /// Prompt tokens that were predicted to be reused, whole blocks.
     predicted_cached_tokens: IntCounter = counter("predicted_cached_tokens_total");
     /// Prompt tokens that were reused.
@@ -93,13 +93,13 @@ metrics! {
     /// Predictions of reuse by what came of them, in whole blocks: exact, less (the worker reused less) or more.
     predictions: IntCounterVec = counters("predictions_total", &["outcome"]);
     /// Blocks that workers say they hold and did not reuse; not counted on until they are announced again.
-    doubted_blocks: IntGauge = gauge("doubted_blocks");
+    stale_blocks: IntGauge = gauge("stale_blocks");
     /// Chats by how they stand to what was said before: new, intact (continues a conversation) or broken.
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
     /// Conversations that broke their own prefix, by whose message changed: system, user, assistant, tool, other, or template.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
     /// Requests without an API key that is known.
-    refused_keys: IntCounter = counter("refused_keys_total");
+    auth_failures: IntCounter = counter("auth_failures_total");
     /// Looks at the file of API keys that failed; the last keys stand.
     key_file_failures: IntCounter = counter("key_file_failures_total");
     /// Looks at the file of the fleet's tokens that failed; the last tokens stand.
@@ -113,21 +113,21 @@ metrics! {
     /// Attempts at another worker after a failed one.
     retries: IntCounter = counter("retries_total");
     /// Attempts at another worker that the budget did not allow.
-    retries_withheld: IntCounter = counter("retries_withheld_total");
+    retry_budget_exhausted: IntCounter = counter("retry_budget_exhausted_total");
     /// Requests that wait in the router because no worker can start them soon.
     queue_requests: IntGauge = gauge("queue_requests");
     /// Time that requests waited in the router, those that need not left out.
     queue_wait: Histogram = histogram("queue_seconds", REQUEST_BUCKETS);
     /// Time that requests were held back to hear of other routers' requests, those that were not left out.
     backoff: Histogram = histogram("backoff_seconds", REQUEST_BUCKETS);
-    /// Requests that had to wait in the router, by what became of them: started, late, displaced, refused (no place), unavailable, left (by the client).
+    /// Requests that had to wait in the router, by what became of them: admitted, timed_out, evicted, rejected (the queue was full), no_worker, client_gone.
     queue_outcomes: IntCounterVec = counters("queue_outcomes_total", &["outcome"]);
     /// Answers that broke off after the client had seen a part.
-    broken_answers: IntCounter = counter("broken_answers_total");
+    broken_responses: IntCounter = counter("broken_responses_total");
     /// Answers whose client left before their end.
-    abandoned_answers: IntCounter = counter("abandoned_answers_total");
+    abandoned_responses: IntCounter = counter("abandoned_responses_total");
     /// Summary streams that ended, by reason.
-    resyncs: IntCounterVec = counters("resyncs_total", &["reason"]);
+    summary_stream_ends: IntCounterVec = counters("summary_stream_ends_total", &["reason"]);
     /// Summary streams that were opened, by how they started: with a snapshot, or resumed where they were lost.
     summary_streams: IntCounterVec = counters("summary_streams_total", &["start"]);
     /// Frames of summary streams.
@@ -165,9 +165,9 @@ metrics! {
     /// Memory of the prefix index.
     index_bytes: IntGauge = gauge("index_bytes");
     /// Claims that the prefix index has dropped for its memory limit.
-    index_shed: IntGauge = gauge("index_shed_claims");
+    index_evicted: IntCounter = counter("index_evicted_entries_total");
     /// Spans of traces that were dropped because the collector was away or slow.
-    lost_spans: IntGauge = gauge("lost_spans");
+    dropped_spans: IntCounter = counter("trace_spans_dropped_total");
     /// Connections of clients that are open.
     connections: IntGauge = gauge("connections");
     /// Connections of clients that were refused because there were too many, and none of them was silent.
@@ -222,19 +222,20 @@ impl Metrics {
     /// Begins the series that are compared with each other at zero.
     fn begin(&self) {
         for label in cached_share::LABELS.iter().chain([&cached_share::UNKNOWN]) {
-            self.ttft.with_label_values(&[label]);
+            self.ttfb.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
         }
     }
 
     /// Copies what is counted elsewhere.
-    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64) {
+    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64, others: [(&IntCounter, u64); 2]) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
-        for (counter, n) in [
+        let own = [
             (&self.refused_connections, connections.n_refused()),
             (&self.displaced_connections, connections.n_displaced()),
             (&self.lost_log_lines, n_lost_log_lines),
-        ] {
+        ];
+        for (counter, n) in own.into_iter().chain(others) {
             counter.inc_by(n.saturating_sub(counter.get()));
         }
     }
@@ -254,7 +255,7 @@ impl Metrics {
         let mut totals = Totals {
             at,
             prompt_tokens: self.prompt_tokens.get(),
-            held_tokens: self.held_tokens.get(),
+            held_tokens: self.cacheable_tokens.get(),
             predicted_cached_tokens: self.predicted_cached_tokens.get(),
             cached_tokens: self.cached_tokens.get(),
             ttft: vec![0; REQUEST_BUCKETS.len() + 1],
@@ -269,7 +270,7 @@ impl Metrics {
             let status = label(series, "status");
             totals.failures += if status == "429" || status.starts_with('5') { n } else { 0 };
         }
-        for series in self.ttft.collect().iter().flat_map(MetricFamily::get_metric) {
+        for series in self.ttfb.collect().iter().flat_map(MetricFamily::get_metric) {
             let times = series.get_histogram();
             let counts = times.get_bucket().iter().map(|bucket| bucket.cumulative_count());
             let counts = counts.chain([times.get_sample_count()]);
@@ -302,8 +303,8 @@ mod tests {
             metrics.requests.with_label_values(&[endpoint, status]).inc();
         }
         metrics.cached_tokens.inc_by(32);
-        metrics.ttft.with_label_values(&["none"]).observe(0.02);
-        metrics.ttft.with_label_values(&["most"]).observe(1000.0);
+        metrics.ttfb.with_label_values(&["none"]).observe(0.02);
+        metrics.ttfb.with_label_values(&["most"]).observe(1000.0);
         let totals = metrics.totals(Duration::from_secs(1));
         assert_eq!((totals.requests, totals.failures, totals.cached_tokens), (3, 2, 32), "{totals:?}");
         assert_eq!(totals.ttft_quantile(0.5, REQUEST_BUCKETS), Some(0.025));

@@ -103,7 +103,7 @@ async fn a_router_that_hears_of_others_listens_before_a_prompt_that_takes_long()
     assert!(planned().await["listen_ms_max"].as_f64() > Some(0.0), "nothing is known of others");
     let request = router.client.post(router.url("/v1/chat/completions")).header("x-request-id", "own");
     assert_eq!(request.body(body.clone()).send().await.expect("an answer").status(), 200);
-    let n_listened = || router.metric("warmpath_router_listen_seconds_count");
+    let n_listened = || router.metric("warmpath_router_backoff_seconds_count");
     assert_eq!(n_listened().await, 1.0);
     let named = |id| vec![Change::Accepted(RequestId::new(id).expect("a request id"))];
     workers[0].update(named("own"), Some(Load { rates: slow, free_cells: 7, ..idle() }));
@@ -148,7 +148,7 @@ async fn a_conversation_that_changes_its_past_is_told_where() {
     let mut turns: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
     assert_eq!(prefix_break(&router, &turns).await, "new");
     turns.extend([("assistant", answer.as_str()), ("user", "And salt?")]);
-    assert_eq!(prefix_break(&router, &turns).await, "none");
+    assert_eq!(prefix_break(&router, &turns).await, "intact");
     assert!(worker.seen().iter().all(|seen| !seen.headers.contains_key("x-warmpath-debug")));
 
     let other = long_text("butter");
@@ -189,9 +189,9 @@ async fn a_sub_agent_with_a_system_prompt_of_its_own_breaks_no_prefix() {
         sub.insert(0, ("system", &other));
         sub.push(("user", "What is worth to be remembered?"));
         let told = prefix_break(&router, &sub).await;
-        assert!(["new", "none"].contains(&told.as_str()), "{told}");
+        assert!(["new", "intact"].contains(&told.as_str()), "{told}");
         main.extend([("assistant", "Some."), ("user", "And salt?")]);
-        assert_eq!(prefix_break(&router, &main).await, "none");
+        assert_eq!(prefix_break(&router, &main).await, "intact");
     }
     assert_eq!(router.metric("warmpath_router_conversations_total{continuity=\"broken\"}").await, 0.0);
 }

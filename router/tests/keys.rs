@@ -41,7 +41,7 @@ async fn clients_without_a_key_that_is_known_get_401() {
         let error = error_of(response, 401).await;
         assert_eq!((&error["code"], &error["type"]), (&json!("invalid_api_key"), &json!("authentication_error")));
     }
-    assert_eq!(router.metric("warmpath_router_refused_keys_total").await, 7.0);
+    assert_eq!(router.metric("warmpath_router_auth_failures_total").await, 7.0);
     let response = router.client.post(router.url("/v1/messages")).body("{}").send().await.expect("an answer");
     assert_eq!(response.status(), 401);
     let body: Value = response.json().await.expect("JSON");

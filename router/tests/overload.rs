@@ -48,7 +48,7 @@ async fn a_request_that_no_worker_can_start_waits_and_starts_when_one_can() {
     worker.update(Vec::new(), Some(idle()));
     let response = waiter.await.expect("no panic");
     assert_eq!((response.status().as_u16(), header(&response, "x-warmpath-route").as_str()), (200, "only"));
-    assert_eq!(router.metric(&outcome("started")).await, 1.0);
+    assert_eq!(router.metric(&outcome("admitted")).await, 1.0);
     assert_eq!(router.metric(WAITING).await, 0.0);
     assert_eq!(router.metric("warmpath_router_queue_seconds_count").await, 1.0);
 }
@@ -65,7 +65,7 @@ async fn a_request_whose_deadline_comes_is_refused_and_told_when_to_come_again()
     let error = error_of(response, 429).await;
     assert_eq!((&error["code"], &error["type"]), (&json!("queue_timeout"), &json!("rate_limit_error")));
     assert_eq!(error["message"], "no worker could start the request within 0.2 s");
-    assert_eq!(router.metric(&outcome("late")).await, 1.0);
+    assert_eq!(router.metric(&outcome("timed_out")).await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,10 +91,10 @@ async fn a_full_queue_gives_a_place_of_the_longest_line_to_another_key() {
     assert!(!header(&third, "retry-after").is_empty());
     let error = error_of(third, 429).await;
     assert_eq!(error["message"], "every worker is busy, and 2 requests wait already");
-    assert_eq!(router.metric(&outcome("refused")).await, 1.0);
+    assert_eq!(router.metric(&outcome("rejected")).await, 1.0);
     let other = send(&router, "b");
     assert_eq!(error_of(second.await.expect("no panic"), 429).await["code"], "queue_full");
-    assert_eq!(router.metric(&outcome("displaced")).await, 1.0);
+    assert_eq!(router.metric(&outcome("evicted")).await, 1.0);
     worker.update(Vec::new(), Some(idle()));
     for waiter in [first, other] {
         assert_eq!(waiter.await.expect("no panic").status(), 200);
@@ -130,7 +130,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place() {
     waiting(&router, 1).await;
     waiter.abort();
     waiting(&router, 0).await;
-    assert_eq!(router.metric(&outcome("left")).await, 1.0);
+    assert_eq!(router.metric(&outcome("client_gone")).await, 1.0);
     let next = send(&router, "a");
     waiting(&router, 1).await;
     worker.update(Vec::new(), Some(idle()));
@@ -149,7 +149,7 @@ async fn who_waits_when_the_last_worker_goes_is_told_so() {
     let response = waiter.await.expect("no panic");
     assert_eq!(header(&response, "retry-after"), "2");
     assert_eq!(error_of(response, 503).await["code"], "no_worker");
-    assert_eq!(router.metric(&outcome("unavailable")).await, 1.0);
+    assert_eq!(router.metric(&outcome("no_worker")).await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +201,7 @@ async fn repetitions_beyond_the_budget_are_withheld() {
         assert!(error["message"].as_str().is_some_and(|text| text.starts_with(said)), "{error}");
         assert_eq!(worker.iter().map(|worker| worker.seen().len()).sum::<usize>(), n_seen);
     }
-    assert_eq!(router.metric("warmpath_router_retries_withheld_total").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_retry_budget_exhausted_total").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +226,7 @@ async fn a_worker_that_takes_no_connection_is_down_after_the_connect_timeout() {
     let config = config(&[], &["--worker", &format!("http://{address}"), "--connect-timeout", "0.2"]);
     let server = Server::start(config).await.expect("port 0 is free");
     let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
-    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"connect\"}", 1.0).await;
+    router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"connect\"}", 1.0).await;
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
     drop((listener, fillers));
 }

@@ -37,7 +37,7 @@ async fn a_client_that_stops_reading_is_cut_off_and_the_server_is_left() {
     eventually("the server has been left", || async { server.n_left() == 5 }).await;
     eventually("their places are free", || async { router.metric("warmpath_router_requests_in_flight").await == 0.0 })
         .await;
-    router.wait_for_metric("warmpath_router_abandoned_answers_total", 5.0).await;
+    router.wait_for_metric("warmpath_router_abandoned_responses_total", 5.0).await;
     for mut client in clients {
         let mut given = Vec::new();
         let _ = client.read_to_end(&mut given).await;

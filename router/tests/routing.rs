@@ -42,7 +42,7 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
     assert_eq!(router.metric("warmpath_router_predicted_cached_tokens_total").await, predicted as f64);
     assert_eq!(router.metric("warmpath_router_prediction_error_blocks_count").await, 1.0);
     assert!(predicted > 64, "32 tokens are less than half of it");
-    assert_eq!(router.metric("warmpath_router_ttft_seconds_count{cached=\"some\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_ttfb_seconds_count{cached=\"some\"}").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,11 +58,11 @@ async fn what_a_worker_holds_and_does_not_reuse_is_not_counted_on_until_it_is_an
     for (predicted, n_doubted) in [(n_blocks * 16, 1.0), (32, 1.0)] {
         let response = router.chat(&text).await;
         assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), predicted.to_string());
-        assert_eq!(router.metric("warmpath_router_doubted_blocks").await, n_doubted);
+        assert_eq!(router.metric("warmpath_router_stale_blocks").await, n_doubted);
     }
     assert_eq!((router.metric(&outcomes("less")).await, router.metric(&outcomes("exact")).await), (1.0, 1.0));
     workers[1].hold(&text, None, 2);
-    eventually("the doubt is gone", || async { router.metric("warmpath_router_doubted_blocks").await == 0.0 }).await;
+    eventually("the doubt is gone", || async { router.metric("warmpath_router_stale_blocks").await == 0.0 }).await;
     let response = router.chat(&text).await;
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (n_blocks * 16).to_string());
 }
@@ -78,7 +78,7 @@ async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     // Nobody has been heard of, so that others may be there, and the prompt takes three seconds.
     let texts = ["Why?", "Where?"].map(|question| format!("{}{question}", long_text("bread").repeat(8)));
-    let n_listened = "warmpath_router_listen_seconds_count";
+    let n_listened = "warmpath_router_backoff_seconds_count";
     let keys = chat_keys(&texts[0], "");
     workers[1].hold(&texts[0], None, 2);
     knows_blocks(&router, 1, keys.len()).await;
@@ -192,7 +192,7 @@ async fn without_a_vocabulary_requests_go_by_load_until_it_can_be_had() {
     assert_eq!(header(&response, "x-warmpath-route"), "load");
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), "");
     assert_eq!(router.fleet().await["vocabularies"][0]["state"], "failed");
-    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"no_vocabulary\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_untokenized_prompts_total{cause=\"no_vocabulary\"}").await, 1.0);
     for worker in [&worker, &other] {
         worker.with(|script| script.has_vocabulary = true);
     }
@@ -210,7 +210,7 @@ async fn a_template_that_refuses_leaves_the_answer_to_the_worker() {
     other.with(|script| script.behaviour = Behaviour::Refuse(400));
     let body = json!({"messages": [{"role": "villain", "content": "a"}]});
     let response = router.post("/v1/chat/completions", body.to_string()).await;
-    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"refused\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_untokenized_prompts_total{cause=\"refused\"}").await, 1.0);
     assert_eq!(error_of(response, 400).await["message"], "scripted");
 }
 
@@ -258,8 +258,8 @@ async fn a_comment_reaches_the_client_and_the_request_can_still_go_elsewhere() {
     assert_eq!(events, "data: {\"n\": 1}\n\ndata: {\"n\": 2}\n\ndata: [DONE]\n\n");
     assert_eq!((workers[0].seen().len(), workers[1].seen().len()), (1, 1));
     assert_eq!(router.metric("warmpath_router_retries_total").await, 1.0);
-    assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 0.0);
-    assert_eq!(router.metric_of_all("warmpath_router_ttft_seconds_count").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0);
+    assert_eq!(router.metric_of_all("warmpath_router_ttfb_seconds_count").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

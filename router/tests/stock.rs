@@ -369,7 +369,7 @@ async fn a_body_that_means_no_chat_here_goes_by_load_where_only_its_text_counts(
     let answer = router.post("/v1/messages", body.clone()).await;
     assert_eq!((answer.status().as_u16(), header(&answer, "x-warmpath-cached-tokens").as_str()), (200, "6"));
     assert_eq!(servers[0].seen().pop().expect("it was asked").body, body);
-    assert_eq!(router.metric("warmpath_router_unknown_prompts_total{cause=\"foreign\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_untokenized_prompts_total{cause=\"foreign\"}").await, 1.0);
 
     let tokenizing = tokenizing(&servers, &[]).await;
     assert_eq!(

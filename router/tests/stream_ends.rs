@@ -117,7 +117,7 @@ async fn what_ends_as_its_dialect_does_passes_untouched() {
         let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
         assert_eq!(text, format!("{part}{end}"), "{path}");
     }
-    assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 0.0);
+    assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +140,7 @@ async fn an_answer_that_is_not_over_ends_with_an_error_event_behind_its_last_who
             }
         }
     }
-    assert_eq!(router.metric("warmpath_router_broken_answers_total").await, n_broken);
+    assert_eq!(router.metric("warmpath_router_broken_responses_total").await, n_broken);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,7 +270,7 @@ async fn a_stock_server_may_leave_the_last_event_out_where_it_has_told_why_the_o
         server.answer_with(events(&[last.trim_end()]));
         let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
         assert_eq!(text, format!("{last}{DONE}"), "{path}");
-        assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 0.0);
+        assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0);
     }
     let (path, _, part) = DIALECTS[0];
     let last = part.replace("}]}", ", \"finish_reason\": \"stop\"}]}");

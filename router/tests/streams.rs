@@ -19,11 +19,11 @@ async fn a_stream_passes_through_untouched() {
     assert_eq!(header(&response, "x-warmpath-route"), "only");
     assert_eq!(response.text().await.expect("text"), THREE_EVENTS);
     router.wait_for_metric("warmpath_router_request_seconds_count", 1.0).await;
-    assert_eq!(router.metric_of_all("warmpath_router_ttft_seconds_count").await, 1.0);
+    assert_eq!(router.metric_of_all("warmpath_router_ttfb_seconds_count").await, 1.0);
     assert_eq!(router.metric_of_all("warmpath_router_tpot_seconds_count").await, 1.0);
     assert_eq!(router.metric("warmpath_router_requests_in_flight").await, 0.0);
     assert_eq!(router.fleet().await["workers"][0]["in_flight"], 0);
-    assert_eq!(router.metric("warmpath_router_abandoned_answers_total").await, 0.0);
+    assert_eq!(router.metric("warmpath_router_abandoned_responses_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated()
     assert_eq!(error["error"]["code"], "worker_failed");
     assert_eq!(error["error"]["type"], "server_error");
     assert_eq!(workers[0].seen().len() + workers[1].seen().len(), 1);
-    assert_eq!(router.metric("warmpath_router_broken_answers_total").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 1.0);
     assert_eq!(router.metric("warmpath_router_retries_total").await, 0.0);
 }
 
@@ -100,7 +100,7 @@ async fn a_client_that_leaves_frees_the_worker() {
     assert_eq!(router.fleet().await["workers"][0]["in_flight"], 1);
     drop(body);
     eventually("the worker sees the client leave", || async { worker.n_left() == 1 }).await;
-    router.wait_for_metric("warmpath_router_abandoned_answers_total", 1.0).await;
+    router.wait_for_metric("warmpath_router_abandoned_responses_total", 1.0).await;
     assert_eq!(router.fleet().await["workers"][0]["in_flight"], 0);
     assert_eq!(router.metric("warmpath_router_requests_in_flight").await, 0.0);
 }

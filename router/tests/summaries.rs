@@ -27,7 +27,7 @@ async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
     eventually("the blocks are known", knows).await;
     let n_streams = worker.n_streams();
     lie(&worker);
-    router.wait_for_metric(&format!("warmpath_router_resyncs_total{{reason=\"{reason}\"}}"), 1.0).await;
+    router.wait_for_metric(&format!("warmpath_router_summary_stream_ends_total{{reason=\"{reason}\"}}"), 1.0).await;
     eventually("the stream is opened again", || async { worker.n_streams() > n_streams }).await;
     eventually("the worker is used again", || async { router.state_of(0).await == "ready" }).await;
     eventually("the view is what the worker says", knows).await;
@@ -93,7 +93,7 @@ async fn a_stream_that_stops_in_the_middle_of_a_frame_is_cut_off() {
     worker.send_raw(&[0, 0, 1, 0, 1, 2, 3]);
     worker.kill();
     eventually("the worker is down", || async { router.state_of(0).await == "down" }).await;
-    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"broken\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"broken\"}").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,14 +122,14 @@ async fn blocks_that_differ_from_the_worker_s_are_found_and_resynced() {
     let keys: Vec<BlockKey> = (0..20).map(BlockKey).collect();
     worker.update_with_digest(vec![Change::Stored(run(keys.clone(), 0))], Digest::of(&keys));
     eventually("the blocks are known", || async { router.fleet().await["workers"][0]["blocks"] == 20 }).await;
-    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"digest\"}").await, 0.0, "both agree");
+    assert_eq!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}").await, 0.0, "both agree");
     worker.with(|script| script.snapshot.runs.push(run(keys[..5].to_vec(), 0)));
     worker.update_with_digest(Vec::new(), Digest::of(&keys[..5]));
-    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"digest\"}", 1.0).await;
+    router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}", 1.0).await;
     eventually("the view is the worker's", || async { router.fleet().await["workers"][0]["blocks"] == 5 }).await;
     worker.update_with_digest(Vec::new(), Digest::of(&keys[..5]));
     eventually("it is used again", || async { router.state_of(0).await == "ready" }).await;
-    assert_eq!(router.metric("warmpath_router_resyncs_total{reason=\"digest\"}").await, 1.0);
+    assert_eq!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}").await, 1.0);
     assert_eq!(router.metric("warmpath_router_summary_streams_total{start=\"snapshot\"}").await, 2.0);
 }
 
@@ -164,7 +164,7 @@ async fn silence_is_cut_off_and_the_worker_gets_nothing() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| script.has_heartbeat = false);
-    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"idle\"}", 1.0).await;
+    router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"idle\"}", 1.0).await;
     worker.with(|script| script.has_heartbeat = true);
     eventually("it is used again", || async { router.state_of(0).await == "ready" }).await;
 }
@@ -174,7 +174,7 @@ async fn a_worker_that_is_no_worker_is_down() {
     let worker = FakeWorker::start(1);
     worker.with(|script| script.raw_stream = Some(b"HTTP is not what you think".to_vec()));
     let router = TestRouter::start(&[&worker], &[]).await;
-    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"frame_too_long\"}", 2.0).await;
+    router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"frame_too_long\"}", 2.0).await;
     assert_eq!(router.state_of(0).await, "down");
     assert_eq!(router.get("/readyz").await.0, 503);
     let other = FakeWorker::start(2);
@@ -252,7 +252,7 @@ async fn while_workers_load_clients_hear_how_many_and_operators_which() {
     for worker in router.fleet().await["workers"].as_array().expect("a list") {
         assert_eq!(worker["trouble"], "the worker answers 503: it is not ready, as while it loads its model");
     }
-    assert!(router.metric("warmpath_router_resyncs_total{reason=\"unready\"}").await >= 2.0);
+    assert!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"unready\"}").await >= 2.0);
     workers.iter().for_each(|worker| worker.with(|script| script.is_loading = false));
     eventually("they serve", || async { router.chat("hello").await.status() == 200 }).await;
 }
@@ -277,7 +277,7 @@ async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_retu
     eventually("what it held is forgotten", || async { router.fleet().await["index"]["blocks"] == 0 }).await;
 
     // Long enough down for the pauses between attempts to have grown to their longest.
-    let connects = "warmpath_router_resyncs_total{reason=\"connect\"}";
+    let connects = "warmpath_router_summary_stream_ends_total{reason=\"connect\"}";
     router.wait_for_metric(connects, router.metric(connects).await + 5.0).await;
     workers[0].revive();
     let returned = std::time::Instant::now();

@@ -216,7 +216,7 @@ async fn nothing_is_told_of_another_tenant_s_conversations() {
     let turns = changed.as_array_mut().expect("messages");
     turns.extend([message("assistant", "Some."), message("user", "And yeast?")]);
     assert_eq!(prefix_break(&tenants, &router, 0, &first).await, "new");
-    assert_eq!(prefix_break(&tenants, &router, 0, &second).await, "none");
+    assert_eq!(prefix_break(&tenants, &router, 0, &second).await, "intact");
     // What the other tenant hears is what it would hear of a router that nobody has asked.
     for asked in [&changed, &first] {
         assert_eq!(prefix_break(&tenants, &router, 1, asked).await, "new");

@@ -82,7 +82,7 @@ async fn a_worker_that_wants_another_token_is_refused_loudly_and_gets_nothing() 
     eventually("it is refused", || async { router.state_of(1).await == "refused" }).await;
     let trouble = router.fleet().await["workers"][1]["trouble"].clone();
     assert!(trouble.as_str().expect("it is said why").contains("--fleet-token-file"), "{trouble}");
-    router.wait_for_metric("warmpath_router_resyncs_total{reason=\"refused\"}", 1.0).await;
+    router.wait_for_metric("warmpath_router_summary_stream_ends_total{reason=\"refused\"}", 1.0).await;
     assert_eq!(router.metric("warmpath_router_workers{state=\"refused\"}").await, 1.0);
     for _ in 0..8 {
         let response = router.chat("hello").await;

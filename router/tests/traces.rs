@@ -208,6 +208,6 @@ async fn a_failed_attempt_is_a_span_of_its_own_and_a_collector_that_is_away_harm
     let runtime = collector.runtime.take().expect("it runs");
     tokio::task::block_in_place(|| drop(runtime));
     assert_eq!(router.chat("hello").await.status(), 200);
-    router.wait_for_metric("warmpath_router_lost_spans", 1.0).await;
+    router.wait_for_metric("warmpath_router_trace_spans_dropped_total", 1.0).await;
     assert_eq!(router.chat("hello").await.status(), 200);
 }

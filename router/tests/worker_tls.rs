@@ -85,7 +85,7 @@ async fn certificates_and_roots_are_renewed_while_both_run() {
     let router_root = other.root_file();
     let followed = router(worker.url("https"), &["--worker-ca", text(&router_root)]).await;
     is_in_trouble(&followed, "down", "TLS with it failed").await;
-    assert!(followed.metric("warmpath_router_resyncs_total{reason=\"tls\"}").await >= 1.0);
+    assert!(followed.metric("warmpath_router_summary_stream_ends_total{reason=\"tls\"}").await >= 1.0);
     std::fs::copy(&root, &router_root).expect("it can be written");
     is_well(&followed).await;
 

@@ -163,7 +163,7 @@ class Followed(unittest.TestCase):
         print(f"{len(self.load.answers)} answers, {len(self.load.failures)} failures, {retries:.0f} retries; {dict(counts)}")
         self.assertEqual(self.load.failures, [])
         self.assertEqual(set(counts), {f"worker-{n}" for n in range(1, 6)})
-        self.assertEqual(self.metric("warmpath_router_broken_answers_total"), 0)
+        self.assertEqual(self.metric("warmpath_router_broken_responses_total"), 0)
 
     def one_comes_whose_address_is_listed_before_it_serves(self):
         self.publish("a", {1: SERVING, 2: SERVING, 3: LOADING})

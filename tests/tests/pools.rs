@@ -156,7 +156,7 @@ async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<(
     let line = "warmpath_router_requests_total{endpoint=\"/v1/embeddings\",status=\"200\"}";
     assert_eq!(rig.router_metric(line).await?, 31.0);
     for cached in ["none", "some", "half", "most", "unknown"] {
-        let line = format!("warmpath_router_ttft_seconds_count{{cached=\"{cached}\"}}");
+        let line = format!("warmpath_router_ttfb_seconds_count{{cached=\"{cached}\"}}");
         assert_eq!(rig.router_metric(&line).await?, 0.0, "there is no first token");
     }
 

@@ -164,7 +164,7 @@ async fn a_router_whose_streams_are_cut_again_and_again_knows_what_its_workers_h
     };
     assert_eq!(streams("snapshot").await, 2.0, "one for each worker, when the router started");
     assert!(streams("resumed").await >= 12.0, "{}", streams("resumed").await);
-    let distrusts = rig.router_metric("warmpath_router_resyncs_total{reason=\"digest\"}").await;
+    let distrusts = rig.router_metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}").await;
     assert!(distrusts.is_err(), "both sides always agreed: {distrusts:?}");
     Ok(())
 }

@@ -74,7 +74,7 @@ metrics! {
     /// Requests that listed tools which nobody runs here, by kind; they were answered without these tools.
     left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);
     /// Requests without a token that is known, where tokens are asked for.
-    refused_tokens: IntCounter = counter("refused_tokens_total");
+    auth_failures: IntCounter = counter("auth_failures_total");
     /// Looks at the file of tokens that failed; the last tokens stand.
     token_file_failures: IntCounter = counter("token_file_failures_total");
     /// Looks at changed files for TLS that failed; the last certificates stand.
@@ -90,7 +90,7 @@ metrics! {
     /// Lines of the log that could not be written, or were too many to wait.
     lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// Spans of traces that were dropped because the collector was away or slow.
-    lost_spans: IntGauge = gauge("lost_spans");
+    dropped_spans: IntCounter = counter("trace_spans_dropped_total");
     /// Time from a request's arrival to its first token, by how much of its prompt was reused: none, some, half (or more), most (nine tenths).
     ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
     /// Time of one answer after its first token, by the number of further tokens; by how much of its prompt was reused.
@@ -103,8 +103,6 @@ metrics! {
     prompt: Histogram = histogram("prompt_seconds", TOKEN_BUCKETS);
     /// Prompt tokens of requests that got a slot.
     prompt_tokens: IntCounter = counter("prompt_tokens_total");
-    /// Prompt tokens that were reused.
-    cached_tokens: IntCounter = counter("cached_tokens_total");
     /// Prompt tokens that were reused, by the tier they came from.
     prefix_cache_tokens: IntCounterVec = counters("prefix_cache_tokens_total", &["tier"]);
     /// Share of a sequence's prompt tokens that was reused.
@@ -118,7 +116,7 @@ metrics! {
     /// Stored state that the disk did not take or give back, by operation: read, write; or write_refused, as too much waited to be written.
     disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
     /// Sequences whose kept state could not be brought into their slot and was computed.
-    failed_starts: IntCounter = counter("failed_starts_total");
+    restore_failures: IntCounter = counter("restore_failures_total");
     /// Starts for which state was moved into the slot.
     restores: IntCounter = counter("restores_total");
     /// Time that moving state into slots took.
@@ -134,7 +132,7 @@ metrics! {
     /// Starts from a checkpoint.
     checkpoint_uses: IntCounter = counter("checkpoint_uses_total");
     /// Idle slots whose state left the KV buffer.
-    moved_out: IntCounter = counter("slots_moved_out_total");
+    slots_offloaded: IntCounter = counter("slots_offloaded_total");
     /// Times that an answer filled its context and its oldest tokens were dropped.
     context_shifts: IntCounter = counter("context_shifts_total");
     /// Slots that hold state, and stored chunks and checkpoints, by tier; what is in memory and on disk counts in both.
@@ -176,9 +174,9 @@ metrics! {
     /// Slots that run a sequence.
     busy_slots: IntGauge = gauge("slots_busy");
     /// Sequences that wait for a slot.
-    queued: IntGauge = gauge("queue_length");
+    queued: IntGauge = gauge("queue_sequences");
     /// Tokens whose KV state is held.
-    held_tokens: IntGauge = gauge("kv_held_tokens");
+    held_tokens: IntGauge = gauge("kv_cache_tokens");
     /// Time that loading the model took.
     load: Gauge = number("model_load_seconds");
     /// Subscribers of the summary.
@@ -255,12 +253,13 @@ impl Metrics {
     }
 
     /// Copies what is counted elsewhere.
-    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64) {
+    pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64, n_dropped_spans: u64) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         for (counter, n) in [
             (&self.refused_connections, connections.n_refused()),
             (&self.displaced_connections, connections.n_displaced()),
             (&self.lost_log_lines, n_lost_log_lines),
+            (&self.dropped_spans, n_dropped_spans),
         ] {
             counter.inc_by(n.saturating_sub(counter.get()));
         }
@@ -271,7 +270,6 @@ impl Metrics {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = [
             (&self.prompt_tokens, values.prompt_tokens),
-            (&self.cached_tokens, values.cached_tokens),
             (&self.prefill_tokens, values.prefill_tokens),
             (&self.decode_tokens, values.decode_tokens),
             (&self.steps, values.steps),
@@ -280,13 +278,13 @@ impl Metrics {
             (&self.cancelled, values.cancelled),
             (&self.failed, values.failed),
             (&self.prefix_waits, values.prefix_waits),
-            (&self.failed_starts, values.failed_starts),
+            (&self.restore_failures, values.failed_starts),
             (&self.restores, values.restores),
             (&self.saves, values.saves),
             (&self.saved_tokens, values.saved_tokens),
             (&self.checkpoints_made, values.checkpoints_made),
             (&self.checkpoint_uses, values.checkpoint_uses),
-            (&self.moved_out, values.moved_out),
+            (&self.slots_offloaded, values.moved_out),
             (&self.context_shifts, values.context_shifts),
         ];
         for (counter, value) in counted {

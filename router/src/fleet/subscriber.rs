@@ -149,7 +149,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         let after = subscriber.follower.open();
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
-        fleet.metrics.resyncs.with_label_values(&[error.label()]).inc();
+        fleet.metrics.summary_stream_ends.with_label_values(&[error.label()]).inc();
         // A worker that is down is tried every second; it is said once.
         if error.label() != last_label {
             tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");

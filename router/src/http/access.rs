@@ -15,7 +15,7 @@ use crate::error::RequestError;
 pub async fn check(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let Some(keys) = &app.keys else { return next.run(request).await };
     let Some(key) = bearer::presented(request.headers()).and_then(|key| keys.find(key)) else {
-        app.metrics.refused_keys.inc();
+        app.metrics.auth_failures.inc();
         let mut response = RequestError::Unauthorized.into_response();
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         return response;

@@ -140,14 +140,13 @@ fn copy_fleet(app: &App) {
         };
         metrics.breaker.with_label_values(label).set(breaker);
     }
-    metrics.doubted_blocks.set(gauge(fleet.ledger().stale_blocks().len()));
+    metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().len()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
-    metrics.index_shed.set(i64::try_from(fleet.n_shed()).unwrap_or(i64::MAX));
-    metrics.lost_spans.set(i64::try_from(app.tracer.n_lost()).unwrap_or(i64::MAX));
     metrics.connections.set(gauge(app.doors.connections.n_open()));
     metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
-    metrics.copy_counts(&app.doors.connections, log::n_lost());
+    let counted = [(&metrics.index_evicted, fleet.n_shed()), (&metrics.dropped_spans, app.tracer.n_lost())];
+    metrics.copy_counts(&app.doors.connections, log::n_lost(), counted);
     metrics.info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
 }
 

@@ -12,7 +12,7 @@ use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
 /// Diagnosis of a prompt that continues what was said before.
-const INTACT: &str = "none";
+const INTACT: &str = "intact";
 
 /// Whose break it is where a prompt has an answer of the worker's otherwise than it was given.
 const ANSWER: &str = "answer";

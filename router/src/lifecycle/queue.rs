@@ -155,7 +155,7 @@ impl RequestQueue {
             None => line.queue.enter(wish.entrant),
         };
         let entered = entered.map_err(|_| {
-            self.metrics.queue_outcomes.with_label_values(&["refused"]).inc();
+            self.metrics.queue_outcomes.with_label_values(&["rejected"]).inc();
             Refused::Full
         })?;
         entered.displaced.iter().for_each(|id| line.ring(*id));
@@ -169,7 +169,7 @@ impl RequestQueue {
             deadline: wish.entrant.deadline,
             bell,
             since: Instant::now(),
-            outcome: "left",
+            outcome: "client_gone",
         })
     }
 
@@ -236,7 +236,7 @@ impl Waiting<'_> {
         line.queue.expire(now).into_iter().for_each(|id| line.ring(id));
         if !line.queue.contains(self.id) {
             let is_late = now >= self.deadline;
-            self.outcome = if is_late { "late" } else { "displaced" };
+            self.outcome = if is_late { "timed_out" } else { "evicted" };
             return Step::Refused(if is_late { Refused::Late } else { Refused::Full });
         }
         if line.queue.head() != Some(self.id) {
@@ -245,12 +245,12 @@ impl Waiting<'_> {
         match start() {
             Ok(started) => {
                 line.queue.start(self.id, (started.service_ms * 1e3) as u64);
-                self.outcome = "started";
+                self.outcome = "admitted";
                 Step::Started(started.value)
             }
             Err(refusal) if is_worth_waiting(&refusal, self.deadline) => refusal.rest().map_or(Step::Poll, Step::Rest),
             Err(refusal) => {
-                self.outcome = "unavailable";
+                self.outcome = "no_worker";
                 Step::Refused(Refused::NoWorker(refusal))
             }
         }
@@ -274,7 +274,7 @@ impl Waiting<'_> {
         let mut lines = self.turns.lock();
         let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
         let Ok(entered) = line.queue.re_enter(self.id, entrant) else {
-            self.outcome = "displaced";
+            self.outcome = "evicted";
             return Err(Refused::Full);
         };
         debug_assert_eq!(entered.id, self.id, "nobody else is given a number twice");

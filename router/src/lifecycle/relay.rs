@@ -178,7 +178,7 @@ impl State {
     fn broken(&mut self, cause: &Break) -> Result<Bytes, BrokenOff> {
         let relay = &mut self.relay;
         relay.outcome = Outcome::Broken;
-        relay.metrics.broken_answers.inc();
+        relay.metrics.broken_responses.inc();
         let label = match cause {
             Break::Failed(failure) => {
                 relay.booking.failed(*failure);
@@ -214,7 +214,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.metrics.request.observe(self.arrived.elapsed().as_secs_f64());
         if matches!(self.outcome, Outcome::Open) {
-            self.metrics.abandoned_answers.inc();
+            self.metrics.abandoned_responses.inc();
         }
     }
 }

@@ -22,7 +22,7 @@ pub async fn check(State(app): State<App>, request: Request, next: Next) -> Resp
     if is_known || OPEN.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    app.metrics.refused_tokens.inc();
+    app.metrics.auth_failures.inc();
     let mut response = RequestError::Unauthorized.into_response();
     response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response

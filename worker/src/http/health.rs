@@ -40,12 +40,11 @@ const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-ti
 pub async fn metrics(State(app): State<App>) -> Response {
     app.metrics.connections.set(gauge(app.connections.n_open()));
     app.metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));
-    app.metrics.copy_counts(&app.connections, log::n_lost());
+    app.metrics.copy_counts(&app.connections, log::n_lost(), app.tracer.n_lost());
     let mut as_llama_server = String::new();
     if let Ok(served) = app.served() {
         let (counters, cache) = served.counted();
         app.metrics.copy_engine(&counters, &cache);
-        app.metrics.lost_spans.set(i64::try_from(app.tracer.n_lost()).unwrap_or(i64::MAX));
         as_llama_server = app.metrics.encode_as_llama_server(&counters);
     }
     let described = [

@@ -37,7 +37,7 @@ async fn whoever_presents_no_token_hears_so_in_the_api_s_own_words() {
         let error = response.json::<Value>().await.expect("JSON")["error"].clone();
         assert_eq!((&error["type"], &error["code"]), (&json!("authentication_error"), &json!("invalid_api_key")));
     }
-    assert_eq!(worker.metric("refused_tokens_total").await, 10.0);
+    assert_eq!(worker.metric("auth_failures_total").await, 10.0);
     let response = worker.post("/v1/messages", &chat).send().await.expect("the worker responds");
     let body: Value = response.json().await.expect("JSON");
     assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!("authentication_error")));

@@ -192,7 +192,7 @@ async fn a_full_queue_is_429_with_retry_after_and_takes_requests_again_later() {
     let mut running = worker.begin_long().await;
     let short = json!({"prompt": "Wait", "max_tokens": 1});
     let waiting = tokio::spawn(worker.post(COMPLETIONS, &short).send());
-    worker.until("one request waits", async |worker| worker.metric("queue_length").await == 1.0).await;
+    worker.until("one request waits", async |worker| worker.metric("queue_sequences").await == 1.0).await;
 
     let response = worker.post(COMPLETIONS, &short).send().await.expect("a response");
     assert_eq!(response.headers()["retry-after"], "1");

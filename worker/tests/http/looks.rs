@@ -120,9 +120,9 @@ async fn a_client_that_leaves_while_it_waits_gives_up_its_place() {
     let worker = TestWorker::start("--slots 1 --queue-max 1").await;
     let running = worker.begin_long().await;
     let waiting = tokio::spawn(worker.post("/v1/completions", &json!({"prompt": "Wait"})).send());
-    worker.until("one request waits", async |worker| worker.metric("queue_length").await == 1.0).await;
+    worker.until("one request waits", async |worker| worker.metric("queue_sequences").await == 1.0).await;
     waiting.abort();
-    worker.until("none waits", async |worker| worker.metric("queue_length").await == 0.0).await;
+    worker.until("none waits", async |worker| worker.metric("queue_sequences").await == 0.0).await;
     drop(running);
 }
 
@@ -152,7 +152,7 @@ async fn metrics_count_requests_and_tokens() {
     assert!(text.contains(&format!("{} 1\n", requests(400))), "{text}");
     let prompt_tokens = answer["usage"]["prompt_tokens"].as_f64().expect("a number");
     assert_eq!(worker.metric("prompt_tokens_total").await, 2.0 * prompt_tokens);
-    assert!(worker.metric("cached_tokens_total").await > 0.0);
+    assert!(worker.metric("prefix_cache_tokens_total{tier=\"resident\"}").await > 0.0);
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
     let share = warmpath_common::cached_share::label(cached as u32, prompt_tokens as u32);
     assert_ne!(share, "none");
