@@ -13,6 +13,7 @@ pub mod rope;
 pub mod source;
 mod store;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -147,9 +148,9 @@ pub enum ConfigError {
     /// A value is outside its range.
     #[error("--{flag}: {reason}")]
     Range {
-        /// Is the flag's long form.
-        flag: &'static str,
-        /// Says what is wrong with the value.
+        /// Long form of the flag.
+        flag: Cow<'static, str>,
+        /// What is wrong with the value.
         reason: String,
     },
     /// The chat template cannot be read.
@@ -201,7 +202,7 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
         ("body-max", flags.body_max as u64),
     ];
     match at_least_one.into_iter().find(|(_, value)| *value == 0) {
-        Some((flag, _)) => Err(ConfigError::Range { flag, reason: "must be at least 1".to_owned() }),
+        Some((flag, _)) => Err(ConfigError::Range { flag: flag.into(), reason: "must be at least 1".to_owned() }),
         None => Ok(()),
     }
 }
@@ -218,19 +219,22 @@ fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
         "{total} tokens for {n_slots} slots are {each} for each, and a slot has at least {SLOT_CELLS_STEP}: give \
          {least} or more, or fewer --slots"
     );
-    Err(ConfigError::Range { flag: "ctx-size", reason })
+    Err(ConfigError::Range { flag: "ctx-size".into(), reason })
 }
 
 fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     let slot_save_path = flags.slot_save_path.clone();
     if slot_save_path.as_ref().is_some_and(|path| !path.is_dir()) {
-        return Err(ConfigError::Range { flag: "slot-save-path", reason: "must be a folder that exists".to_owned() });
+        return Err(ConfigError::Range {
+            flag: "slot-save-path".into(),
+            reason: "must be a folder that exists".to_owned(),
+        });
     }
     let silence_max = fields::silence_max(flags.sse_ping_interval)
-        .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval", reason })?;
-    let host = |error: HostError| ConfigError::Range { flag: "allowed-host", reason: error.to_string() };
+        .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval".into(), reason })?;
+    let host = |error: HostError| ConfigError::Range { flag: "allowed-host".into(), reason: error.to_string() };
     let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {
-        flag: "body-memory-max",
+        flag: "body-memory-max".into(),
         reason: "must be three times --body-max or more".to_owned(),
     })?;
     Ok(HttpConfig {
@@ -332,7 +336,10 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
     let read = std::fs::read_to_string(path);
     let template = read.map_err(|source| ConfigError::ChatTemplate { path: path.clone(), source })?;
     if template.contains('\0') {
-        return Err(ConfigError::Range { flag: "chat-template-file", reason: "the file holds a NUL".to_owned() });
+        return Err(ConfigError::Range {
+            flag: "chat-template-file".into(),
+            reason: "the file holds a NUL".to_owned(),
+        });
     }
     Ok(Some(template))
 }
@@ -348,20 +355,22 @@ fn named_chat_template(given: &str) -> Result<String, ConfigError> {
     }
     let names: Vec<_> = warmpath_prompt::builtin_chat_template_names().collect();
     let reason = format!("{given} is neither Jinja nor a built-in template; those are {}", names.join(", "));
-    Err(ConfigError::Range { flag: "chat-template", reason })
+    Err(ConfigError::Range { flag: "chat-template".into(), reason })
 }
 
 fn timeout(flag: &'static str, seconds: f64) -> Result<Duration, ConfigError> {
     let timeout = Duration::try_from_secs_f64(seconds).ok().filter(|timeout| *timeout <= TIMEOUT_MAX);
-    timeout
-        .ok_or_else(|| ConfigError::Range { flag, reason: format!("must be 0 to {} seconds", TIMEOUT_MAX.as_secs()) })
+    timeout.ok_or_else(|| ConfigError::Range {
+        flag: flag.into(),
+        reason: format!("must be 0 to {} seconds", TIMEOUT_MAX.as_secs()),
+    })
 }
 
 fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig, ConfigError> {
     let visible = |name: &String| !name.is_empty() && name.len() <= 128 && name.bytes().all(|b| b.is_ascii_graphic());
     if flags.name.as_ref().is_some_and(|name| !visible(name)) {
         return Err(ConfigError::Range {
-            flag: "name",
+            flag: "name".into(),
             reason: "must be 1 to 128 visible ASCII characters".to_owned(),
         });
     }
@@ -380,8 +389,10 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
 fn parse_uid(text: &str) -> Result<WorkerUid, ConfigError> {
     let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
     let uid = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
-    uid.map(WorkerUid)
-        .ok_or_else(|| ConfigError::Range { flag: "worker-id", reason: "must be 16 hexadecimal digits".to_owned() })
+    uid.map(WorkerUid).ok_or_else(|| ConfigError::Range {
+        flag: "worker-id".into(),
+        reason: "must be 16 hexadecimal digits".to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ impl GenerationFields {
         Ok(Generation {
             max_tokens: self.resolve_max_tokens(basis.defaults.max_tokens)?,
             stop: resolve_stop(self.stop.clone())?,
-            ignore_eos: self.ignore_eos.unwrap_or(false),
+            ignore_eos: self.ignore_eos.unwrap_or(basis.defaults.ignore_eos),
             n_indent: self.resolve_n_indent(basis.defaults.n_indent)?,
             predict_max: self.resolve_predict_max(basis.defaults.predict_max)?,
             probabilities: self.resolve_probabilities()?,
@@ -215,6 +215,11 @@ impl GenerationFields {
             );
         }
         Ok(Some(wanted))
+    }
+
+    /// Returns whether `ignore_eos` is left to the worker's default, which gives way to tools and schemas.
+    pub fn leaves_ignore_eos(&self) -> bool {
+        self.ignore_eos.is_none()
     }
 
     fn resolve_max_tokens(&self, default: Option<u32>) -> Result<Option<u32>, RequestError> {

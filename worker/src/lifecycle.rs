@@ -94,6 +94,13 @@ pub struct ReadPrompt {
     pub left_out: Vec<&'static str>,
 }
 
+impl ReadPrompt {
+    /// Returns whether its answer may be tool calls.
+    fn may_call(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.may_call())
+    }
+}
+
 /// Is the fields of a body that every endpoint reads alike, besides those of generation.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -224,6 +231,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     let wanted_schema = fields.wanted_schema()?;
     let tokenize = |text: &str| serving.tokenize_plain(text);
     let n_vocab = serving.model.n_vocab;
+    let leaves_ignore_eos = fields.leaves_ignore_eos();
     let mut generation = fields.resolve(&Basis { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
     let n = options.n.unwrap_or(1);
     if !(1..=CHOICES_MAX).contains(&n) {
@@ -233,6 +241,9 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     let mut prompts = (arrival.read_prompts)(serving, &arrival.body, salt)?;
     check_prompts(serving, &prompts, n)?;
     generation.schema = wanted_schema.map(|wanted| compile(serving, wanted)).transpose()?;
+    if leaves_ignore_eos && (generation.schema.is_some() || prompts.iter().any(ReadPrompt::may_call)) {
+        generation.ignore_eos = false;
+    }
     constrain(&mut prompts, &mut generation)?;
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);

@@ -22,7 +22,7 @@ pub(super) fn files(flags: &Flags) -> Result<Vec<AdapterFile>, ConfigError> {
     for (idx, file) in files.iter().enumerate() {
         if files[..idx].iter().any(|other| other.name == file.name) {
             let reason = format!("two adapters would be named {}; rename a file", file.name);
-            return Err(ConfigError::Range { flag: "lora", reason });
+            return Err(ConfigError::Range { flag: "lora".into(), reason });
         }
     }
     Ok(files)
@@ -30,7 +30,7 @@ pub(super) fn files(flags: &Flags) -> Result<Vec<AdapterFile>, ConfigError> {
 
 fn scaled(text: &str) -> Result<(PathBuf, Scale), ConfigError> {
     let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
-    let refuse = |reason: String| ConfigError::Range { flag: "lora-scaled", reason };
+    let refuse = |reason: String| ConfigError::Range { flag: "lora-scaled".into(), reason };
     let (path, scale) = parts.ok_or_else(|| refuse(format!("must be FILE:SCALE, not {text}")))?;
     let scale = Scale::try_from(scale).map_err(|error| refuse(error.to_string()))?;
     Ok((PathBuf::from(path), scale))
@@ -45,7 +45,7 @@ pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Ap
     }
     let wanted: Vec<Wanted> = (0..).zip(files).map(|(id, file)| Wanted { id, scale: file.scale.into() }).collect();
     lora::chosen(files.len(), &wanted).map_err(|_| ConfigError::Range {
-        flag: "lora",
+        flag: "lora".into(),
         reason: "one adapter is applied at a time; with several give --lora-init-without-apply".to_owned(),
     })
 }

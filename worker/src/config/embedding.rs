@@ -15,7 +15,7 @@ pub(super) fn is_asked_for(flags: &Flags) -> bool {
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>, ConfigError> {
-    let range = |flag, reason: &str| ConfigError::Range { flag, reason: reason.to_owned() };
+    let range = |flag: &'static str, reason: &str| ConfigError::Range { flag: flag.into(), reason: reason.to_owned() };
     let pooling = flags.pooling.map(pooling);
     if !is_asked_for(flags) {
         return if pooling.is_none() { Ok(None) } else { Err(range("pooling", "needs --embedding")) };

@@ -3,14 +3,15 @@
 //! Not here: what a request may say (`fields`), whose checks are used here as well.
 
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
 
 use super::ConfigError;
 use crate::engine::Generation;
 use crate::fields::{Basis, GenerationFields};
 
-/// Is the flags that stand in for fields of a request, in llama-server's words.
-#[derive(Debug, Clone, Default, Args)]
+/// Flags that stand in for fields of a request, in llama-server's words. The name of each field here is the name there.
+#[derive(Debug, Clone, Default, Args, Serialize)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct GenerationFlags {
     /// Most tokens of an answer; -1 for as many as the context holds.
@@ -18,9 +19,31 @@ pub struct GenerationFlags {
     #[arg(allow_negative_numbers = true)]
     pub n_predict: Option<i64>,
 
+    /// Go on where the model would end, unless the request has tools or a schema.
+    #[arg(long, env = "WARMPATH_IGNORE_EOS")]
+    pub ignore_eos: bool,
+
+    /// Samplers in the order in which they are applied, for example top_k;top_p;temperature.
+    #[arg(long, env = "WARMPATH_SAMPLERS", value_name = "NAMES", value_delimiter = ';')]
+    pub samplers: Option<Vec<String>>,
+
+    /// Samplers by their letters, for example kpt.
+    #[arg(long, visible_alias = "sampling-seq", env = "WARMPATH_SAMPLER_SEQ", value_name = "LETTERS")]
+    #[arg(conflicts_with = "samplers")]
+    #[serde(skip)]
+    pub sampler_seq: Option<String>,
+
     /// Temperature; 0 takes the likeliest token.
     #[arg(long = "temp", visible_alias = "temperature", env = "WARMPATH_TEMP", value_name = "T")]
     pub temperature: Option<f32>,
+
+    /// Width of the dynamic temperature's range around --temp; 0 for a fixed temperature.
+    #[arg(long, env = "WARMPATH_DYNATEMP_RANGE", value_name = "T")]
+    pub dynatemp_range: Option<f32>,
+
+    /// Exponent of the dynamic temperature's entropy.
+    #[arg(long = "dynatemp-exp", env = "WARMPATH_DYNATEMP_EXP", value_name = "E")]
+    pub dynatemp_exponent: Option<f32>,
 
     /// Keep the likeliest K tokens; 0 keeps all.
     #[arg(long, env = "WARMPATH_TOP_K", value_name = "K", allow_negative_numbers = true)]
@@ -34,6 +57,27 @@ pub struct GenerationFlags {
     #[arg(long, env = "WARMPATH_MIN_P", value_name = "P")]
     pub min_p: Option<f32>,
 
+    /// Keep the most typical tokens that have this probability together; 1 keeps all.
+    #[arg(long = "typical", visible_alias = "typical-p", env = "WARMPATH_TYPICAL", value_name = "P")]
+    pub typical_p: Option<f32>,
+
+    /// Keep tokens whose logit is within so many standard deviations of the largest; -1 keeps all.
+    #[arg(long = "top-nsigma", visible_alias = "top-n-sigma", env = "WARMPATH_TOP_NSIGMA", value_name = "N")]
+    #[arg(allow_negative_numbers = true)]
+    pub top_n_sigma: Option<f32>,
+
+    /// Probability with which the likeliest tokens are left out (XTC); 0 for never.
+    #[arg(long, env = "WARMPATH_XTC_PROBABILITY", value_name = "P")]
+    pub xtc_probability: Option<f32>,
+
+    /// Lowest probability of a token that XTC may leave out.
+    #[arg(long, env = "WARMPATH_XTC_THRESHOLD", value_name = "P")]
+    pub xtc_threshold: Option<f32>,
+
+    /// Last tokens that the penalties look at; -1 for the whole context.
+    #[arg(long, env = "WARMPATH_REPEAT_LAST_N", value_name = "N", allow_negative_numbers = true)]
+    pub repeat_last_n: Option<i32>,
+
     /// Penalty of tokens that occurred lately; 1 for none.
     #[arg(long, env = "WARMPATH_REPEAT_PENALTY", value_name = "FACTOR")]
     pub repeat_penalty: Option<f32>,
@@ -46,47 +90,71 @@ pub struct GenerationFlags {
     #[arg(long, env = "WARMPATH_FREQUENCY_PENALTY", value_name = "P", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
 
+    /// Penalty of tokens that repeat a run of tokens (DRY); 0 for none.
+    #[arg(long, env = "WARMPATH_DRY_MULTIPLIER", value_name = "FACTOR")]
+    pub dry_multiplier: Option<f32>,
+
+    /// Base of the growth of DRY's penalty with the length of the run.
+    #[arg(long, env = "WARMPATH_DRY_BASE", value_name = "BASE")]
+    pub dry_base: Option<f32>,
+
+    /// Longest run without DRY's penalty.
+    #[arg(long, env = "WARMPATH_DRY_ALLOWED_LENGTH", value_name = "N")]
+    pub dry_allowed_length: Option<i32>,
+
+    /// Last tokens in which DRY looks for runs; -1 for the whole context.
+    #[arg(long, env = "WARMPATH_DRY_PENALTY_LAST_N", value_name = "N", allow_negative_numbers = true)]
+    pub dry_penalty_last_n: Option<i32>,
+
+    /// Text that ends a run for DRY; repeat the flag for several. They replace the default ones; none has none.
+    #[arg(long = "dry-sequence-breaker", env = "WARMPATH_DRY_SEQUENCE_BREAKER", value_name = "TEXT")]
+    pub dry_sequence_breakers: Option<Vec<String>>,
+
+    /// Version of Mirostat sampling, 1 or 2; 0 for none.
+    #[arg(long, env = "WARMPATH_MIROSTAT", value_name = "VERSION")]
+    pub mirostat: Option<u8>,
+
+    /// Learning rate of Mirostat.
+    #[arg(long = "mirostat-lr", env = "WARMPATH_MIROSTAT_LR", value_name = "RATE")]
+    pub mirostat_eta: Option<f32>,
+
+    /// Target entropy of Mirostat.
+    #[arg(long = "mirostat-ent", env = "WARMPATH_MIROSTAT_ENT", value_name = "ENTROPY")]
+    pub mirostat_tau: Option<f32>,
+
     /// Random seed; -1 for another one each time.
     #[arg(short, long, env = "WARMPATH_SEED", value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<i64>,
 }
 
-/// Pairs each field of a request with the flag that stands in for it.
-const FLAGS: [(&str, &str); 9] = [
-    ("n_predict", "predict"),
-    ("temperature", "temp"),
-    ("top_k", "top-k"),
-    ("top_p", "top-p"),
-    ("min_p", "min-p"),
-    ("repeat_penalty", "repeat-penalty"),
-    ("presence_penalty", "presence-penalty"),
-    ("frequency_penalty", "frequency-penalty"),
-    ("seed", "seed"),
-];
+/// Breaker that stands for no breakers. Source: llama-server.
+const NO_BREAKERS: &str = "none";
 
 /// Returns how answers are generated where a request says nothing.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigError> {
-    let body = json!({
-        "n_predict": flags.n_predict,
-        "temperature": flags.temperature,
-        "top_k": flags.top_k,
-        "top_p": flags.top_p,
-        "min_p": flags.min_p,
-        "repeat_penalty": flags.repeat_penalty,
-        "presence_penalty": flags.presence_penalty,
-        "frequency_penalty": flags.frequency_penalty,
-        "seed": flags.seed,
-    });
+    let mut body = serde_json::to_value(flags).expect("flags are numbers and texts");
+    if let Some(letters) = &flags.sampler_seq {
+        body["samplers"] = json!(letters);
+    }
+    if flags.dry_sequence_breakers.as_ref().is_some_and(|breakers| *breakers == [NO_BREAKERS]) {
+        body["dry_sequence_breakers"] = json!([]);
+    }
     let fields: GenerationFields = serde_json::from_value(body).expect("the flags have the types of the fields");
     let own = Generation::default();
     let resolved = fields.resolve(&Basis { n_vocab: 0, tokenize: &|_| Vec::new(), defaults: &own });
-    resolved.map_err(|error| {
-        let param = error.param().unwrap_or_default();
-        let flag = FLAGS.iter().find(|(field, _)| *field == param).map_or("predict", |(_, flag)| flag);
-        ConfigError::Range { flag, reason: error.to_string() }
+    resolved.map_err(|error| ConfigError::Range {
+        flag: error.param().map_or_else(String::new, |field| flag_of(&field)).into(),
+        reason: error.to_string(),
     })
+}
+
+/// Returns the flag that stands in for a field.
+fn flag_of(field: &str) -> String {
+    let command = GenerationFlags::augment_args(clap::Command::new("defaults"));
+    let flag = command.get_arguments().find(|flag| flag.get_id() == field);
+    flag.and_then(clap::Arg::get_long).unwrap_or(field).to_owned()
 }
 
 #[cfg(test)]
@@ -114,14 +182,33 @@ mod tests {
     }
 
     #[test]
+    fn samplers_are_named_or_spelled_by_their_letters() {
+        let samplers = |flags: GenerationFlags| defaults(&flags).unwrap().sampling.samplers;
+        let names = ["top_k", "temperature"].map(str::to_owned).to_vec();
+        let named = samplers(GenerationFlags { samplers: Some(names), ..GenerationFlags::default() });
+        let letters = samplers(GenerationFlags { sampler_seq: Some("kt".to_owned()), ..GenerationFlags::default() });
+        assert_eq!(named, letters);
+        assert_eq!(named.len(), 2);
+        let breakers = |breakers: &[&str]| {
+            let given = Some(breakers.iter().map(|&text| text.to_owned()).collect());
+            let flags = GenerationFlags { dry_sequence_breakers: given, ..GenerationFlags::default() };
+            defaults(&flags).unwrap().sampling.dry_sequence_breakers
+        };
+        assert_eq!(breakers(&["none"]), [""; 0]);
+        assert_eq!(breakers(&["a", "b"]), ["a", "b"]);
+    }
+
+    #[test]
     fn a_value_out_of_range_is_refused_by_the_name_of_its_flag() {
         for (flags, expected) in [
             (GenerationFlags { temperature: Some(-1.0), ..GenerationFlags::default() }, "temp"),
             (GenerationFlags { n_predict: Some(-2), ..GenerationFlags::default() }, "predict"),
             (GenerationFlags { top_p: Some(1.5), ..GenerationFlags::default() }, "top-p"),
+            (GenerationFlags { mirostat: Some(3), ..GenerationFlags::default() }, "mirostat"),
+            (GenerationFlags { mirostat_eta: Some(-1.0), ..GenerationFlags::default() }, "mirostat-lr"),
         ] {
             let error = defaults(&flags).unwrap_err();
-            assert!(matches!(&error, ConfigError::Range { flag, .. } if *flag == expected), "{error}");
+            assert!(matches!(&error, ConfigError::Range { flag, .. } if flag == expected), "{error}");
         }
     }
 }

@@ -167,12 +167,9 @@ pub const ROWS: &[Row] = &[
         Refused("it is not there"),
     ),
     row(
-        "--samplers --sampler-seq --sampling-seq --ignore-eos --top-nsigma --top-n-sigma --xtc-probability \
-         --xtc-threshold --typical --typical-p --repeat-last-n --dry-multiplier --dry-base --dry-allowed-length \
-         --dry-penalty-last-n --dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp \
-         --mirostat --mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
-         --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs --reasoning-format -rea \
-         --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
+        "--adaptive-target --adaptive-decay -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
+         --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs \
+         --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
         Value,
         Refused("say it in each request, as far as docs/api.md has it"),
     ),

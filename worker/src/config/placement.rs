@@ -178,7 +178,7 @@ fn tensor_split(text: &str) -> Result<Vec<f32>, ConfigError> {
     let shares: Option<Vec<f32>> = text.split([',', '/']).map(share).collect();
     let is_any = |shares: &Vec<f32>| shares.iter().any(|share| *share > 0.0);
     shares.filter(is_any).ok_or_else(|| ConfigError::Range {
-        flag: "tensor-split",
+        flag: "tensor-split".into(),
         reason: format!("must be shares as 3,1, not {text}"),
     })
 }
@@ -189,9 +189,9 @@ fn overrides(flags: &PlacementFlags) -> Result<Vec<TensorOverride>, ConfigError>
     if flags.cpu_moe {
         overrides.push(TensorOverride::all_experts_on_cpu());
     }
-    let check = |flag, n_layers: u32| match n_layers {
+    let check = |flag: &'static str, n_layers: u32| match n_layers {
         0..=CPU_LAYERS_MAX => Ok(n_layers),
-        _ => Err(ConfigError::Range { flag, reason: format!("must be at most {CPU_LAYERS_MAX} layers") }),
+        _ => Err(ConfigError::Range { flag: flag.into(), reason: format!("must be at most {CPU_LAYERS_MAX} layers") }),
     };
     overrides.extend(TensorOverride::experts_on_cpu(check("n-cpu-moe", flags.n_cpu_moe)?));
     overrides.extend(TensorOverride::dense_on_cpu(check("n-cpu-ffn", flags.n_cpu_ffn)?));
@@ -199,7 +199,7 @@ fn overrides(flags: &PlacementFlags) -> Result<Vec<TensorOverride>, ConfigError>
 }
 
 fn override_tensor(text: &str) -> Result<TensorOverride, ConfigError> {
-    let refuse = |reason| ConfigError::Range { flag: "override-tensor", reason };
+    let refuse = |reason| ConfigError::Range { flag: "override-tensor".into(), reason };
     let parts = text.rsplit_once('=').filter(|(pattern, buffer)| !pattern.is_empty() && !buffer.is_empty());
     let (pattern, buffer) = parts.ok_or_else(|| refuse(format!("must be PATTERN=BUFFER, not {text}")))?;
     // llama.cpp would find out while it loads, and say so in its log alone.

@@ -69,7 +69,7 @@ pub enum RopeScaling {
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
-    let refuse = |flag, reason: &str| ConfigError::Range { flag, reason: reason.to_owned() };
+    let refuse = |flag: &'static str, reason: &str| ConfigError::Range { flag: flag.into(), reason: reason.to_owned() };
     let frequency = |flag, value: Option<f32>| match value {
         Some(value) if !(value.is_finite() && value >= 0.0) => Err(refuse(flag, "must be a number from 0")),
         value => Ok(value.filter(|value| *value > 0.0)),
@@ -104,7 +104,7 @@ pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
 ///
 /// Errors: `Range` for a text that is none, and for a key that is read elsewhere, too.
 pub(super) fn metadata_overrides(flags: &RopeFlags) -> Result<Vec<MetadataOverride>, ConfigError> {
-    let refuse = |reason| ConfigError::Range { flag: "override-kv", reason };
+    let refuse = |reason| ConfigError::Range { flag: "override-kv".into(), reason };
     flags.override_kv.iter().map(|text| metadata_override(text).map_err(refuse)).collect()
 }
 

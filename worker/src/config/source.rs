@@ -107,7 +107,7 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
 }
 
 fn refuse<T>(flag: &'static str, reason: String) -> Result<T, ConfigError> {
-    Err(ConfigError::Range { flag, reason })
+    Err(ConfigError::Range { flag: flag.into(), reason })
 }
 
 fn is_switched_on(text: &str) -> bool {

@@ -24,7 +24,8 @@ const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// Errors: `Range`, naming the flag. Reads: the machine's available memory, or its control group's.
 pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
-    let refuse = |flag, reason: &str| Err(ConfigError::Range { flag, reason: reason.to_owned() });
+    let refuse =
+        |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });
     let ram_bytes = flags.cache_ram.map_or_else(ram_default, |mib| mib.saturating_mul(1 << 20));
     if flags.cache_disk.is_some() && ram_bytes == 0 {
         return refuse("cache-disk", "needs memory to read and write from; --cache-ram is 0");

@@ -4,7 +4,9 @@
 
 use std::process::{Command, Output};
 
-use crate::harness::{folder, tiny};
+use serde_json::{Value, json};
+
+use crate::harness::{TestWorker, folder, tiny};
 
 /// Returns what the program says of a model that is not there, with these arguments and variables besides.
 fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -97,4 +99,48 @@ fn variables_may_be_empty_and_switches_have_their_usual_words() {
     check_refused(&[], &[("WARMPATH_DISABLE_PREFIX_CACHE", "maybe")], "maybe");
     let log = check_taken(&[], &[("LLAMA_ARG_CTX_SIZE", "4096")]);
     assert!(log.contains("LLAMA_ARG_CTX_SIZE") && log.contains("not read"), "{log}");
+}
+
+#[tokio::test]
+async fn llama_server_s_sampling_flags_are_what_requests_have_by_default() {
+    let flags = "--slots 1 --temp 0.5 --samplers top_k;temperature --top-k 7 --typical 0.5 --top-nsigma 2 --repeat-last-n 8 \
+                 --dry-multiplier 0.5 --dry-sequence-breaker none --xtc-probability 0.25 --mirostat-ent 4 --predict 5";
+    let worker = TestWorker::start(flags).await;
+    let expected = json!({
+        "temperature": 0.5, "samplers": ["top_k", "temperature"], "top_k": 7, "typical_p": 0.5, "top_n_sigma": 2.0,
+        "repeat_last_n": 8, "dry_multiplier": 0.5, "dry_sequence_breakers": [], "xtc_probability": 0.25,
+        "mirostat_tau": 4.0, "n_predict": 5,
+    });
+    let check = |found: &Value| {
+        for (field, value) in expected.as_object().expect("an object") {
+            assert_eq!(&found[field], value, "{field}: {found}");
+        }
+    };
+    check(&worker.get_json("/props").await["default_generation_settings"]["params"]);
+    check(&worker.ask("/completion", json!({"prompt": "One two"})).await["generation_settings"]);
+    let own = worker.ask("/completion", json!({"prompt": "One two", "top_k": 3, "samplers": "k"})).await;
+    assert_eq!(
+        (&own["generation_settings"]["top_k"], &own["generation_settings"]["samplers"]),
+        (&json!(3), &json!(["top_k"]))
+    );
+    assert_eq!(own["generation_settings"]["typical_p"], 0.5);
+}
+
+#[tokio::test]
+async fn ignoring_the_end_by_default_gives_way_to_schemas_and_tools() {
+    let worker = TestWorker::start("--slots 1 --ignore-eos --predict 200").await;
+    let going_on = async |body: Value| {
+        let answer = worker.ask("/completion", body).await;
+        answer["generation_settings"]["ignore_eos"].as_bool().expect("a boolean")
+    };
+    assert!(going_on(json!({"prompt": "One", "n_predict": 2})).await);
+    assert!(!going_on(json!({"prompt": "One", "n_predict": 2, "ignore_eos": false})).await);
+    assert!(!going_on(json!({"prompt": "One", "json_schema": {"type": "boolean"}})).await);
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 2});
+    worker.ask("/v1/chat/completions", chat.clone()).await;
+    let mut own = chat;
+    own["ignore_eos"] = json!(true);
+    let (status, refused) = worker.try_ask("/v1/chat/completions", &own).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("ignore_eos")), "{refused}");
 }
