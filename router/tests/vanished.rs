@@ -15,6 +15,9 @@ use tokio::task::JoinHandle;
 /// Time in which a request must have gone elsewhere, far below the time that a worker has for its answer.
 const ELSEWHERE: Duration = Duration::from_secs(60);
 
+/// Connections to a stock server before it is cut off: one for the request that it holds, and idle ones.
+const N_CONNECTIONS: usize = 3;
+
 /// A worker behind a cable, and what a scenario does with it.
 struct Far<'a> {
     networks: (&'a Network, &'a Network),
@@ -97,7 +100,18 @@ fn worker_is_cut_off(cut: Cut) {
     near.inside(scenario);
 }
 
+/// Texts of requests: within what a host's machine takes at once, whether it is read or not, and far beyond.
+fn texts() -> [String; 2] {
+    [long_text("bread"), long_text("bread").repeat(160)]
+}
+
 fn stock_server_is_cut_off(cut: Cut) {
+    for text in texts() {
+        stock_server_is_cut_off_with(cut, &text);
+    }
+}
+
+fn stock_server_is_cut_off_with(cut: Cut, text: &str) {
     let Some((near, far)) = Network::joined() else { return };
     let away = far.inside(|| FakeStock::start_at("tiny", &format!("{FAR}:0"), ""));
     let scenario = || {
@@ -105,8 +119,13 @@ fn stock_server_is_cut_off(cut: Cut) {
         runtime().block_on(async {
             at_hand.with(|script| script.health = Some(503));
             let router = TestRouter::ready_for(&[away.flag(), at_hand.flag()], &[]).await;
-            let text = long_text("bread");
-            assert_eq!(answer(send(&router, &text)).await.status(), 200);
+            eventually("several connections are open, and idle when the cut comes", || async {
+                for waiting in [(); 4].map(|()| send(&router, text)) {
+                    assert_eq!(answer(waiting).await.status(), 200);
+                }
+                away.n_connections() >= N_CONNECTIONS
+            })
+            .await;
             at_hand.with(|script| script.health = Some(200));
             eventually("both are ready", || async { router.state_of(1).await == "ready" }).await;
             let far = Far {
@@ -116,7 +135,7 @@ fn stock_server_is_cut_off(cut: Cut) {
                 be_silent: &|| away.with(|script| script.is_silent = true),
                 answer: &|| away.with(|script| script.is_silent = false),
             };
-            cut_off(&router, &text, &far).await;
+            cut_off(&router, text, &far).await;
         });
     };
     near.inside(scenario);

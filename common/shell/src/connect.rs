@@ -1,10 +1,12 @@
 //! Connections for hyper's client: plain, or with TLS and the certificates that are current at that moment.
 //!
-//! Targets are chosen by the callers.
+//! Targets are chosen by the callers. A request whose host vanishes is the subject of `watch`.
 //!
 //! A failed handshake is distinguished from a host that cannot be reached, and a host that does not speak TLS is
 //! reported as such. A connection remembers whether it has carried a response. If it breaks before that, the host has
 //! failed; if it breaks later, it may only have been closed because of its age.
+
+mod watch;
 
 use std::error::Error as StdError;
 use std::io;
@@ -25,6 +27,7 @@ use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::tls::CurrentClient;
+use watch::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent, and the pause between two probes.
 ///
@@ -34,12 +37,6 @@ const KEEPALIVE: Duration = Duration::from_secs(1);
 
 /// Unanswered keepalive probes after which a connection is closed.
 const PROBES_MAX: u32 = 3;
-
-/// Most bytes of a request during which the host must acknowledge sent data, if the host may read late. Units: bytes.
-///
-/// Source: half of the smallest initial window of a connection: 64 KiB on Linux, BSD and Windows, whether data is read
-/// or not.
-const SHORT_BYTES_MAX: usize = 32 << 10;
 
 /// Reason for which no connection was established.
 #[derive(Debug, thiserror::Error)]
@@ -86,8 +83,8 @@ pub struct Connector {
     http: HttpConnector,
     tls: Option<Secured>,
     timeout: Duration,
-    /// Patience for requests that fit into the host's window, if the host may read the rest late.
-    patience_for_short: Option<Duration>,
+    /// Patience with hosts that may read a request late.
+    patience_of_watch: Option<Duration>,
 }
 
 /// TLS configuration of connections.
@@ -110,7 +107,7 @@ impl Connector {
         http.set_keepalive(Some(KEEPALIVE));
         http.set_keepalive_interval(Some(KEEPALIVE));
         http.set_keepalive_retries(Some(PROBES_MAX));
-        Self { http, tls, timeout, patience_for_short: None }
+        Self { http, tls, timeout, patience_of_watch: None }
     }
 
     /// Closes connections if the host does not acknowledge sent data for this long; only for hosts that read all data
@@ -119,23 +116,18 @@ impl Connector {
     /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux also counts the time in which the host's window is full, so a server
     /// that reads a long request late, when its turn in a queue comes, would lose it.
     pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience_for_short = None;
-        self.set_patience(patience)
-    }
-
-    /// Does the same if the host may read a request late: only while the request fits into the host's window, so that
-    /// the host's system acknowledges it whether it is read or not.
-    pub fn with_patience_for_short(mut self, patience: Duration) -> Self {
-        self.patience_for_short = Some(patience);
-        self.set_patience(patience)
-    }
-
-    fn set_patience(mut self, patience: Duration) -> Self {
         #[cfg(target_os = "linux")]
         self.http.set_tcp_user_timeout(Some(patience));
         #[cfg(not(target_os = "linux"))]
         let _ = patience;
         self
+    }
+
+    /// Closes connections on which the host's system acknowledges nothing for so long, whether the host reads or not.
+    ///
+    /// Only on Linux, while a request waits for its response.
+    pub fn with_patience_for_late_readers(self, patience: Duration) -> Self {
+        Self { patience_of_watch: Some(patience), ..self }
     }
 }
 
@@ -159,56 +151,29 @@ impl Past {
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
     past: Past,
-    /// Data of the current request; absent if the patience is constant.
-    short: Option<Short>,
+    /// Absent if the system itself closes the connection.
+    watch: Option<Watch>,
 }
 
-/// Sent bytes of one request, and the patience while they are few.
-struct Short {
-    patience: Duration,
-    n_sent: usize,
-    /// Whether the request may exceed the host's window, so that there is no time limit.
-    is_long: bool,
-    /// Whether a part of the response has arrived: data that is sent next belongs to another request.
-    is_answered: bool,
+fn tcp(stream: &MaybeHttpsStream<TokioIo<TcpStream>>) -> &TcpStream {
+    match stream {
+        MaybeHttpsStream::Http(plain) => plain.inner(),
+        MaybeHttpsStream::Https(secured) => secured.inner().get_ref().0.inner().inner(),
+    }
 }
 
 impl Connection {
-    fn tcp(&self) -> &TcpStream {
-        match &self.stream {
-            MaybeHttpsStream::Http(plain) => plain.inner(),
-            MaybeHttpsStream::Https(secured) => secured.inner().get_ref().0.inner().inner(),
+    /// Checks the host before a part of a request is sent, and again later, whether the caller reads or not.
+    ///
+    /// Errors: `TimedOut` where the host is gone.
+    fn about_to_send(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        watch.begin(tcp(&self.stream));
+        match watch.poll_gone(tcp(&self.stream), cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
+            Poll::Pending => Ok(()),
         }
     }
-
-    /// Adapts the time limit to a request of which `n_bytes` more are about to be sent.
-    fn about_to_send(&mut self, n_bytes: usize) {
-        let Some(short) = &mut self.short else { return };
-        let was_long = short.is_long;
-        if std::mem::take(&mut short.is_answered) {
-            (short.n_sent, short.is_long) = (0, false);
-        }
-        short.is_long |= short.n_sent.saturating_add(n_bytes) > SHORT_BYTES_MAX;
-        let timeout = (!short.is_long).then_some(short.patience);
-        if short.is_long != was_long {
-            set_user_timeout(self.tcp(), timeout);
-        }
-    }
-
-    fn sent(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let (Some(short), Poll::Ready(Ok(n_bytes))) = (&mut self.short, &written) {
-            short.n_sent += n_bytes;
-        }
-        written
-    }
-}
-
-/// Sets `TCP_USER_TIMEOUT`. An error is ignored: a connection that has failed reports that itself.
-fn set_user_timeout(stream: &TcpStream, timeout: Option<Duration>) {
-    #[cfg(target_os = "linux")]
-    let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(timeout);
-    #[cfg(not(target_os = "linux"))]
-    let _ = (stream, timeout);
 }
 
 impl connect::Connection for Connection {
@@ -219,19 +184,21 @@ impl connect::Connection for Connection {
 
 impl Read for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if let (Some(short), Poll::Ready(Ok(()))) = (&mut self.short, &read) {
-            short.is_answered = true;
+        let Self { stream, watch, .. } = &mut *self;
+        let read = Pin::new(&mut *stream).poll_read(cx, buf);
+        let Some(watch) = watch else { return read };
+        if read.is_ready() {
+            watch.end();
+            return read;
         }
-        read
+        watch.poll_gone(tcp(stream), cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 impl Write for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.about_to_send(buf.len());
-        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.sent(written)
+        self.about_to_send(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -251,9 +218,8 @@ impl Write for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.about_to_send(bufs.iter().map(|buf| buf.len()).sum());
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.sent(written)
+        self.about_to_send(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 }
 
@@ -268,17 +234,16 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let (tcp, tls, timeout) = (self.http.call(uri), self.tls.clone(), self.timeout);
-        let short = |patience| Short { patience, n_sent: 0, is_long: false, is_answered: false };
-        let short = self.patience_for_short.map(short);
+        let watch = self.patience_of_watch.map(Watch::new);
         let connect = async move {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
             let past = Past::default();
             let Some(Secured { config, name }) = tls else {
-                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past, short });
+                return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past, watch });
             };
             let connector = TlsConnector::from(Arc::clone(&config.load()));
             let secured = connector.connect(name, TokioIo::new(stream)).await.map_err(failed_handshake)?;
-            Ok(Connection { stream: MaybeHttpsStream::from(secured), past, short })
+            Ok(Connection { stream: MaybeHttpsStream::from(secured), past, watch })
         };
         Box::pin(async move { tokio::time::timeout(timeout, connect).await.map_err(|_| ConnectError::Late(timeout))? })
     }
@@ -323,34 +288,63 @@ mod tests {
         assert!(refused.is_away());
     }
 
-    #[cfg(target_os = "linux")]
-    #[tokio::test]
-    async fn a_host_that_may_read_late_must_take_at_once_what_fits_its_window() {
+    #[tokio::test(start_paused = true)]
+    async fn a_request_on_an_idle_connection_is_checked_although_nothing_is_read_after_it() {
         use hyper::rt::ReadBuf;
-        use tokio::io::AsyncWriteExt as _;
 
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let patience = Duration::from_secs(6);
-        let connector = Connector::new(None, Duration::from_secs(1)).with_patience_for_short(patience);
+        let connector = Connector::new(None, Duration::from_secs(1)).with_patience_for_late_readers(patience);
+        let mut connection = connect(&connector, address).await.expect("somebody listens");
+        let (mut n_polls, mut bytes) = (0, [0; 6]);
+        // As hyper does it: it reads an idle connection, and after a request that was sent at once only when woken.
+        let woken = std::future::poll_fn(|cx| {
+            n_polls += 1;
+            if n_polls > 1 {
+                return Poll::Ready(());
+            }
+            assert!(Pin::new(&mut connection).poll_read(cx, ReadBuf::new(&mut bytes).unfilled()).is_pending());
+            assert!(Pin::new(&mut connection).poll_write(cx, b"request").is_ready());
+            Poll::Pending
+        });
+        tokio::time::timeout(patience, woken).await.expect("the next check wakes the client");
+    }
+
+    #[tokio::test]
+    async fn a_host_that_reads_late_is_waited_for_however_long_the_request_is() {
+        use hyper::rt::ReadBuf;
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        const REQUEST_BYTES: usize = 32 << 20;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
+        let address = listener.local_addr().expect("it is bound");
+        let patience = Duration::from_millis(300);
+        let connector = Connector::new(None, Duration::from_secs(1)).with_patience_for_late_readers(patience);
         let mut connection = connect(&connector, address).await.expect("somebody listens");
         let (mut host, _) = listener.accept().await.expect("a connection");
-        let timeout = |connection: &Connection| {
-            socket2::SockRef::from(connection.tcp()).tcp_user_timeout().expect("an option").filter(|t| !t.is_zero())
-        };
-        let piece = [0; SHORT_BYTES_MAX / 2];
-        for (n_pieces, expected) in [(2, Some(patience)), (3, None), (1, Some(patience))] {
-            for _ in 0..n_pieces {
-                let send = std::future::poll_fn(|cx| Pin::new(&mut connection).poll_write(cx, &piece));
-                assert_eq!(send.await.expect("there is room"), piece.len());
+        let (request, mut n_sent, mut bytes) = (vec![0; REQUEST_BYTES], 0, [0; 6]);
+        // As hyper does it: it writes what there is room for, then reads.
+        let mut answer = std::pin::pin!(std::future::poll_fn(|cx| {
+            while n_sent < REQUEST_BYTES {
+                match Pin::new(&mut connection).poll_write(cx, &request[n_sent..]) {
+                    Poll::Ready(written) => n_sent += written.expect("the host is there"),
+                    Poll::Pending => break,
+                }
             }
-            assert_eq!(timeout(&connection), expected, "{n_pieces} pieces");
+            Pin::new(&mut connection).poll_read(cx, ReadBuf::new(&mut bytes).unfilled())
+        }));
+        // Many checks, while the host has no room for the rest.
+        let waited = tokio::time::timeout(10 * patience, &mut answer).await;
+        assert!(waited.is_err(), "nothing has come: {waited:?}");
+        let read = async {
+            let mut read = vec![0; 1 << 20];
+            for _ in 0..REQUEST_BYTES / read.len() {
+                host.read_exact(&mut read).await.expect("all of it comes");
+            }
             host.write_all(b"answer").await.expect("it is taken");
-            let mut bytes = [0; 6];
-            let mut answer = ReadBuf::new(&mut bytes);
-            let read = std::future::poll_fn(|cx| Pin::new(&mut connection).poll_read(cx, answer.unfilled()));
-            read.await.expect("an answer");
-            assert_eq!(timeout(&connection), expected, "until something else is sent");
-        }
+        };
+        let (answered, ()) = tokio::join!(answer, read);
+        answered.expect("an answer");
     }
 }

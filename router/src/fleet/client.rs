@@ -91,7 +91,7 @@ impl Clients {
                 WorkerClient { base, client, fresh: None, tokens: self.tokens.clone(), key: None }
             }
             WorkerApi::OpenAi => {
-                let connector = connector.with_patience_for_short(WORKER_PATIENCE);
+                let connector = connector.with_patience_for_late_readers(WORKER_PATIENCE);
                 let client = pooled.pool_idle_timeout(STOCK_CONNECTION_IDLE_MAX).build(connector.clone());
                 let fresh = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
                 WorkerClient { base, client, fresh: Some(fresh), tokens: None, key: self.keys.of(address) }

@@ -1,0 +1,196 @@
+//! Detects that a host has vanished while a request waits for it, although the host may read requests late.
+//!
+//! Connections without unacknowledged data are checked by TCP keepalive instead. The idea: the system of a live host
+//! acknowledges each retransmission and each window probe, whether its program reads or not. `TCP_INFO` gives the time
+//! of the last acknowledgement and the number of retransmissions and probes.
+
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+
+/// Checks of a connection within the host's patience.
+const CHECKS: u32 = 6;
+
+/// Retransmissions and window probes without an acknowledgement after which a silent host is gone.
+///
+/// Source: own choice, as for TCP keepalive: a single lost packet proves nothing.
+const UNANSWERED_MIN: u32 = 3;
+
+/// Largest difference between two computed times of one acknowledgement.
+///
+/// Source: Linux counts in ticks of at most 10 ms; the rest is for a thread that is preempted.
+const TICKS: Duration = Duration::from_millis(50);
+
+/// Check of a connection while a request on it waits for its response.
+pub(super) struct Watch {
+    patience: Duration,
+    waiting: Option<Waiting>,
+}
+
+/// Request that waits for its response.
+struct Waiting {
+    next_check: Pin<Box<Sleep>>,
+    silence: Silence,
+}
+
+/// Silence of a host since its last acknowledgement.
+struct Silence {
+    /// Last time at which nothing was unacknowledged.
+    owed_since: Instant,
+    acked_at: Instant,
+    /// Retransmissions and probes that had been sent by then.
+    n_asked: u32,
+}
+
+/// What a system knows of a connection's host, at one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sending {
+    now: Instant,
+    /// Whether data or a window probe is unacknowledged.
+    is_owed: bool,
+    acked_at: Instant,
+    /// Retransmissions of the connection so far, and window probes since the last acknowledgement.
+    n_asked: u32,
+}
+
+impl Watch {
+    /// Returns a check that gives the host so much time.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { patience, waiting: None }
+    }
+
+    /// Begins, unless a request waits already: a part of a request is about to be sent.
+    pub(super) fn begin(&mut self, stream: &TcpStream) {
+        if self.waiting.is_some() {
+            return;
+        }
+        let Some(sending) = sending(stream) else { return };
+        let next_check = Box::pin(tokio::time::sleep(self.patience / CHECKS));
+        self.waiting = Some(Waiting { next_check, silence: Silence::of(sending) });
+    }
+
+    /// Ends: a part of the response has arrived.
+    pub(super) fn end(&mut self) {
+        self.waiting = None;
+    }
+
+    /// Becomes ready when the host is gone; stays pending while no request waits.
+    ///
+    /// Reads and writes must both poll it: hyper does not read again after a request that it has sent at once on an
+    /// idle connection before it is woken, and nothing but this timer wakes it when the host has vanished.
+    pub(super) fn poll_gone(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(Waiting { next_check, silence }) = &mut self.waiting else { return Poll::Pending };
+        while next_check.as_mut().poll(cx).is_ready() {
+            if sending(stream).is_some_and(|sending| silence.is_proof(sending, self.patience)) {
+                return Poll::Ready(());
+            }
+            next_check.as_mut().reset(Instant::now() + self.patience / CHECKS);
+        }
+        Poll::Pending
+    }
+}
+
+impl Silence {
+    fn of(sending: Sending) -> Self {
+        Self { owed_since: sending.now, acked_at: sending.acked_at, n_asked: sending.n_asked }
+    }
+
+    /// Returns whether the host is gone.
+    fn is_proof(&mut self, sending: Sending, patience: Duration) -> bool {
+        if !sending.is_owed {
+            *self = Self::of(sending);
+            return false;
+        }
+        if sending.acked_at > self.acked_at + TICKS {
+            (self.acked_at, self.n_asked) = (sending.acked_at, sending.n_asked);
+            return false;
+        }
+        let silent_since = sending.acked_at.max(self.owed_since);
+        let n_unanswered = sending.n_asked.saturating_sub(self.n_asked);
+        sending.now - silent_since >= patience && n_unanswered >= UNANSWERED_MIN
+    }
+}
+
+/// Returns what the system knows of a connection's host; `None` where it does not tell.
+#[cfg(target_os = "linux")]
+fn sending(stream: &TcpStream) -> Option<Sending> {
+    use std::os::fd::AsRawFd as _;
+
+    let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut n_bytes = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).ok()?;
+    // SAFETY: the descriptor is open as long as the stream exists; the system writes at most `n_bytes`; any bytes are
+    // a valid `tcp_info`, whose fields are numbers.
+    let info = unsafe {
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        let status = libc::getsockopt(stream.as_raw_fd(), level, name, info.as_mut_ptr().cast(), &mut n_bytes);
+        if status != 0 {
+            return None;
+        }
+        info.assume_init()
+    };
+    let now = Instant::now();
+    Some(Sending {
+        now,
+        is_owed: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
+        acked_at: now.checked_sub(Duration::from_millis(info.tcpi_last_ack_recv.into())).unwrap_or(now),
+        n_asked: info.tcpi_total_retrans.saturating_add(info.tcpi_probes.into()),
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sending(_: &TcpStream) -> Option<Sending> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(6);
+
+    /// State of a connection: whether the host owes an acknowledgement, seconds since its last one, questions so far.
+    type State = (bool, u32, u32);
+
+    /// Returns the second, counted from the request's, at which a host is found to be gone.
+    fn gone_after(state: impl Fn(u32) -> State) -> Option<u32> {
+        // Times before the request exist.
+        let start = Instant::now() + Duration::from_secs(3_600);
+        let sending = |second: u32| {
+            let (is_owed, silent_s, n_asked) = state(second);
+            let now = start + Duration::from_secs(second.into());
+            Sending { now, is_owed, acked_at: now - Duration::from_secs(silent_s.into()), n_asked }
+        };
+        let mut silence = Silence::of(sending(0));
+        (1..600).find(|second| silence.is_proof(sending(*second), PATIENCE))
+    }
+
+    #[test]
+    fn a_host_is_gone_after_its_patience_and_three_unanswered_questions_and_not_before() {
+        // Retransmissions after 0.2, 0.6, 1.4, 3, 6.2, ... seconds.
+        let resent = |second: u32| if second == 0 { 0 } else { 2 + second.ilog2() };
+        let cases: [(&str, &dyn Fn(u32) -> State, Option<u32>); 11] = [
+            ("vanished as the request was sent", &|s| (true, s, resent(s)), Some(6)),
+            ("vanished while the connection was idle", &|s| (true, s + 500, 7 + resent(s)), Some(6)),
+            (
+                "vanished halfway through the request",
+                &|s| (true, s.saturating_sub(9), resent(s.saturating_sub(9))),
+                Some(15),
+            ),
+            ("vanished while its window was full", &|s| (true, s, 2 * s / 5), Some(8)),
+            ("vanished behind a slow link", &|s| (true, s, s / 10), Some(30)),
+            ("vanished after it had everything", &|s| (s >= 20, s, resent(s.saturating_sub(20))), Some(25)),
+            ("has everything and computes", &|s| (false, s, 0), None),
+            ("drops what its full buffer cannot take", &|s| (true, s % 6, s), None),
+            ("has a full window and answers probes", &|s| (true, s % 60, s / 30), None),
+            ("reads slowly", &|_| (true, 0, 0), None),
+            ("is behind a link that loses much", &|s| (true, 0, s), None),
+        ];
+        for (host, state, expected) in cases {
+            assert_eq!(gone_after(state), expected, "the host {host}");
+        }
+    }
+}
