@@ -230,6 +230,13 @@ impl PromptMaker {
         tokens
     }
 
+    /// Returns the longest stretch of a text that [`Self::tokenize`] cannot cut. Units: bytes.
+    ///
+    /// Cost: a look at each byte.
+    pub fn longest_portion(&self, text: &str) -> usize {
+        self.vocabulary.longest_portion(text)
+    }
+
     /// Returns the text of `tokens`, control tokens spelled out, what is not UTF-8 replaced.
     pub fn detokenize(&self, tokens: &[Token]) -> String {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.vocabulary.piece(*token)).collect();

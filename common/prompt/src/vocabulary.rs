@@ -93,6 +93,22 @@ pub struct FimTokens {
     pub file: Option<Token>,
 }
 
+/// Places where a text may be cut so that the tokens of its portions, one behind the other, are those of the text.
+#[derive(Debug)]
+enum Cuts {
+    /// None is known.
+    Nowhere,
+    /// Words' ends, in byte-pair encoding; each word is tokenized once.
+    Words(Words),
+    /// Words' ends, in SentencePiece's encoding.
+    SentencePieces {
+        /// Whether llama.cpp puts a space before each text, as it stands before each portion but the first.
+        adds_space: bool,
+    },
+    /// White space, of which tokens hold none.
+    Spaces,
+}
+
 /// Is a loaded vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
@@ -102,10 +118,7 @@ pub(crate) struct Vocabulary {
     pub prefix: Vec<Token>,
     /// Is what the vocabulary puts after every text.
     pub suffix: Vec<Token>,
-    /// Remembers words; absent where the vocabulary's tokens may reach across them.
-    words: Option<Words>,
-    /// Whether white space only separates words: each is tokenized by itself.
-    splits_at_space: bool,
+    cuts: Cuts,
     /// Whether long runs of one kind of character are cut, as llama.cpp would end the process on them.
     cuts_runs: bool,
     /// Bounds the number of a text's tokens; absent where they may stand for texts of any length.
@@ -123,13 +136,11 @@ impl Vocabulary {
         let model = LlamaModel::load_from_file(backend(), path, &params).map_err(|error| failed(error.to_string()))?;
         check(&model).map_err(refused)?;
         let info = info(&model);
-        let words = cuts_at_words(&model).then(Words::default);
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
-        let splits_at_space = kind(&model) == WORD_PIECE;
         let (prefix, suffix) = (Vec::new(), Vec::new());
-        let mut vocabulary =
-            Self { model, info, prefix, suffix, words, splits_at_space, cuts_runs, least_tokens: None };
+        let mut vocabulary = Self { model, info, prefix, suffix, cuts: Cuts::Nowhere, cuts_runs, least_tokens: None };
+        vocabulary.cuts = vocabulary.find_cuts();
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();
         Ok(vocabulary)
@@ -158,10 +169,48 @@ impl Vocabulary {
         LeastTokens::of(Tokenizer { kind: &kind(&self.model), pre: &pre }, &spellings)
     }
 
-    /// Returns whether texts are cut at words.
+    /// Returns where texts may be cut.
+    ///
+    /// In byte-pair encoding and SentencePiece's they may between a word's end and a space, if no token reaches across
+    /// such a place. Both only ever merge neighbours into tokens of the vocabulary, so no merge depends on what is
+    /// beyond. Unigram vocabularies weigh whole texts.
+    fn find_cuts(&self) -> Cuts {
+        let kind = kind(&self.model);
+        if kind == WORD_PIECE {
+            return Cuts::Spaces;
+        }
+        let vocab = self.model.vocab();
+        let allows = |token: i32| vocab.text(LlamaToken(token)).is_none_or(|text| allows_cuts(text.to_bytes()));
+        if !(0..vocab.n_tokens()).all(allows) {
+            return Cuts::Nowhere;
+        }
+        match kind.as_str() {
+            "gpt2" | "gemma4" => Cuts::Words(Words::default()),
+            SENTENCE_PIECE => self.find_cuts_between_sentence_pieces(),
+            _ => Cuts::Nowhere,
+        }
+    }
+
+    fn find_cuts_between_sentence_pieces(&self) -> Cuts {
+        // Source: llama.cpp's `llama_vocab::impl::load`, with its default.
+        let adds_space = self.model.meta_val_str("tokenizer.ggml.add_space_prefix").map_or(true, |adds| adds == "true");
+        // Tokens that llama.cpp finds before it encodes: the space is added behind each, and may be theirs.
+        let mut found_first = self.specials().into_iter().filter(|special| !special.control);
+        let reaches_across =
+            |special: Special| special.lstrip || special.rstrip || (adds_space && words::may_adjoin_cut(&special.text));
+        if found_first.any(reaches_across) { Cuts::Nowhere } else { Cuts::SentencePieces { adds_space } }
+    }
+
+    /// Returns whether texts are cut at words, each of which is tokenized once.
     #[cfg(test)]
     pub fn cuts_at_words(&self) -> bool {
-        self.words.is_some()
+        matches!(self.cuts, Cuts::Words(_))
+    }
+
+    /// Returns whether texts are cut into portions.
+    #[cfg(test)]
+    pub fn cuts_into_portions(&self) -> bool {
+        !matches!(self.cuts, Cuts::Nowhere)
     }
 
     /// Returns the tokens of a text without control tokens, as [`Self::tokenize`] would, portion by portion.
@@ -172,29 +221,50 @@ impl Vocabulary {
     /// Returns the tokens of a portion of a text without control tokens.
     pub fn tokenize_portion(&self, portion: &str) -> Vec<Token> {
         let tokenize = |text: &str| self.tokenize(text, AddSpecial::No, ParseSpecial::No);
-        self.words.as_ref().map_or_else(|| tokenize(portion), |words| words.tokens(portion, tokenize))
+        match &self.cuts {
+            Cuts::Words(words) => words.tokens(portion, tokenize),
+            Cuts::Nowhere | Cuts::SentencePieces { .. } | Cuts::Spaces => tokenize(portion),
+        }
     }
 
     /// Cuts a text into portions whose tokens, one behind the other, are the text's; one portion where it may not be cut.
     ///
     /// The work of a request that was cancelled ends before the next portion.
     pub fn portions<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
+        self.portions_of(text, PORTION_BYTES)
+    }
+
+    /// Does the same with portions of at least so many bytes.
+    pub fn portions_of<'t>(&self, text: &'t str, bytes_min: usize) -> impl Iterator<Item = &'t str> {
         let mut rest = Some(text);
         std::iter::from_fn(move || {
             let text = rest.take()?;
             end_if_cancelled();
-            let portion = self.beginning(text, PORTION_BYTES);
-            rest = portion.map(|portion| &text[portion.len()..]);
+            let portion = self.beginning(text, bytes_min);
+            rest = portion.map(|portion| self.without_added_space(&text[portion.len()..]));
             portion.or(Some(text))
         })
     }
 
+    /// Returns the longest stretch of a text that is tokenized at a time. Units: bytes.
+    pub fn longest_portion(&self, text: &str) -> usize {
+        self.portions(text).map(str::len).max().unwrap_or(0)
+    }
+
+    /// Leaves out the space with which a portion begins where llama.cpp adds it.
+    fn without_added_space<'t>(&self, portion: &'t str) -> &'t str {
+        match self.cuts {
+            Cuts::SentencePieces { adds_space: true } => portion.strip_prefix(' ').unwrap_or(portion),
+            Cuts::Nowhere | Cuts::Words(_) | Cuts::SentencePieces { adds_space: false } | Cuts::Spaces => portion,
+        }
+    }
+
     /// Returns the shortest beginning of a text, of at least so many bytes, whose tokens are those with which the text's begin.
     fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
-        match &self.words {
-            Some(_) => words::beginning(text, bytes_min),
-            None if self.splits_at_space => words::beginning_before_space(text, bytes_min),
-            None => None,
+        match &self.cuts {
+            Cuts::Words(_) | Cuts::SentencePieces { .. } => words::beginning(text, bytes_min),
+            Cuts::Spaces => words::beginning_before_space(text, bytes_min),
+            Cuts::Nowhere => None,
         }
     }
 
@@ -262,18 +332,11 @@ impl Vocabulary {
     }
 }
 
-/// Returns whether texts can be cut between a letter and a space without another token coming out.
-///
-/// In byte-pair encoding they can where no token reaches across such a place. Other encodings look at whole texts, or put a
-/// space before each.
-fn cuts_at_words(model: &LlamaModel) -> bool {
-    let vocab = model.vocab();
-    let allows = |token: i32| vocab.text(LlamaToken(token)).is_none_or(|text| allows_cuts(text.to_bytes()));
-    matches!(kind(model).as_str(), "gpt2" | "gemma4") && (0..vocab.n_tokens()).all(allows)
-}
-
 /// Kind of vocabularies of word pieces. Source: llama.cpp's `llm_tokenizer_wpm_session`: it cuts at white space first.
 const WORD_PIECE: &str = "bert";
+
+/// Kind of SentencePiece vocabularies that merge pairs. Source: llama.cpp's `llm_tokenizer_spm_session`.
+const SENTENCE_PIECE: &str = "llama";
 
 /// Returns the kind of a model's tokenizer as its file names it; llama-cpp-2's own answer knows two kinds and panics at others.
 fn kind(model: &LlamaModel) -> String {

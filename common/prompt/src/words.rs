@@ -98,6 +98,15 @@ pub(crate) fn allows_cuts(spelling: &[u8]) -> bool {
     !spelling.iter().enumerate().any(|(at, byte)| ends_word(*byte) && is_space(&spelling[at + 1..]))
 }
 
+/// Returns whether a token with this spelling may end or begin where a text is cut, the space of the cut included.
+pub(crate) fn may_adjoin_cut(spelling: &[u8]) -> bool {
+    let begins_there = |byte: &u8| *byte == b' ' || byte.is_ascii_alphabetic();
+    let is_escaped_space = spelling.starts_with("▁".as_bytes());
+    is_escaped_space
+        || spelling.first().is_some_and(begins_there)
+        || spelling.last().is_some_and(|byte| ends_word(*byte))
+}
+
 /// Returns whether a word may end with this byte: before a space behind it, and a letter behind that, texts are cut.
 fn ends_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b".,;:!?)\"'".contains(&byte)

@@ -81,7 +81,7 @@ fn tokenized_until(maker: &PromptMaker, text: &str, n_portions_max: usize) -> (O
 
 #[test]
 fn work_that_was_cancelled_ends_at_the_next_portion() {
-    for vocab in ["qwen2", "llama-bpe", "bert-bge"] {
+    for vocab in ["qwen2", "llama-bpe", "bert-bge", "llama-spm"] {
         let maker = open(vocab, "");
         let text = format!("{vocab} counts words that come again and again. ").repeat(20_000);
         let (tokens, n_portions) = tokenized_until(&maker, &text, usize::MAX);
