@@ -13,7 +13,6 @@ mod error;
 mod fields;
 mod http;
 mod lifecycle;
-pub mod machine;
 mod metrics;
 mod response_format;
 pub mod room;

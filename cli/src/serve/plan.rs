@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Command};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::child::Program;
 use crate::status::Fleet;
@@ -96,12 +95,7 @@ pub struct Machine {
 impl Machine {
     /// Returns this machine.
     pub fn here() -> Self {
-        let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-        let free_bytes = System::new_with_specifics(only_memory).map_or(0, |system| {
-            let allowed =
-                system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
-            system.available_memory().min(allowed)
-        });
+        let free_bytes = warmpath_shell::machine::available_bytes().unwrap_or(0);
         Self { n_processors: std::thread::available_parallelism().map_or(1, usize::from), free_mib: free_bytes >> 20 }
     }
 }

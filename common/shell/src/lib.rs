@@ -18,6 +18,7 @@ pub mod fleet_token;
 pub mod hosts;
 pub mod listen;
 pub mod log;
+pub mod machine;
 pub mod reader_timeout;
 pub mod tls;
 pub mod trace;

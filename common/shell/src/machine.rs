@@ -1,6 +1,6 @@
-//! The machine's memory, as far as a worker may have it.
+//! The machine's memory, as far as this process may have it.
 //!
-//! Not here: what a worker takes of it (`engine::footprint`).
+//! The limit of a control group (a container's) counts as much as the machine's memory.
 
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 

@@ -16,7 +16,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
         "warmpath-router",
         &["warmpath-common", "warmpath-gguf", "warmpath-prompt", "warmpath-router-core", "warmpath-shell"],
     ),
-    ("warmpath-cli", &[]),
+    ("warmpath-cli", &["warmpath-shell"]),
     ("warmpath-worker-core", &["warmpath-common"]),
     (
         "warmpath-worker",

@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::ConfigError;
 use super::flags::Flags;
 use crate::engine::{DiskConfig, StoreConfig};
-use crate::machine;
 
 /// Is the share of the memory that is available at the start which stored state may take when nothing is said: a quarter.
 ///
@@ -41,5 +40,5 @@ pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
 }
 
 fn ram_default() -> u64 {
-    machine::available_bytes().map_or(RAM_UNKNOWN_BYTES, |available| available / RAM_SHARE)
+    warmpath_shell::machine::available_bytes().map_or(RAM_UNKNOWN_BYTES, |available| available / RAM_SHARE)
 }

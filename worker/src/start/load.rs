@@ -23,7 +23,6 @@ use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
-use crate::machine;
 use crate::metrics::Metrics;
 use crate::room::SlotRoom;
 use crate::served::{Embedding, Served};
@@ -146,7 +145,7 @@ fn settle(config: Config) -> Result<Config, RunError> {
 ///
 /// Errors: `Engine` where the machine has too little memory.
 fn plan_memory(config: &Config) -> Result<(Option<MemoryUse>, Option<u32>), RunError> {
-    let Some(available) = machine::available_bytes() else { return Ok((None, None)) };
+    let Some(available) = warmpath_shell::machine::available_bytes() else { return Ok((None, None)) };
     let planned = match embed_config(config) {
         None => engine::plan_memory(&config.engine, available)
             .map(|plan| (plan.map(|plan| plan.memory), plan.and_then(|plan| plan.fitted_cells))),
