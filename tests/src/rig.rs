@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use warmpath_bench::client::{Answer, ChatClient, Message};
 use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
@@ -67,6 +67,18 @@ pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
     let folder = root().join("target/models");
     std::fs::create_dir_all(&folder)?;
     cached_model(preset, seed, &folder)
+}
+
+/// Calls `question` again and again until it returns a value; `None` if it returns none within `deadline`.
+pub async fn poll_until<T>(deadline: Duration, mut question: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let started = Instant::now();
+    loop {
+        let answer = question().await;
+        if answer.is_some() || started.elapsed() > deadline {
+            return answer;
+        }
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// An HTTP response, read to its end.
@@ -215,16 +227,9 @@ impl Rig {
     where
         F: Future<Output = Option<T>>,
     {
-        let started = Instant::now();
-        loop {
-            if let Some(answer) = question().await {
-                return Ok(answer);
-            }
-            if started.elapsed() > DEADLINE {
-                bail!("waited {DEADLINE:?} in vain: {what}; the router's log:\n{}", self.fleet.router.log());
-            }
-            tokio::time::sleep(POLL).await;
-        }
+        poll_until(DEADLINE, async || question().await).await.with_context(|| {
+            format!("waited {DEADLINE:?} in vain: {what}; the router's log:\n{}", self.fleet.router.log())
+        })
     }
 
     /// Waits until the router knows every worker and its vocabulary.

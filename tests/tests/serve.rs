@@ -5,13 +5,13 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
-use warmpath_tests::rig::{bin_dir, tiny_model};
+use warmpath_tests::rig::{bin_dir, poll_until, tiny_model};
 
 /// How long a fleet may take to do what a test waits for.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -92,27 +92,18 @@ impl Serving {
         pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
     }
 
-    async fn until<T>(
-        &self,
-        what: &str,
-        mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>,
-    ) -> anyhow::Result<T> {
-        let started = Instant::now();
-        while started.elapsed() < DEADLINE {
-            if let Some(found) = look().await? {
-                return Ok(found);
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        bail!("{what} never came")
-    }
-
     /// Returns how many workers the router calls ready.
     async fn n_ready(&self) -> anyhow::Result<usize> {
         let fleet: Value = self.http.get(format!("{}/internal/v1/fleet", self.admin)).send().await?.json().await?;
         let workers = fleet["workers"].as_array().context("workers")?;
         Ok(workers.iter().filter(|worker| worker["state"] == "ready").count())
     }
+}
+
+/// Calls `look` until it returns a value.
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
+    let found = poll_until(DEADLINE, async || look().await.transpose()).await;
+    found.with_context(|| format!("{what} never came"))?
 }
 
 async fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
@@ -151,7 +142,7 @@ async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() 
         let is_back = now.len() == before.len() && now != before && serving.n_ready().await? == N_WORKERS;
         Ok(is_back.then_some(now))
     };
-    let after = serving.until("the child that was killed", replaced).await?;
+    let after = until("the child that was killed", replaced).await?;
     ensure!(serving.chat().await?.is_success(), "the fleet goes on");
 
     signal(serving.child.id().context("a process")?, "TERM").await?;
@@ -181,5 +172,5 @@ async fn no_child_outlives_a_fleet_that_is_killed() -> anyhow::Result<()> {
     serving.greeting().await?;
     let children = serving.children().await?;
     serving.child.kill().await?;
-    serving.until("their end", async || Ok((!children.iter().any(|pid| is_alive(*pid))).then_some(()))).await
+    until("their end", async || Ok((!children.iter().any(|pid| is_alive(*pid))).then_some(()))).await
 }
